@@ -12,8 +12,8 @@ function say(message, wrong = false) {
 
 function open(name) {
   frame.hidden = false;
-  // The page exposes its selection (word, layer, head), and the next page opens with the same selection. The word is
-  // excluded from the address for the same reason as the text.
+  // The page exposes its selection (token, layer, head), and the next page opens with the same selection. The token's
+  // name is not in the address, for the same reason as the text.
   const shown = frame.contentDocument?.documentElement?.dataset;
   const choices = new URLSearchParams(shown?.choices ?? "");
   frame.dataset.word = shown?.word ?? "";
@@ -27,7 +27,8 @@ function open(name) {
       choices.set(choice, text);
   // Replace the frame's history entry: Back then navigates between texts.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
-  // The example that the server opens with is no text that was typed: the next one is measured without its other half.
+  // The opening example was not typed, so it is not filled in: otherwise, its second text would be compared with the
+  // next text.
   if (texts.length > 0 && name !== about.opening.page) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
 }
 

@@ -54,7 +54,7 @@ MAX_WAITING = 4  # queued requests, in addition to the current one
 MAX_PER_MINUTE = 60  # requests
 KEPT_PAGES = 20
 EXAMPLES = {
-    "where “not” stands": ("the film was not good , it was great", "the film was good , it was not great"),
+    "position of “not”": ("the film was not good , it was great", "the film was good , it was not great"),
     "time and fruit": ("time flies like an arrow", "fruit flies like a banana"),
     "too big or too small": (
         "the trophy did not fit into the suitcase because it was too big",
@@ -62,7 +62,7 @@ EXAMPLES = {
     ),
     "telescope or beard": ("I saw the man with the telescope", "I saw the man with the beard"),
 }
-"""Minimal pairs by the words in which they differ."""
+"""Pairs of similar texts by name."""
 OPENING_TEXTS = next(iter(EXAMPLES.values()))
 SUBJECTS = ("the text", "the text to compare with")  # subjects of error messages
 SHELL = Path(__file__).with_name("serve.html")
@@ -84,9 +84,9 @@ LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
 class LocalOnly:
-    """Middleware that rejects requests with a foreign Host, or with an Origin other than the server's own pages.
+    """Middleware that rejects requests with a foreign Host, or with an Origin that is not one of the server's pages.
 
-    Local names can have any port, for tunnels with a different local port. `allowed` contains additional Host headers.
+    Local names can have any port, for tunnels with a different local port. `allowed` contains additional hosts.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -107,8 +107,8 @@ class LocalOnly:
         """Return the error response for a request from outside the server's own pages; otherwise None."""
         if not (_is_local(host) or host in self.allowed):
             shown = printable(host[:100], kept="")
-            reason = f"This server answers requests to {' and '.join(LOCAL_NAMES)}, on any port, and this one is for"
-            remedy = f"If that is your own tunnel or proxy, start the server with --allow-host {shown}"
+            reason = f"This server only accepts requests to {' and '.join(LOCAL_NAMES)}, on any port, not to"
+            remedy = f"If this is your own tunnel or proxy, start the server with --allow-host {shown}"
             return PlainTextResponse(f"{reason} {shown or 'no host'}. {remedy}", 421)
         pages = [f"http://{host}"]
         for name in self.allowed:
@@ -117,7 +117,7 @@ class LocalOnly:
             return None
         if origin in pages:
             return None
-        return PlainTextResponse("This server answers to its own page only.", 403)
+        return PlainTextResponse("This server only accepts requests from its own page.", 403)
 
 
 def _is_local(host: str) -> bool:
@@ -152,7 +152,7 @@ def max_tokens(measurer: TextMeasurer) -> int:
 
 
 def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
-    """Return the tokens of typed texts; raise `InputError` for an empty or too long text."""
+    """Return the tokens of typed texts; raise `InputError` for empty and for too long texts."""
     base: Any = measurer.base
     longest = max_tokens(measurer)
     for subject, text in zip(SUBJECTS, texts, strict=False):
@@ -163,7 +163,7 @@ def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
     result = tokenize_given(list(texts), measurer.tokenizer, base.config, rows, longest)
     for subject, tokens in zip(SUBJECTS, result.texts["whole_tokens"], strict=False):
         if tokens > longest:
-            allowed = f"allowed: at most {longest}; `attnmix show` accepts more"
+            allowed = f"allowed: at most {longest}. Use `attnmix show` for longer texts."
             raise InputError(f"{subject} has {tokens:,} tokens; {allowed}")
     return result
 
@@ -177,7 +177,7 @@ class Pages:
         """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.opening: dict[str, str] = {}
-        """The page with which the server opens, by its name; it is kept as long as the server runs."""
+        """The opening page by its name; it is kept as long as the server runs."""
         self.turn, self.waiting = asyncio.Lock(), 0
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
 
@@ -188,18 +188,18 @@ class Pages:
         return page_text(results, self.subject)
 
     def write_opening(self) -> None:
-        """Measure the first example, which the server opens with; this also compiles what a page needs."""
+        """Measure the first example, which is shown first. This also compiles the functions that pages need."""
         self.opening = {secrets.token_urlsafe(16): self.write(OPENING_TEXTS)}
 
     def find(self, name: str) -> str | None:
-        """Return the page with a name; None where it is no longer kept."""
+        """Return the page with a name; None if it is no longer kept."""
         return self.opening.get(name) or self.kept.get(name)
 
     async def add(self, texts: Sequence[str]) -> str:
         """Queue and measure one or two texts, keep their page, and return its random, unguessable name."""
         now = time.monotonic()
         if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
-            raise HTTPException(429, "Too many texts at once; wait some seconds and send this one again.")
+            raise HTTPException(429, "Too many requests; wait a minute and send the text again.")
         self.times.append(now)
         self.waiting += 1
         try:
@@ -223,7 +223,7 @@ async def _texts_of(request: Request) -> list[str]:
     async for part in request.stream():  # read to the end: browsers read the response only after sending everything
         body += part[: MAX_BODY_BYTES + 1 - len(body)]
     if len(body) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"The text is too long: at most {MAX_BODY_BYTES // 1000} kB are read.")
+        raise HTTPException(413, f"The text is too long; allowed: at most {MAX_BODY_BYTES // 1000} kB.")
     try:
         texts = json.loads(body)["texts"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -231,7 +231,7 @@ async def _texts_of(request: Request) -> list[str]:
     are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
     if not are_texts or len(texts) not in (1, 2):
         raise HTTPException(
-            400, 'The request contains no texts; allowed: JSON as {"texts": ["..."]}, of one text or two.'
+            400, 'The request contains no texts; send JSON of the form {"texts": ["..."]} with one or two texts.'
         )
     return list(texts)
 
@@ -306,6 +306,6 @@ def serve(
         )
         _stop_when_the_terminal_closes()
         server = uvicorn.Server(config)
-        with server.capture_signals():  # an exception during start-up would leave a half-built event loop
+        with server.capture_signals():  # Ctrl-C as an exception during start-up would leave an incomplete event loop
             print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)
             server.run(sockets=[listener])

@@ -17,7 +17,7 @@ from attnmix.page.sentences import Subject, _cautions, _controls, _selection, cl
 from attnmix.page.verdicts import interval_text, points
 from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
-GIVEN = "what tokens give each other in layer 2 is"
+GIVEN = "contributions of other tokens in layer 2 are"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
 MAX_WORDS = 20  # words of a summary sentence
 
@@ -154,7 +154,7 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "With words of the same predicted class it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
+        "With donors of the same predicted class, it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
     )
     assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
     for sentence in (change, by_class, ratio):
@@ -186,7 +186,7 @@ def test_own_share_notes_match_definition() -> None:
 
 
 COMMON = "common to texts of one predicted class, but not to all texts"
-INCONCLUSIVE = f"Whether what tokens give each other is {COMMON}, is inconclusive"
+INCONCLUSIVE = f"It is inconclusive whether contributions of other tokens are {COMMON}"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ INCONCLUSIVE = f"Whether what tokens give each other is {COMMON}, is inconclusiv
     [
         (0.1, 0.6, f"After fine-tuning, {GIVEN} mostly {COMMON}.", "rises"),
         (0.1, 0.3, f"After fine-tuning, {GIVEN} partly {COMMON}.", "rises"),
-        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small part {COMMON}.", "rises"),
+        (0.1, 0.05, f"After fine-tuning, {GIVEN} to a small extent {COMMON}.", "rises"),
         (-0.1, 0.0, INCONCLUSIVE, "falls"),
         (0.0, 0.0, INCONCLUSIVE, "is inconclusive"),
     ],
@@ -209,7 +209,7 @@ def test_class_verdict_for_each_outcome(change: float, share: float, said_first:
     assert f"{100 * share:.0f}% of the squared length of the contributions of other" in part
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
-    assert "the same answer for every text would keep 75%" in rest[-1]
+    assert "A constant prediction would keep 75% of the predicted classes." in rest[-1]
 
 
 @pytest.mark.parametrize("names", [[], ["shuffled_words"], ["corpus_value", "random_weights"]])
@@ -221,10 +221,10 @@ def test_sentences_mention_only_measured_controls(names: list[str]) -> None:
     mentioned = {
         "shuffled_words": "the words in random order",
         "random_weights": "random weights",
-        "corpus_value": "the mean value of such tokens in other texts",
+        "corpus_value": "the mean over tokens of other texts with the same class and a similar position",
     }
     assert {name for name, words in mentioned.items() if words in text} == set(names)
-    assert "Over all layers fine-tuning changes the ratio by +10.0 percentage points." in text
+    assert "Over all layers, fine-tuning changes the ratio by +10.0 percentage points." in text
 
 
 @pytest.mark.parametrize(("before", "is_open"), [(0.005, True), (0.02, False)])
@@ -235,7 +235,7 @@ def test_verdict_before_fine_tuning_follows_interval(before: float, is_open: boo
     geometry.loc[is_before, ["mean", "ci_low", "ci_high"]] = (before, before - 0.01, before + 0.01)
     part = class_evidence(run)[2]
     assert (
-        "before fine-tuning; whether it was above 0 is inconclusive, as the interval includes 0." in part
+        "before fine-tuning; it is inconclusive whether it was above 0, because the interval includes 0." in part
     ) == is_open
     assert f"It was {100 * before:.0f}% before fine-tuning" in part
 
@@ -310,8 +310,8 @@ def test_largest_change_needs_20_texts() -> None:
         run.tables["measure/mixing_controls"] = pd.concat([controls, value[value["checkpoint"] == "difference"]])
         sentences[documents] = " ".join(_controls(run))
     assert "largest change" not in sentences[19]
-    assert "Which layer fine-tuning changes most is not known: 19 reviews are too few" in sentences[19]
-    interval = "(95% interval for all layers at once +8.0 to +12.0, 20 reviews)"
+    assert "It is not known which layer fine-tuning changes most: 19 reviews are too few" in sentences[19]
+    interval = "(simultaneous 95% interval +8.0 to +12.0, 20 reviews)"
     assert f"is +10.0 percentage points, in layer 1 {interval}." in sentences[20]
     assert "with the values of other texts is +3.0 percentage points" in sentences[20]
 

@@ -430,7 +430,7 @@ def test_page_of_text_matches_measures_without_pipeline_terms(
     text = page.read_text(encoding="utf-8")
     words = re.sub(r"<(script|style)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL).lower()
     assert re.findall(r"fine-?tun\w*|reviews?|classif\w*|accuracy|nan\b|seed 111", words) == []
-    assert "all numbers and maps are of the text below." in words
+    assert "all numbers and maps describe the text below." in words
     opened = tab(page)
     assert "time" in "".join(opened.page.inner_text("#words").split()).lower().replace("▁", "")
     means = result.by_layer()

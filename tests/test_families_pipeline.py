@@ -193,7 +193,7 @@ def test_every_option_of_the_page_is_shown(family: Family, shown: Opened) -> Non
             page.locator("#point").fill(str(number))
             has_place = layout not in ONE_PLANE or site.point not in points_of_other_widths()
             assert len(shown.drawn()["tokens"]) == tokens * has_place, site
-            note = f"The {layout} layout leaves this place in the model out."
+            note = f"The {layout} layout omits this capture point."
             assert (note in page.locator("#map").inner_text()) == (not has_place)
     text = page.locator("body").inner_text()
     assert ("LayerNorm" in text) == ("attnresln_n" in family.present(RATIOS))

@@ -307,7 +307,7 @@ def test_omitted_documents_are_counted(copied: Path, monkeypatch: pytest.MonkeyP
     assert data["partsLimit"] == 5
     assert [each["reads"] for each in data["documents"]] == [2, None]
     assert "features/inspect/contributions" in data["wording"]["matrices_elsewhere"]
-    assert data["wording"]["no_matrices"].endswith("Name contribution matrices in measure.matrices.")
+    assert data["wording"]["no_matrices"].endswith("To measure matrices, list them in measure.matrices.")
 
 
 def test_omitted_content_is_explained(run: Path, tab: Any, tmp_path: Path) -> None:
@@ -322,16 +322,16 @@ def test_omitted_content_is_explained(run: Path, tab: Any, tmp_path: Path) -> No
     choose(page, "share", "parts")
     length = (tokens()["document"] == "test/0").sum()
     assert page.locator("#parts-note").inner_text() == (
-        f"This text has {length} tokens. Exact parts are taken of texts of at most 5, as their time grows with the "
-        "square of the length. Choose another share."
+        f"This text has {length} tokens. Exact parts are computed only for texts of at most 5 tokens, because the time "
+        "grows with the square of the length. Select another measure under “Share”."
     )
     choose(page, "share", "alti")
-    assert "Choose another share" not in page.locator("#parts-note").inner_text()
+    assert "Select another measure" not in page.locator("#parts-note").inner_text()
     choose(page, "document", "1")
     page.locator("#words span").first.click()
     assert "features/inspect/contributions" in page.locator("#card").inner_text()
     tab(change_page(tmp_path, lambda data: data.update(matrices=[], contributions={})))
-    assert "Name contribution matrices in measure.matrices." in page.locator("#card").inner_text()
+    assert "To measure matrices, list them in measure.matrices." in page.locator("#card").inner_text()
 
 
 def test_json_in_page_is_escaped() -> None:
@@ -369,7 +369,7 @@ def test_every_pane_has_csv_content(opened: Opened) -> None:
         assert isinstance(table.index, pd.RangeIndex), pane
         if pane in ("grid", "text", "heads", "weights", "steps-of-weight", "map-pane"):
             assert "model" in columns, pane
-            assert {"layer", "place in the model"} & set(columns), pane
+            assert {"layer", "capture point"} & set(columns), pane
         numbers = re.findall(r"(?<![\w.])\d+\.\d+", text)
         digits = 6 if pane in ("heads", "weights", "steps-of-weight") else 4
         assert all(len(number.replace(".", "").strip("0")) <= digits for number in numbers), pane
@@ -409,7 +409,7 @@ def test_page_is_accessible_on_every_screen(run: Path, tab: Any, scheme: str, wi
     page = tab(Run(run).page, width=width, color_scheme=scheme, forced_colors=forced, reduced_motion="reduce").page
     page.locator("#token-3").click()
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    for name in ("Layer", "Place in the model"):
+    for name in ("Layer", "Capture point"):
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
     assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling

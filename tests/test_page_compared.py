@@ -127,8 +127,8 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     assert abs(numbers_in(page.locator("#chosen-text").inner_text())[2]) == pytest.approx(most_of_words, abs=0.06)
     legend = page.locator("#difference-legend")
     said = re.sub(r"\s+", " ", legend.inner_text())
-    sides = f"left, more in {TITLES[0]}; right, more in {TITLES[1]}"
-    assert said == f"{MINUS}25 +25 percentage points: {sides} (full colour from 25 on)."
+    sides = f"left: larger in {TITLES[0]}; right: larger in {TITLES[1]}"
+    assert said == f"{MINUS}25 +25 percentage points; {sides} (darkest at 25 or more)."
     _, content = pair.file("grid", "SVG")
     frames = re.findall(r'<rect [^>]*fill="none"[^>]*stroke="#1a1e26"[^>]*stroke-width="1.5"', content.decode("utf-8"))
     assert len(frames) == 2
@@ -153,7 +153,7 @@ def test_token_selection_keeps_the_picture(pair: Opened) -> None:
     assert page.locator("#compare").input_value() == "0"
     page.keyboard.press("ArrowLeft")
     assert page.locator("#chosen-text").inner_text().startswith("“not” after layer")
-    assert f"In {TITLES[0]}, no token stands in this column." in page.locator("#chosen-text").inner_text()
+    assert f"{TITLES[0]} has no token in this column." in page.locator("#chosen-text").inner_text()
     for _ in range(3):
         page.keyboard.press("ArrowUp")
     assert page.locator("#document").input_value() == "0"  # at the token nearest to the gap

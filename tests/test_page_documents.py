@@ -47,7 +47,7 @@ def test_own_texts_are_named_by_distinct_first_words() -> None:
         (
             {"ש": "subword", "##ל": "subword", "##ם": "subword"},
             0,
-            "The vocabulary hardly has its words: 3 of 3 tokens are single letters.",
+            "The vocabulary has few of its words: 3 of 3 tokens are single letters.",
         ),
         ({"東": "subword", "##京": "subword"}, 0, ""),  # characters that represent words
     ],

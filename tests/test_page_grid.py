@@ -104,22 +104,22 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     sources = page.locator("#sources-text")
     choose(page, "share", "alti_rollout")
     assert "by ALTI rollout" in sources.inner_text()
-    assert "straight lines lead to those of 2% or more" in sources.inner_text()
+    assert "straight lines lead to the sources with 2% or more" in sources.inner_text()
     choose(page, "share", "alti")
     assert "Lines lead to its sources in the layer below" in sources.inner_text()
     choose(page, "share", "attnresln_n")
-    assert "names no sources" in sources.inner_text()
+    assert "has no sources" in sources.inner_text()
     explained = page.locator("#grid-legend [role=tooltip]").text_content()
-    assert "describes one layer and not all layers since the input" in explained
+    assert "describes one layer, not all layers since the input" in explained
     assert "Here it is the mean over" not in explained  # not true of a single text
-    chart = page.locator("#layers [role=tooltip]", has_text="describes one layer and not all")
+    chart = page.locator("#layers [role=tooltip]", has_text="describes one layer, not all")
     assert "Here it is the mean over" in chart.text_content()
     choose(page, "share", "parts")
     legend = page.locator("#grid-legend")
     assert "one scale for all layers, models and texts" in legend.inner_text()
     page.get_by_label("Stretch colours").check()
     values = np.concatenate([displayed_values(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
-    assert "stretched to what this picture shows" in legend.inner_text()
+    assert "stretched to the values in this picture" in legend.inner_text()
     ends = [float(each) for each in re.findall(r"([\d.]+)%", legend.inner_text())]
     assert ends == pytest.approx([100 * values.min(), 100 * values.max()], abs=0.06)
     assert (

@@ -311,7 +311,7 @@ def test_map_names_its_model(opened: Opened) -> None:
     before = opened.drawn()["pixels"]
     choose(page, "checkpoint", "pretrained")
     assert "fine-tuned model" in page.locator("#map-title").inner_text()
-    assert "not of the pretrained one" in page.locator("#map-model").inner_text()
+    assert "not the pretrained one" in page.locator("#map-model").inner_text()
     assert opened.drawn()["pixels"] == before
     choose(page, "colour", "ratio")
     assert "(fine-tuned model" in page.locator("#map-legend").inner_text()
@@ -321,7 +321,7 @@ def test_map_colours_words_and_keys(opened: Opened) -> None:
     page = opened.page
     choose(page, "point", "8")
     legends = {
-        "position": "token of its text",
+        "position": "token of the text",
         "class": "punctuation",
         "ratio": "mixing ratio (fine-tuned model",
         "document": "text/0",
@@ -406,7 +406,7 @@ def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
     difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
     change = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"by {100 * difference:+.1f} percentage points" in change
-    assert "This chart opens with “Norm-based + skip + LayerNorm”" in page.locator("#layers").inner_text()
+    assert "By default, this chart shows “Norm-based + skip + LayerNorm”" in page.locator("#layers").inner_text()
     assert not re.search(r"[.:][A-Z]", page.locator("#layers").inner_text())
 
 
@@ -442,7 +442,7 @@ def test_click_on_chart_selects_layer(opened: Opened) -> None:
 
 
 def test_class_and_probe_charts_match_data(run: Path, tab: Any, tmp_path: Path) -> None:
-    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
+    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
 
     def change(data: Any) -> None:
         empty: dict[str, list[Any]] = {"low": [None] * 3, "high": [None] * 3}
@@ -462,15 +462,15 @@ def test_class_and_probe_charts_match_data(run: Path, tab: Any, tmp_path: Path) 
         assert page.locator("#probes", has_text="The dashed line shows").count() == lines
     probed = files.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
     rows = shown.values("probes")
-    for name, quantity in (("Position of the token", "probe_position"), ("Which token it is", "probe_token")):
-        for suffix, end in (("", ""), (": labels at random", "_control")):
+    for name, quantity in (("Position of the token", "probe_position"), ("Identity of the token", "probe_token")):
+        for suffix, end in (("", ""), (": permuted labels", "_control")):
             expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
             assert [float(row[name + suffix]) for row in rows] == pytest.approx(expected, rel=1e-3)
 
 
 def test_class_shares_match_files(copied: Path) -> None:
     file = Run(Path()).tables / "measure/geometry.csv"
-    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Shuffled classes: 95 of 100 draws below": 0.02}
+    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
     keys = (("pretrained", ""), ("finetuned", ""), ("finetuned", "_permuted"))
     rows = [
         {"checkpoint": checkpoint, "measure": f"share_class{control}", "layer": layer, "mean": layer * size}

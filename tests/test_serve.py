@@ -262,7 +262,7 @@ def test_unmeasurable_texts_are_explained(server: Server) -> None:
     assert server.ask("POST", "/measure", {"texts": ["  "]}) == (400, "the text is empty; allowed: 1 to 64 tokens")
     status, answer = server.ask("POST", "/measure", {"texts": [f"{SECRET} " * 10_000]})
     assert status == 400
-    assert answer.endswith("tokens; allowed: at most 64; `attnmix show` accepts more")
+    assert answer.endswith("tokens; allowed: at most 64. Use `attnmix show` for longer texts.")
     for second, problem in ((" ", "is empty"), ("word " * 100, "has 102 tokens")):
         status, answer = server.ask("POST", "/measure", {"texts": [SECRET, second]})
         assert status == 400
@@ -283,11 +283,9 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
     assert server.ask("GET", "/", Origin="https://example.org")[0] == 403
     status, reason = server.ask("GET", "/", Host="example.org", Origin="")
     assert status == 421
-    assert reason.startswith(
-        "This server answers requests to 127.0.0.1 and localhost, on any port, and this one is for"
-    )
+    assert reason.startswith("This server only accepts requests to 127.0.0.1 and localhost, on any port, not to")
     assert reason.endswith(
-        " example.org. If that is your own tunnel or proxy, start the server with --allow-host example.org"
+        " example.org. If this is your own tunnel or proxy, start the server with --allow-host example.org"
     )
     for near in (
         "localhost.example.org",

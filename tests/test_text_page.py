@@ -165,7 +165,7 @@ def test_text_page_has_no_pipeline_terms(
     words = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
     assert PIPELINE_NAMES.search("measure.matrices")
     assert [match[0] for text in (words, data) for match in PIPELINE_NAMES.finditer(text)] == []
-    assert ("not on this page, which would grow too large" in words) == (len(texts) > 1)
+    assert ("not on this page, to limit its size" in words) == (len(texts) > 1)
     assert "Parameters" not in words
 
 

@@ -67,7 +67,7 @@ def test_run_without_base_has_single_checkpoint(trained: Path, tmp_path: Path) -
     (row,) = pd.read_csv(folder / "reports/plots/finetune/finetune.csv").itertuples(index=False)
     assert (row.step, row.epoch, row.split) == (0, 0, "validation")
     words = " ".join((folder / "reports/index.html").read_text(encoding="utf-8").split())
-    assert "taken as it is, and tested on" in words
+    assert "without fine-tuning, tested on" in words
     assert "No model was fine-tuned (finetune.epochs: 0)" in words
     assert "fine-tuned on" not in words
 

@@ -25,14 +25,14 @@ RATIO_MARKS = {
         "Attention weights",
         "#56B4E9",
         "v",
-        "By its attention weights, {share} of what layer {layer} adds to a token comes from other tokens",
+        "By attention weights, {share} of the attention output of layer {layer} comes from other tokens",
     ),
     "attnres_w": Mark(
         "Weights + skip",
         "#0072B2",
         "s",
-        "By attention weights, the skip connection counted as half, others / (others + own) after attention of layer "
-        "{layer} is {share}",
+        "By attention weights, with the skip connection counted as half, others / (others + own) after attention of "
+        "layer {layer} is {share}",
     ),
     "attn_n": Mark(
         "Norm-based",
@@ -71,7 +71,7 @@ _ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.
 MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout", "exchange": "Exchange of one token"}
 """Labels of matrices, distinct from labels of other quantities in `RATIO_LABELS`."""
 
-# Okabe and Ito's colours, distinguishable with any common colour blindness; all points have different markers.
+# Okabe and Ito's colours can be distinguished with any common colour blindness. All points have different markers.
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
     "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
@@ -155,7 +155,7 @@ WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "
 
 
 def layer_label(layer: int, encoder: int | None = None) -> str:
-    """Return `Layer 3`, or `Embedding` for level 0; `Decoder 1` after an `encoder` of that many layers."""
+    """Return `Layer 3`, or `Embedding` for layer 0; `Encoder 3` or `Decoder 1` if the encoder has `encoder` layers."""
     if encoder is None or not layer:
         return f"Layer {layer}" if layer else "Embedding"
     return f"Encoder {layer}" if layer <= encoder else f"Decoder {layer - encoder}"

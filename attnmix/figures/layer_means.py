@@ -25,9 +25,9 @@ class LayerMeans(NamedTuple):
     checkpoint: str
     """The checkpoint that determines the colour and marker of the curve."""
     means: pd.DataFrame
-    """`layer, mean, ci_low, ci_high`; the interval is NaN with few texts."""
+    """`layer`, `mean`, `ci_low` and `ci_high`; intervals over few texts are NaN."""
     runs: Sequence[pd.DataFrame] = ()
-    """`layer, mean` of each training run, if the curve is a mean over several runs."""
+    """`layer` and `mean` of each training run, if the curve is a mean over several runs."""
 
 
 def draw_layer_means(

@@ -37,7 +37,7 @@ from attnmix.figures.tokens import CapturedTexts
 PANEL = 1.3  # inches, maximum height of a map including the space below it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last row
 TITLE_CHARACTERS = 19  # per line
-GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # in figure fractions, and in panels
+GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
 SPECIAL_COLOUR = "#535a68"  # of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
 
@@ -106,7 +106,7 @@ def first_text(documents: Sequence[str]) -> str:
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
 ) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
-    """Return the name, places by site, and labels by site and token of the example text of a map.
+    """Return the name, coordinates by site, and labels by site and token of the example text of a map.
 
     The example is the first free text, else the first review. Sites with the same input tokens share a dictionary of
     labels.
@@ -121,10 +121,10 @@ def example_text(
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
-    """Return a grid of small maps by layer and capture point of a layout, which may contain a sample of the tokens.
+    """Return a figure with a grid of small maps by layer and capture point; `table` may contain a sample of the tokens.
 
     Tokens are coloured by text; special tokens have separate markers. Maps in a common plane (`joint`, `aligned`) share
-    their limits, other maps have individual limits.
+    their limits; other maps have individual limits.
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
@@ -226,7 +226,7 @@ def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the captured texts, as on the page; with too many texts, only of the example text."""
+    """Return the colours of the captured texts, as on the page; if there are too many, only of the example text."""
     if len(documents) > len(TEXT_COLOURS):
         return {first_text(documents): TEXT_COLOURS[0]}
     return dict(zip(documents, TEXT_COLOURS, strict=False))
@@ -401,7 +401,7 @@ def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
 
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
-    """Return one token of each word, the first."""
+    """Return the first token of each distinct word."""
     first: dict[str, int] = {}
     for index, word in words.items():
         first.setdefault(word, index)
@@ -558,7 +558,7 @@ def _find_layer_starts(sites: Sequence[Site]) -> list[int]:
 
 
 def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> None:
-    """Set the title, the colours and the position on the time line of a site."""
+    """Set the title, the colours and the marker of the time line for a site."""
     colour = POINT_MARKS[site.point].color
     text_colour = style.darken_for_contrast(colour, style.TEXT_CONTRAST)
     scene.title.set_text(site_label(site, encoder))

@@ -37,7 +37,7 @@ LABEL_CHARACTERS = 22  # per line
 PANEL_HEIGHT = 1.95  # inches, as the following sizes
 STEP_PANEL_HEIGHT = 1.7
 LEFT = 0.57
-LABELS = 1.05  # to the right of each panel
+LABELS = 1.05  # for curve labels, to the right of each panel
 HEAD = 0.25
 FOOT = 0.42
 GAP = 0.32
@@ -58,7 +58,7 @@ SHOWN_CONTROLS = ("text_mean_value", "corpus_value", "shuffled_words", "random_w
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
 REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # similar to the page's colours
-SWARM_WIDTH = 0.42  # share of a layer's width for the reviews on one side
+SWARM_WIDTH = 0.42  # half the width of one checkpoint's reviews, in layers; half of it for two checkpoints
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
 PANEL_WIDTH = 6.3  # inches
@@ -82,7 +82,7 @@ SWARM_SIDES = {
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a panel per checkpoint of `mixing.csv`, with a curve per ratio."""
+    """Return a figure with a panel per checkpoint of `mixing.csv` and a curve per ratio."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _create_curve_panels(1, len(by_checkpoint), PANEL_HEIGHT)
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
@@ -97,8 +97,8 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
 
-    `controls` is `mixing_controls.csv`; the figure includes controls of the last checkpoint, and random weights if they
-    were measured. Bands are 95 % intervals over texts.
+    `controls` is `mixing_controls.csv`. The figure includes the controls of the last checkpoint, and random weights if
+    they were measured. Bands are 95 % intervals over texts.
     """
     methods = mixing["method"].unique()
     method = preferred_ratio(methods.tolist())
@@ -146,7 +146,7 @@ def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[t
 
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
-    """Draw a curve's interval as a band, except for means over few texts (as on the page)."""
+    """Draw a curve's interval as a band, except for means over few texts."""
     low = mask_few_texts(curve, "ci_low")
     high = mask_few_texts(curve, "ci_high")
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
@@ -171,7 +171,7 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     """Return a one-column figure of the own share in `exchange.csv` by layer, checkpoint and kind of donors.
 
-    Return None without exchanged texts. Intervals are drawn for all donors only.
+    Return None if there are no own shares. Intervals are drawn for all donors only.
     """
     is_own_share = exchange["quantity"] == "own_share"
     has_shown_donors = exchange["donor"].isin(list(DONOR_LINES))
@@ -213,7 +213,7 @@ def _draw_donor_curve(axes: Axes, curve: pd.DataFrame, checkpoint: str, donor: s
 
 
 def _describe_texts(shares: pd.DataFrame) -> str:
-    """Return the number and mean length of the averaged reviews."""
+    """Return a title with the number of averaged reviews and the mean number of averaged tokens of each."""
     documents = shares["documents"].max()
     tokens = shares["tokens"].max() / documents
     return f"{documents:.0f} reviews, {tokens:.0f} tokens of each"
@@ -275,7 +275,7 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
 def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> Figure:
     """Return a figure of each review's mean ratio by layer, and the mean over reviews with its interval.
 
-    `reviews` is `mixing_by_review.csv`, `weighted` is `mixing_weighted.csv`; the figure shows the preferred ratio.
+    `reviews` is `mixing_by_review.csv`, and `weighted` is `mixing_weighted.csv`. The figure shows the preferred ratio.
     """
     methods = reviews["method"].unique()
     method = preferred_ratio(methods)

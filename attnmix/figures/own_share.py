@@ -1,4 +1,4 @@
-"""The main figure: the own share of one text's tokens after each layer, beside its mean over texts."""
+"""The main figure: the own share of one text's tokens after each layer, next to the mean over texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
         text: The layers and tokens of the text.
 
     Returns:
-        A figure with one row of panels per checkpoint, all on one scale; None without own shares of the text.
+        A figure with one row of panels per checkpoint, all on one scale; None if the text has no own shares.
     """
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
@@ -162,7 +162,7 @@ def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
 
 
 def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_unknown: bool) -> None:
-    """Explain lines, bands, ticks and, with `has_unknown`, grey cells, with the sample sizes."""
+    """Add a legend with sample sizes for lines, bands, ticks and, if `has_unknown`, grey cells."""
     last_layer = rows["layer"].max()
     rows_of_last = rows[rows["layer"] == last_layer]
     exchanged_tokens = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()

@@ -37,9 +37,9 @@ MIN_EXTENT = 1e-3  # of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-# Costs of a label's place, in multiples of a displacement from its point by one font size.
+# Costs of a label's position, relative to a displacement from its point by one font size.
 COVERED_POINT_COST = 0.3  # for each covered point
-OVERLAP_COST = 100  # for an overlap with other labels of the label's own area
+OVERLAP_COST = 100  # for a label that other labels cover completely
 OUTSIDE_COST = 1000  # for a label that extends beyond the axes
 SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # fallbacks for viewers of an SVG without Arimo
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but affect the shape of adjacent letters
@@ -108,7 +108,11 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
         examples = []
         for character in sorted(missing)[:10]:
             examples.append(f"{character} (U+{ord(character):04X})")
-        logging.warning("no installed font has %d of the characters, such as %s", len(missing), ", ".join(examples))
+        logging.warning(
+            "no installed font has %d of the characters, such as %s; figures show their code points instead",
+            len(missing),
+            ", ".join(examples),
+        )
     return fonts
 
 

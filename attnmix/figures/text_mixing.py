@@ -48,9 +48,9 @@ MATRIX_HEAD = 0.5
 MATRIX_FOOT = 0.9
 SIDE_COLUMN_WIDTH = 0.09  # width of each column to the right of a matrix, relative to the matrix
 MATRIX_NOTE = (
-    "Row: a token. Column: what it takes from another, as share of the row's sum over the whole text; colours end at\n"
-    "a measure's 99th percentile. Strips: what it takes from itself, which the matrix leaves out,{rest} above\n"
-    "their means in %. Grey: too little to be shared out."
+    "Rows are tokens and columns their sources, with shares of the row's sum over the whole text; colours end at\n"
+    "a measure's 99th percentile. Strips show the share of the token itself, which the matrix omits,{rest} above\n"
+    "their means in %. Grey rows have too small sums."
 )
 
 
@@ -147,7 +147,7 @@ def _list_strips(rows: pd.DataFrame) -> list[Strip]:
 def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
     """Return the distances from the top to the bottoms of lines including token labels, in inches.
 
-    Only the lines that fit on a page are returned, but at least one.
+    Lines that do not fit on a page are omitted, except the first line.
     """
     label_heights = []
     for line in lines:
@@ -258,7 +258,7 @@ def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -
 
 
 def _find_scale_end(cells: npt.NDArray[np.float32]) -> float:
-    """Return a high percentile of the finite cells, or 1 without positive cells."""
+    """Return a high percentile of the finite cells, or 1 if it is 0 or there are no finite cells."""
     known = cells[np.isfinite(cells)]
     if not len(known):
         return 1.0
@@ -276,7 +276,7 @@ def _add_matrix_scale(figure: Figure, box: Axes, scale: Normalize) -> None:
 
 
 def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -> None:
-    """Draw the contributions of other tokens; rows without a known contribution are grey."""
+    """Draw the contributions of other tokens; rows with unknown contributions are grey."""
     number = len(cells)
     ends = [-0.5, number - 0.5]
     cmap = colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0))

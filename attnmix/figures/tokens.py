@@ -78,7 +78,7 @@ class CapturedTexts(NamedTuple):
 
     tokens: pd.DataFrame
     readings: list[list[DisplayToken]]
-    """A token for every row of `tokens`; in encoder-decoder models, also a list of decoder inputs."""
+    """The input tokens of each stack, one for every row of `tokens`: encoder inputs and, if any, decoder inputs."""
     encoder: int | None
     """The number of encoder layers in an encoder-decoder model; otherwise None."""
 
@@ -91,7 +91,7 @@ class CapturedTexts(NamedTuple):
         return 0
 
     def class_label(self, token_class: str) -> str:
-        """Return the distinct labels of a token class, such as `<s>`."""
+        """Return the distinct labels of a token class, such as `<s>`, joined by spaces."""
         labels: list[str] = []
         for reading in self.readings:
             for token in reading:
@@ -105,7 +105,7 @@ class CapturedTexts(NamedTuple):
         return np.flatnonzero(is_in_document)
 
     def text_layers(self, document: str, layers: int) -> list[TextLayers]:
-        """Return one text with all layers of a model; in encoder-decoder models, separate entries for both stacks."""
+        """Return the tokens of one text with all layers of a model, with a separate entry for each stack."""
         rows = self.rows(document)
         last_layer = layers if self.encoder is None else self.encoder
         stacks = [
@@ -127,7 +127,7 @@ class CapturedTexts(NamedTuple):
         return stacks
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
-        """Return labels of special tokens and single-token words, or else of all tokens, for each of `readings`.
+        """Return labels of special tokens and single-token words for each of `readings`; of all tokens if none is left.
 
         The keys are indices into `positions`.
         """
@@ -169,7 +169,7 @@ class CapturedTexts(NamedTuple):
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the texts for rows of `features/tokenize/tokens.parquet`.
 
-    `steps` are the steps of `geometry.csv`; the first cross-attention marks the start of the decoder.
+    `steps` are the steps of `geometry.csv`. The decoder starts in the first layer with cross-attention.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     encoder_inputs: list[DisplayToken] = []
@@ -215,7 +215,7 @@ def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> l
 
 
 def words(tokens: Sequence[DisplayToken]) -> list[str]:
-    """Return the lower-case word for the first token of each word; names of unknown tokens are not changed.
+    """Return the lower-case word that starts at each token; names of unknown tokens are not changed.
 
     Entries are empty for continuations of words, punctuation and special tokens.
     """
@@ -236,7 +236,7 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
 
 
 def _normalise_word(text: str) -> str:
-    """Return the text in lower case, and an empty string for punctuation; names of unknown tokens are not changed."""
+    """Return the text in lower case, or an empty string for punctuation; names of unknown tokens are not changed."""
     if text not in UNKNOWN:
         text = text.lower()
     has_letters = any(char.isalnum() for char in text)
@@ -267,9 +267,9 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
 
 
 def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
-    """Return the index range of the whole text if it has at most `limit` tokens, else of its longest such sentence.
+    """Return the index range of a part of a text with at most `limit` tokens.
 
-    If all sentences are longer, return the range of the first `limit` tokens.
+    It is the whole text, else its longest sentence within the limit, else its first `limit` tokens.
     """
     if len(tokens) <= limit:
         return range(len(tokens))
@@ -278,7 +278,7 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
 
 
 def _printable(text: str) -> str:
-    """Return the result of `style.printable`, imported lazily: pages do not need matplotlib."""
+    """Return the result of `style.printable`, which is imported lazily because pages do not need matplotlib."""
     from attnmix.figures.style import printable
 
     return printable(text)

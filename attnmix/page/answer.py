@@ -29,11 +29,11 @@ TOKEN_MEANS = "Lines show means over tokens."
 
 
 def answer(run: Results, *, finetuned: bool = True) -> dict[str, Any]:
-    """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
+    """Return `headline`, `sentences`, `notes` and `chart` of the summary.
 
-    `finetuned` is False for a pipeline run without fine-tuning, in which both checkpoints are given models. Notes add
-    the sample sizes of this run to terms of the glossary. The headline is the own share of a token's last vector; if
-    it was not measured, the mixing ratio.
+    The headline reports the own share of a token's last vector, or the mixing ratio if own shares were not measured.
+    Notes add the sample sizes of the run to terms of the glossary. `finetuned` is False for a pipeline run without
+    fine-tuning, whose two checkpoints are models given by the user.
     """
     shares = own_shares(run)
     chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
@@ -59,7 +59,7 @@ def _count_measured_texts(run: Results) -> int:
 
 
 def _headline(run: Results, shares: pd.DataFrame) -> str:
-    """Return the headline of one model or of two models, by their own shares or else their ratios."""
+    """Return the headline on the own shares of one or two models, or on their ratios if there are no own shares."""
     curves, differences = run.mixing
     if shares.empty and differences.empty:
         return headline(curves)
@@ -81,13 +81,13 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _headline_scope(run: Results, finetuned: bool) -> str:
-    """Return the number of training runs in a pipeline run; empty without a change or for texts in given models."""
+    """Return a clause that limits the headline to one training run; empty for one checkpoint or for given models."""
     is_training_run = finetuned and not isinstance(run, TextResults) and len(run.mixing[1]) > 0
     return ", in this one training run" if is_training_run else ""
 
 
 def _headline_verdict(shares: pd.DataFrame) -> str:
-    """Return that the change of the own share is inconclusive, if so."""
+    """Return a clause if the change of the own share is inconclusive; otherwise an empty string."""
     changes = shares[shares["checkpoint"] == "difference"]
     if changes.empty:
         return ""
@@ -103,7 +103,7 @@ def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
-    """Return at most three sentences, by the numbers of models and texts."""
+    """Return at most three sentences, depending on the number of models and texts."""
     _, differences = run.mixing
     texts = _count_measured_texts(run)
     if differences.empty:
@@ -111,10 +111,12 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     elif texts == 1:
         sentences = [
             _ratio_change(run),
-            "One text is too few for an {interval}; another text may change in the opposite direction.",
+            "One text is too few for an {interval}; the change may have the opposite sign in other texts.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
-        few = f"{_counted(run, texts)} are too few for an {{interval}}; others may change in the opposite direction."
+        few = (
+            f"{_counted(run, texts)} are too few for an {{interval}}; the change may have the opposite sign in others."
+        )
         sentences = [_ratio_change(run), few]
     else:
         sentences = [_share_change(run, shares), _shares_by_class(run), _ratio_change(run)]
@@ -122,7 +124,7 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
 
 
 def _counted(run: Results, number: float) -> str:
-    """Return a number of texts with its noun; texts of a pipeline run are called reviews."""
+    """Return `number` with the noun for texts, which is “reviews” in a pipeline run."""
     return counted(number, wording_of(run).texts)
 
 
@@ -147,7 +149,7 @@ def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
     if shares.empty:
         return ""
     texts = _counted(run, _count_measured_texts(run))
-    return f"{{{SHARE}}}: it is a mean over tokens of {texts}."
+    return f"{{{SHARE}}}: it is the mean over tokens of {texts}."
 
 
 def _describe_one_model(run: Results) -> str:
@@ -156,10 +158,11 @@ def _describe_one_model(run: Results) -> str:
     most, _ = most_and_least(curves)
     texts = _count_measured_texts(run)
     here = "this text" if texts == 1 else f"these {_counted(run, texts)}"
-    return f"{{{RATIO}}}: in {here}, layer {most['layer']} adds most from others, {percent(most['mean'])}."
+    return f"{{{RATIO}}}: in {here}, it is largest in layer {most['layer']} ({percent(most['mean'])})."
 
 
 def _share_change(run: Results, shares: pd.DataFrame) -> str:
+    """Return a sentence on the change of the own share after the last layer; empty if there is no change."""
     rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
@@ -190,7 +193,7 @@ def _shares_by_class(run: Results) -> str:
     )
     other_before = percent(other["mean"]["pretrained"])
     other_after = percent(other["mean"]["finetuned"])
-    return f"With words of the same predicted class it is {states}; of another, {other_before} and {other_after}."
+    return f"With donors of the same predicted class, it is {states}; of another, {other_before} and {other_after}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -212,7 +215,7 @@ def _ratio_change(run: Results) -> str:
 
 
 def headline(curves: pd.DataFrame) -> str:
-    """Return a headline with the layers of largest and smallest ratio, with enough digits to differ from 0."""
+    """Return a headline on the layers with the largest and the smallest ratio."""
     most, least = most_and_least(curves)
     high, low = _distinguish(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
@@ -221,7 +224,7 @@ def headline(curves: pd.DataFrame) -> str:
 
 
 def _distinguish(high: float, low: float) -> tuple[str, str]:
-    """Return two ratios in percent, with the fewest digits for which they differ and the lower is above 0."""
+    """Return two ratios in percent, with the fewest digits (at most 2) for which they differ and `low` is not 0."""
     for digits in (0, 1, 2):
         high_text = percent(high, digits)
         low_text = percent(low, digits)

@@ -132,14 +132,14 @@ def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
 
 
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
-    """Return `values, low, high` by layer: means and intervals; no intervals for few documents."""
+    """Return the lists `values`, `low` and `high` by layer: means and intervals. Intervals over few texts are None."""
     one_group_N = np.zeros(len(rows), int)
     (only,) = _curves(rows, one_group_N, 1, layers)
     return only
 
 
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
-    """Return `curve` of each combination of the columns `keys`, in the order of their first rows."""
+    """Return the `curve` of each combination of values in the columns `keys`, in the order of their first rows."""
     known = table.dropna(subset=list(keys))
     columns = [known[key] for key in keys]
     group_by_combination: dict[tuple[Any, ...], int] = {}
@@ -153,7 +153,7 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
 
 
 def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
-    """Return the curve of each group of rows; `group_N` has the group of each of the N rows."""
+    """Return the curve of each group of rows; `group_N` is the group index of each of the N rows."""
     in_layers = table["layer"].isin(layers).to_numpy()
     rows = table[in_layers]
     group_N = group_N[in_layers]
@@ -180,24 +180,24 @@ def as_json(data: Any) -> str:
 
 
 def pack(data: Any) -> str:
-    """Return JSON, deflated, as base64."""
+    """Return data as deflated JSON in base64."""
     text = as_json(data).encode("ascii")
     deflated = zlib.compress(text)
     return base64.b64encode(deflated).decode("ascii")
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """Return text with visible replacements for control characters, except the characters in `kept`."""
+    """Return a text with visible replacements for control characters, except the characters in `kept`."""
     kept_as_they_are = {ord(character): character for character in kept}
     return text.translate(_SIGNS | kept_as_they_are)
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
-    """Encode the heads of texts, from pairs of a name and the stored parts by checkpoint.
+    """Encode the heads of texts, which are pairs of a name and the stored parts by checkpoint.
 
-    Return `number` and `width` of the heads (0 without any), and `documents`: by name and checkpoint the encoded parts.
-    Short texts have all parts in float32 (`bits` 32); other texts have queries and keys in 16 bits with a scale for
-    each token. Texts above the size limits are omitted.
+    Return `number` and `width` of the heads (0 if no text has heads), and `documents`, the encoded parts by name and
+    checkpoint. Short texts have all parts in float32 (`bits` 32). Other texts have queries and keys in 16 bits, with a
+    scale for each vector. Texts above the size limits are omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES
@@ -235,7 +235,7 @@ def _bytes_in_16_bits(parts: Parts) -> int:
 
 
 def _encode_common(parts: Parts) -> dict[str, Any]:
-    """Return the arrays common to both encodings; `sums` `[L, H, T]` only if an attention sink reduces row sums."""
+    """Return the arrays of both encodings, with the row sums `[L, H, T]` only if an attention sink reduces them."""
     reach = parts["reach"].astype(np.uint16)
     encoded = {
         "scores": parts["scores"].tolist(),
@@ -262,6 +262,7 @@ def _row_sums(parts: Parts) -> Array:
 
 
 def _encode_vectors(parts: Parts) -> dict[str, Any]:
+    """Return all parts of a text's heads in float32."""
     encoded = _encode_common(parts)
     encoded["query"] = encode(parts["query"])
     encoded["key"] = encode(parts["key"])
@@ -275,6 +276,7 @@ def _encode_vectors(parts: Parts) -> dict[str, Any]:
 
 
 def _encode_16_bits(parts: Parts) -> dict[str, Any]:
+    """Return the queries and keys of a text's heads in 16 bits."""
     encoded = _encode_common(parts)
     encoded["bits"] = 16
     for name in ("query", "key"):

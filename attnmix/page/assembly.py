@@ -1,4 +1,4 @@
-"""Assembly of the page from template, style, script and data, in one file."""
+"""Assembly of the page as one file from template, style, script and data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page_text(run: Results, subject: Subject) -> str:
     head_parts = data["attention"].pop("documents")
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
-        raise AssertionError("the script would end the element that holds it")
+        raise AssertionError("bundle.js contains </script, which would end its script element")
     points = [site["point"] for site in data["sites"]]
     opening = data["documents"][data["opens"]["document"]]
     absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
@@ -97,31 +97,31 @@ def _template() -> Template:
 
 
 def _documents_left_out(number: int, wording: Wording) -> str:
-    """Return a note on the captured texts that are not on the page; an empty string without any."""
+    """Return a note on the captured texts that are not on the page; an empty string if there are none."""
     if number == 0:
         return ""
     more = "1 more captured text is" if number == 1 else f"{number} more captured texts are"
-    return f"{more} not on this page, which would grow too large. {wording.documents_elsewhere}"
+    return f"{more} not on this page, to limit its size. {wording.documents_elsewhere}"
 
 
 def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING) -> list[str]:
-    """Return notes on the points that are missing in layouts, with reasons; `absent` has the points by layout.
+    """Return notes on the points that are missing in layouts, with reasons; `absent` contains the points by layout.
 
-    The joint map omits vectors with another width, the separate map vectors with too few distinct values, and the
-    aligned map both.
+    The joint map omits points whose vectors differ in width from the residual stream, the separate map points with too
+    few distinct vectors, and the aligned map both.
     """
-    few_differ = f"Of them fewer than {MIN_UMAP_VECTORS} vectors differ, or no more than {wording.neighbours}"
-    differ = f"{few_differ}: too few for UMAP"
-    wide = "These vectors have another width than the residual stream and cannot be projected onto the same plane"
+    few_differ = f"Fewer than {MIN_UMAP_VECTORS} of their vectors are distinct, or not more than {wording.neighbours}"
+    differ = f"{few_differ}, which is too few for UMAP"
+    wide = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
     if not {"joint", "separate"} & absent.keys():
-        return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them differ")
+        return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them are distinct")
     joint = absent.get("joint", set())
     few = absent["separate"] if "separate" in absent else absent.get("aligned", joint) - joint
     return _absence(absent, set().union(*absent.values()) - few, wide) + _absence(absent, few, differ)
 
 
 def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
-    """Return a note on the layouts without some of the `points`; an empty list if all layouts have them."""
+    """Return a note on the layouts without some of the `points`; an empty list if all layouts contain them."""
     layouts = [layout for layout, names in absent.items() if names & points]
     labels = [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
     if not layouts:
@@ -130,7 +130,7 @@ def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> l
 
 
 def _content_security_policy(script: str) -> str:
-    """Return a policy that only allows this script, and no external resources."""
+    """Return a policy that allows only `script`, and no external resources."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -146,7 +146,7 @@ def package_versions() -> dict[str, str]:
 
 
 def short_name(name: str) -> str:
-    """Return a model's or data set's name without its path: the package name, or the last part of a folder."""
+    """Return the name of a model or dataset without its path: the package of an address, or the last part of a path."""
     if "://" in name:
         return name.partition("://")[2].partition("/")[0]
     return Path(name).name if name.startswith(("/", ".", "~")) else name

@@ -1,4 +1,4 @@
-"""Descriptions of the texts on the page: names, label, prediction, and cautions about tokens that are not words."""
+"""Descriptions of the texts on the page: names, label, prediction, and cautions about unknown words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnmix.page.wording import detailed_documents_of, wording_of
 
 HEADING_CHARACTERS = 40  # longest excerpt of a text in a list
 TITLE_CHARACTERS = 24  # longest excerpt of a text in a sentence
-OWN_TEXT = "text/"  # prefix of the names of user texts, which are not from a data set
+OWN_TEXT = "text/"  # prefix of the names of user texts, which are not from a dataset
 MAX_LETTERS = 0.5  # fraction of single letters among word tokens that leads to a caution
 
 
@@ -87,9 +87,9 @@ def _find_direction(text: str) -> str:
 
 
 def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
-    """Return the `title` of each text in sentences and its `heading` in lists, by its name.
+    """Return the `title` (for sentences) and the `heading` (for lists) of each text, by name.
 
-    The title of a user text is its first words; the title of a text from a data set is its name.
+    The title of a user text is its first words; the title of a text from a dataset is its name.
     """
     headings = {name: _shorten(text, HEADING_CHARACTERS) for name, text in texts.items()}
     titles = {name: _shorten(text, TITLE_CHARACTERS) for name, text in texts.items()}
@@ -117,7 +117,7 @@ def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
 
 
 def _shorten(text: str, characters: int) -> str:
-    """Return a text's first words, limited to a number of characters; a longer first word is truncated."""
+    """Return a text's first words with at most `characters` characters; a longer first word is truncated."""
     line = visible(" ".join(text.split()), kept="")
     if len(line) <= characters:
         return line
@@ -126,7 +126,7 @@ def _shorten(text: str, characters: int) -> str:
 
 
 def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
-    """Return cautions about unknown tokens and single letters in a text; an empty string without any."""
+    """Return cautions about unknown tokens and single letters in a text; an empty string if there are none."""
     sentences = []
     if unknown:
         verb = "is" if unknown == 1 else "are"
@@ -135,7 +135,7 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
     pieces = words[words["token_class"] == "subword"]  # a word of one letter, such as "I", is a word
     letters = sum(_is_letter(str(token)) for token in pieces["token"])
     if letters >= MAX_LETTERS * len(words) > 0:
-        sentences.append(f"The vocabulary hardly has its words: {letters} of {len(words)} tokens are single letters.")
+        sentences.append(f"The vocabulary has few of its words: {letters} of {len(words)} tokens are single letters.")
     return " ".join(sentences)
 
 

@@ -15,7 +15,7 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_by_token, find_sites, find_tokens
 
 MAP_MARGIN = 1.08  # length of a map's axes, in multiples of the points' extent
-MIN_EXTENT = 1e-3  # of the points in a square, in units of the map
+MIN_EXTENT = 1e-3  # minimum extent of the points, in units of the map
 
 
 def encode_map(
@@ -25,7 +25,7 @@ def encode_map(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> Data:
-    """Return the coordinates of tokens in a layout, as fractions of a square.
+    """Return the encoded coordinates of tokens in a layout, as fractions of a square, and the sites without a map.
 
     Layouts in a single plane have one square for all sites. For principal components, each site has a separate centre,
     and all layers with the same point have a common scale.
@@ -78,7 +78,10 @@ def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> 
 
 
 def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
-    """Return the nearest neighbours of each token in the full space, `[sites, tokens, number]`, if on the page."""
+    """Return the nearest neighbours of each token in the full space `[sites, tokens, neighbours]`.
+
+    Neighbours that are not on the page have the code `MISSING_CODE`.
+    """
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     neighbours = row_NK.shape[1]
     last_row = max(row_NK.max(initial=0), tokens["row"].max())
@@ -97,7 +100,10 @@ def list_kept_neighbours(
     layout: str,
     sites: Sequence[Site],
 ) -> list[list[float | None]]:
-    """Return by site the shares of neighbours kept by a map and by chance; neighbours within the site if available."""
+    """Return for each site the share of neighbours kept by a map, and the share by chance; None for missing shares.
+
+    Neighbours within the site are used if they were measured.
+    """
     is_of_site = (quality["layout"] == layout) & quality["point"].notna()
     rows = quality[is_of_site]
     measure = "neighbours_kept_within"

@@ -1,4 +1,4 @@
-"""The text and the words that are selected when the page opens."""
+"""The text and the tokens that are initially selected on the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_column
 from attnmix.page.wording import detailed_documents_of
 
-MIN_WORD = 5  # minimum length of the initially selected word, in letters
+MIN_WORD = 5  # letters, minimum length of a long word
 
 
 def choose_opening(
@@ -27,9 +27,10 @@ def choose_opening(
     texts: CapturedTexts,
     run: Results,
 ) -> Data:
-    """Return the initially shown text, with the median mean ratio in the layer of `most`, and a word for each text.
+    """Return the initially selected text, and the position of the initially selected token in each text.
 
-    If only some texts have token-level own shares, the median is computed over these texts.
+    The text is that with the median mean ratio in the layer of `most`. If only some texts have token-level own shares,
+    the median is over these texts.
     """
     is_chosen = (ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])
     rows = ratios[is_chosen]
@@ -57,7 +58,7 @@ def _choose_document(
     mean_ratio_D: npt.NDArray[np.float64],
     detailed: Sequence[str],
 ) -> int:
-    """Return the index of the document with the median ratio, among the `detailed` documents if there are any."""
+    """Return the index of the text with the median ratio, among the `detailed` texts if there are any."""
     candidates = np.arange(len(document_names))
     if detailed:
         candidates = np.flatnonzero(np.isin(document_names, detailed))
@@ -67,10 +68,10 @@ def _choose_document(
 
 
 def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the positions from which the initially selected word is chosen.
+    """Return the positions from which the initially selected token is chosen.
 
-    They are the long words whose own share was measured; without any, words of any length, words without an own share,
-    or all tokens.
+    They are the long words whose own share was measured. If there are none, they are measured words of any length, else
+    long words, else all words, else all tokens.
     """
     words = []
     long_words = []
@@ -96,10 +97,10 @@ def _choose_word(
     most: pd.Series,
     run: Results,
 ) -> int:
-    """Return the candidate position in a text with the largest single source.
+    """Return the candidate position with the largest single source among the other candidates.
 
-    The source is another candidate, by the preferred contribution matrix in the layer of `most`. Without a matrix, the
-    position with the largest of the text's ratios is returned.
+    Sources are compared by the preferred contribution matrix in the layer of `most`. If there is no matrix, return the
+    candidate with the largest ratio.
     """
     strength_T = np.nan_to_num(ratio_T)
     checkpoint = most["checkpoint"]

@@ -28,26 +28,26 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_by_token
 from attnmix.page.wording import model_wording_of, wording_of
 
-MAX_TOKENS = 4096  # total length of the complete documents on a page
-CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first complete documents, before compression
-SOURCES = 12  # sources for each token and checkpoint, and additional sources with the largest changes
-MAX_REVIEWS = 1000  # dots in the first picture
+MAX_TOKENS = 4096  # total length of the texts on a page
+CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first texts, before compression
+SOURCES = 12  # largest sources of each token and checkpoint, and sources with the largest changes
+MAX_REVIEWS = 1000  # reviews with mean ratios on the page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
     "after": "After fine-tuning",
-    "permuted": "Shuffled classes: 95 of 100 draws below",
+    "permuted": "Permuted classes: 95th percentile",
 }
 MATRIX_ORDER = (names.INPUT_PARTS, "alti", *MATRICES)  # the first available matrix of a text is shown initially
 DERIVATIVE_LABELS = {
-    "norm_of_sum": "Derivative, others moved together",
-    "norm_of_block": "Derivative, others moved independently",
+    "norm_of_sum": "Derivative, others changed together",
+    "norm_of_block": "Derivative, others changed independently",
     "sum_of_norms": "Derivative, sum over single tokens",
 }
 PROBE_LABELS = {
     ("probe_class", "read"): "Class, by the token that the head reads",
     ("probe_class", "others"): "Class, by other tokens",
-    ("probe_token", "others"): "Which token it is",
+    ("probe_token", "others"): "Identity of the token",
     ("probe_position", "others"): "Position of the token",
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
@@ -55,7 +55,7 @@ PROBE_LABELS = {
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return the rows of the first complete documents, with `row` in the stores, and the number of other documents."""
+    """Return the token rows of the first texts (`row` is the index in the stores), and the number of other texts."""
     lengths = tokens.groupby("document", sort=False).size()
     is_first = np.arange(len(lengths)) == 0
     is_within_limit = lengths.cumsum() <= MAX_TOKENS
@@ -66,9 +66,10 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str], *, finetuned: bool = True) -> Data:
-    """Return the page's data for `tokens`; `checkpoints` has labels, with the captured checkpoint last.
+    """Return the page's data for `tokens`.
 
-    `finetuned` is False for a pipeline run without fine-tuning.
+    `checkpoints` contains labels, with the captured checkpoint last. `finetuned` is False for a pipeline run without
+    fine-tuning.
     """
     documents = tokens["document"].unique().tolist()
     steps = run.steps.dropna(subset="mean")
@@ -143,7 +144,7 @@ def _list_labels(
     layers: range,
     encoder: int | None,
 ) -> Data:
-    """Return all labels of measures and layers; of derivatives, only the labels of the measured ones."""
+    """Return the labels of all measures and layers; `derivatives` are the names of the measured derivatives."""
     derivative_labels = {}
     for name, label in DERIVATIVE_LABELS.items():
         if name in derivatives:
@@ -180,7 +181,7 @@ def _describe_site(site: Site, texts: CapturedTexts) -> Data:
 
 
 def _list_class_names(texts: CapturedTexts) -> list[str]:
-    """Return the names of token classes; the name of a special token that the texts do not have is empty."""
+    """Return the names of token classes; names of special tokens that do not occur are empty."""
     class_names = []
     for token_class in labels.SPECIAL_MARKERS:
         label = texts.class_label(token_class)
@@ -190,12 +191,12 @@ def _list_class_names(texts: CapturedTexts) -> list[str]:
 
 
 def _select_names(ordered: Sequence[str], available: Set[str]) -> list[str]:
-    """Return the distinct `available` names in order."""
+    """Return the distinct `available` names in the order of `ordered`."""
     return [name for name in dict.fromkeys(ordered) if name in available]
 
 
 def _find_last_layer(texts: CapturedTexts, layers: range) -> int:
-    """Return the last layer with a decomposition of vectors: the last encoder layer in encoder-decoder models."""
+    """Return the last layer with exact parts, which is the last encoder layer in encoder-decoder models."""
     return texts.encoder or layers[-1]
 
 
@@ -251,7 +252,7 @@ def _list_source_curves(run: Results, layers: range) -> Data:
 
 
 def _list_probe_curves(run: Results, layers: range) -> Data:
-    """Return the accuracies of probes by checkpoint and label, each followed by the control with random labels."""
+    """Return the accuracies of probes by checkpoint and label, each followed by the control with permuted labels."""
     table = run.table("faithfulness/class_use")
     nested = _nest_curves(table, layers, "checkpoint", "quantity", "group")
     curves: Data = {}
@@ -263,13 +264,13 @@ def _list_probe_curves(run: Results, layers: range) -> Data:
                 labelled[label] = accuracies[group]
             controls = quantities.get(f"{quantity}_control", {})
             if group in controls:
-                labelled[f"{label}: labels at random"] = controls[group]
+                labelled[f"{label}: permuted labels"] = controls[group]
         curves[checkpoint] = labelled
     return curves
 
 
 def _encode_reviews(table: pd.DataFrame) -> Data:
-    """Return the mean ratios of all reviews, or of at most `MAX_REVIEWS` equally spaced reviews."""
+    """Return the mean ratios of all reviews, or of equally spaced reviews if there are more than `MAX_REVIEWS`."""
     documents = table["document"].unique()
     step = ceil(len(documents) / MAX_REVIEWS)
     reviews = documents[::step]
@@ -311,7 +312,7 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 
 
 def _encode_importance(tokens: pd.DataFrame, run: Results) -> Data:
-    """Return the importance scores of tokens by name of the score."""
+    """Return the importance scores of tokens by method."""
     scores = run.token_scores
     known = list(names.IMPORTANCE_NAMES)
     name_N = pd.Index(known).get_indexer(pd.Index(scores["method"]))

@@ -1,6 +1,6 @@
 """The sentences of the page, for a pipeline run or for texts measured with the API.
 
-Each sentence states one finding that is not visible in a chart. All numbers are in files under `reports/`.
+Each sentence states one finding that is not visible in a chart. The numbers of a run are also in files in `reports/`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from attnmix.page.verdicts import VERBS, counted, interval_text, points, signed,
 from attnmix.page.wording import RUN_WORDING, model_wording_of, wording_of
 
 DERIVATIVE_FORMS = {
-    "norm_of_sum": "when all other tokens move together",
-    "norm_of_block": "when they move independently",
-    "sum_of_norms": "when the norms of single tokens are added",
+    "norm_of_sum": "if all other tokens change together",
+    "norm_of_block": "if they change independently",
+    "sum_of_norms": "if the norms of single tokens are added",
 }
 EDITS = ("text_mean", "corpus_mean", "other_class")
 VALUE_CONTROL = "corpus_value"
-SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small part"))
-"""Words for a class share of the squared length, by lower bound."""
+SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small extent"))
+"""Adverbs for the share of a class in the squared length, with the lower bounds of the share."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model and data of a page; without a `dataset`, the page shows a few texts in an unchanged model.
+    """The model and data of a page. If `dataset` is None, the page shows texts measured with the API.
 
-    All fields except the first are keyword-only, because several sentences could be confused.
+    All fields except the first are keyword-only, so that its strings cannot be confused.
     """
 
     model: str
@@ -51,15 +51,15 @@ class Subject:
     changed: Sequence[tuple[str, str, str]] = ()
     """Key, value and default of each changed parameter."""
     origins: Sequence[str] = ()
-    """Sentences on the origin of each model and data set."""
+    """Sentences on the origin of each model and dataset."""
     left_out: str = ""
     """A sentence on data omitted from a small page."""
     selection: str = ""
-    """A complete sentence on the selection of the captured texts."""
+    """Sentences on the selection of the captured texts."""
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the page's text by template variable; `checkpoints` has labels, with the captured checkpoint last."""
+    """Return the page's text by template variable. `checkpoints` contains labels, with the captured checkpoint last."""
     if subject.dataset is None:
         return _describe_texts(subject, tokens, run)
     measure = run.metrics("measure")
@@ -99,15 +99,15 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
     return {
         "checkpoints": labels,
         "facts": {noun: str(texts), "tokens": str(len(tokens)), "layers": str(layers)},
-        "measured": f"All numbers and maps are of the {noun} below.",
+        "measured": f"All numbers and maps describe the {noun} below.",
         "findings": _controls(run),
-        "cautions": _cautions(subject, "Other texts have other numbers.", run),
+        "cautions": _cautions(subject, "Results differ for other texts.", run),
         "computed_on": {"measures": run.metrics("measure")["computed_on"]},
     }
 
 
 def describe_samples(run: Results, documents: int) -> str:
-    """Return a sentence on the sample of each kind of measure in a pipeline run."""
+    """Return sentences on the sample sizes of the measures in a pipeline run."""
     noun = wording_of(run).texts
     controlled = run.table("measure/mixing_controls")["documents"].max()
     has_sample = controlled < documents
@@ -126,7 +126,7 @@ def describe_samples(run: Results, documents: int) -> str:
 
 
 def _selection(subject: Subject, run: Results) -> str:
-    """Return the selection rule of the captured texts, with the texts that exceed its length limit."""
+    """Return sentences on the selection of the captured texts, and on texts that exceed its length limit."""
     if not subject.selection:
         return ""
     texts = run.documents
@@ -136,11 +136,11 @@ def _selection(subject: Subject, run: Results) -> str:
     names = []
     for _, row in longer.iterrows():
         names.append(f"{row['document']} ({row['tokens']} tokens)")
-    return f"{subject.selection} No such text was that short in the case of {' and '.join(names)}."
+    return f"{subject.selection} No text within the limit met the rule in the case of {' and '.join(names)}."
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """Return `0.2426` as `24%`."""
+    """Return a share as text in percent, such as `24%` for 0.2426."""
     return f"{100 * share:.{digits}f}%"
 
 
@@ -169,10 +169,10 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def class_shares(run: Results) -> pd.DataFrame:
-    """Return the share of the predicted class in other tokens' contributions, by layer; no rows without classes.
+    """Return the share of the predicted class in other tokens' contributions by layer; no rows if there are no classes.
 
-    The column `quantity` is `before`, `after`, `difference` or `permuted`, the 95th percentile for randomly permuted
-    classes.
+    The column `quantity` is `before`, `after`, `difference` or `permuted` (the 95th percentile for randomly permuted
+    classes).
     """
     geometry = run.table("measure/geometry")
     chosen = {
@@ -191,9 +191,9 @@ def class_shares(run: Results) -> pd.DataFrame:
 
 
 def class_evidence(run: Results) -> list[str]:
-    """Return findings on the change of the ratio, the class share, and how predictions depend on the values.
+    """Return sentences on the class share, the change of the ratio, and the dependence of predictions on the values.
 
-    Each finding has its value and interval, or is inconclusive; the list is empty without fine-tuning or classes.
+    The list is empty if there was no fine-tuning or there are no classes.
     """
     shares = class_shares(run)
     if run.mixing[1].empty or shares.empty:
@@ -213,8 +213,8 @@ def class_evidence(run: Results) -> list[str]:
 
 
 def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return whether contributions between tokens in a layer are common to texts of one predicted class."""
-    common = "is common to texts of one predicted class, but not to all texts,"
+    """Return the sentence on whether other tokens' contributions have a component common to texts of one class."""
+    common = "contributions of other tokens are common to texts of one predicted class, but not to all texts"
     after = by_quantity["after"]
     difference = by_quantity["difference"]
     chance = by_quantity["permuted"]["mean"]
@@ -223,34 +223,34 @@ def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> 
     change = verdict(difference["ci_low"], difference["ci_high"], documents)
     if change is Verdict.TOO_FEW_TEXTS:
         reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
-        return f"Whether what tokens give each other {common} is not known: {reason}."
+        return f"It is not known whether {common}: {reason}."
     if change is Verdict.HIGHER and after["ci_low"] > chance:
         much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
-        where = f"what tokens give each other in layer {layer}"
-        return f"After fine-tuning, {where} is {much} common to texts of one predicted class, but not to all texts."
+        where = f"contributions of other tokens in layer {layer}"
+        return f"After fine-tuning, {where} are {much} common to texts of one predicted class, but not to all texts."
     return (
-        f"Whether what tokens give each other {common} is inconclusive: the interval of the class's share, or of the "
-        "share's change, does not exclude chance."
+        f"It is inconclusive whether {common}: the interval of the class's share, or of the share's change, does not "
+        "exclude chance."
     )
 
 
 def _ratio_change(run: Results) -> str:
-    """Return the change of the preferred ratio over all layers, with its interval."""
+    """Return a sentence on the change of the preferred ratio, averaged over layers, and its interval."""
     change = overall_change(run)
     noun = wording_of(run).texts
     found = verdict(change["ci_low"], change["ci_high"], change["documents"])
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
     interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
-    means = f"over all layers it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
+    means = f"over all layers, it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
     definition = "The ratio is others / (others + own), with the lengths of the other tokens' and the own contribution."
     if found in (Verdict.HIGHER, Verdict.LOWER):
-        return f"The mixing ratio {VERBS[found]} by fine-tuning: {means}. {definition}"
+        return f"The mixing ratio {VERBS[found]} with fine-tuning: {means}. {definition}"
     reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
-    return f"The change of the mixing ratio by fine-tuning {VERBS[found]}: {means}, and {reason}. {definition}"
+    return f"The change of the mixing ratio with fine-tuning {VERBS[found]}: {means}, and {reason}. {definition}"
 
 
 def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return the share of the predicted class in other tokens' contributions to a layer: before, after, by chance."""
+    """Return sentences on the share of the predicted class in other tokens' contributions in a layer."""
     before = by_quantity["before"]
     after = by_quantity["after"]
     chance = by_quantity["permuted"]
@@ -262,11 +262,11 @@ def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> st
     was = f"{_positive_percent(before['mean'])} before fine-tuning"
     verdict_before = verdict(before["ci_low"], before["ci_high"], before["documents"])
     if verdict_before is Verdict.INCONCLUSIVE:
-        was = f"{was}; whether it was above 0 is inconclusive, as the interval includes 0"
+        was = f"{was}; it is inconclusive whether it was above 0, because the interval includes 0"
     return (
         f"In layer {layer}, {_positive_percent(after['mean'])} of the squared length of the contributions of other "
         f"tokens is common to the texts of a predicted class ({extent}). It was {was}. If "
-        f"classes are shuffled over the texts, it is less than {_positive_percent(chance['mean'])} in 95 of 100 draws."
+        f"classes are permuted over the texts, it is less than {_positive_percent(chance['mean'])} in 95 of 100 draws."
     )
 
 
@@ -276,9 +276,9 @@ def _positive_percent(share: float) -> str:
 
 
 def overall_change(run: Results) -> pd.Series:
-    """Return the change of the preferred ratio over all layers.
+    """Return the change of the preferred ratio, averaged over layers.
 
-    It has `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
+    The entries are `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
     """
     table = run.table("measure/mixing_weighted")
     is_by_token = table["weight"] == "token"
@@ -295,7 +295,7 @@ def overall_change(run: Results) -> pd.Series:
 
 
 def _needed_values(run: Results) -> list[str]:
-    """Return how predictions depend on the values; an empty list if swaps between classes were not possible."""
+    """Return a sentence on the effect of edited values on predictions; [] if no values of another class were used."""
     table = run.table("faithfulness/class_use")
     rows = table[table["quantity"] == "class_kept"]
     kept = rows.pivot(index="layer", columns="group", values="mean")
@@ -307,15 +307,15 @@ def _needed_values(run: Results) -> list[str]:
     constant = percent(shares_of_classes.max())
     text, corpus, other = [percent(float(kept[name][first])) for name in EDITS]
     return [
-        "Replacing value vectors tests whether the prediction depends on which token gives them. One and the same "
-        f"answer for every text would keep {constant} of their predicted classes. If every value vector from layer "
-        f"{first} on is replaced by the mean of its own text's values, {text} are kept. If it is replaced by that of "
-        f"other texts' values, {corpus} are kept, and if by that of texts of the other class, {other}."
+        "Replacing value vectors tests whether the prediction depends on the tokens that they come from. A constant "
+        f"prediction would keep {constant} of the predicted classes. If every value vector from layer {first} on is "
+        f"replaced by the mean over its own text, {text} are kept. With the mean over other texts, {corpus} are kept, "
+        f"and with the mean over texts of the other class, {other}."
     ]
 
 
 def class_lens(run: Results) -> list[str]:
-    """Return the agreement of the classifier's head on tokens that it was not trained to read."""
+    """Return a sentence on the classifier's head applied to tokens that it does not read; [] without predictions."""
     table = run.table("faithfulness/class_use")
     is_agreement = table["quantity"] == "lens_agreement"
     is_of_others = table["group"] == "others"
@@ -324,18 +324,19 @@ def class_lens(run: Results) -> list[str]:
         return []
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
-        "Applied to the last vectors of tokens that it does not read, the classifier's head names the predicted class "
-        f"on {percent(last_layer['mean'])} of them. This shows the similarity of tokens, not learning."
+        "If the classifier's head is applied to the last vectors of tokens that it does not read, it gives the "
+        f"predicted class for {percent(last_layer['mean'])} of them. This shows that their vectors are similar to "
+        "those that it reads, not that the classifier uses them."
     ]
 
 
 def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncation, lacks_details: bool = False) -> str:
-    """Return the prediction for a captured text, if any, and the number of tokens that the model read.
+    """Return sentences on the prediction, truncation, unknown tokens and missing measures of a captured text.
 
     Args:
-        row: `label_name` (None without one), `tokens`, `whole_tokens`, `unknown_tokens` and, of a classified text,
-            `predicted` and `probability`.
-        truncation: The maximum length of a text; by default the parameter of a run.
+        row: `label_name` (None if there is no label), `tokens`, `whole_tokens`, `unknown_tokens` and, for a classified
+            text, `predicted` and `probability`.
+        truncation: The cause of truncation; by default, the parameter of a run.
         lacks_details: True for a text without token-level own shares and exact parts.
     """
     notes = []
@@ -347,7 +348,7 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
             f"The text {label} classified as {_isolate(row['predicted'])} with a probability of {probability}."
         )
     if row["tokens"] < row["whole_tokens"]:
-        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were read ({truncation}).")
+        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were used ({truncation}).")
     if row["unknown_tokens"]:
         notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
     if lacks_details:
@@ -356,14 +357,14 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
 
 
 def details_note(detailed: Sequence[str], documents: int) -> str:
-    """Return which of the page's `documents` have token-level own shares; an empty string if all have them."""
+    """Return a note on the texts with token-level own shares; an empty string if all `documents` texts have them."""
     if not detailed:
         return ""
     names = ", ".join(visible(name, kept="") for name in detailed)
     return (
         f"Own shares by exchange of single tokens and exact parts were computed for {len(detailed)} of {documents} "
-        f"texts: {names}. In other texts these cells are empty, because each token needs a forward pass. In Python, "
-        "attnmix.measure or compare computes them."
+        f"texts: {names}. In other texts, these cells are empty, because each token needs a forward pass. In Python, "
+        "attnmix.measure and attnmix.compare compute them."
     )
 
 
@@ -376,7 +377,7 @@ def _isolate(name: str) -> str:
 
 
 def _classes(run: Results) -> list[str]:
-    """Return the classes with the best and the worst F1, for more than two classes and enough test texts."""
+    """Return a sentence on the classes with the best and the worst F1; [] for two classes or too few test texts."""
     table = run.table("finetune/finetune_by_class")
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
@@ -390,7 +391,7 @@ def _classes(run: Results) -> list[str]:
 
 
 def _changes(run: Results) -> pd.DataFrame:
-    """Return the changes of the preferred ratio by layer; no rows for a single checkpoint."""
+    """Return the changes of the preferred ratio by layer; no rows if there is a single checkpoint."""
     _, differences = run.mixing
     if differences.empty:
         return differences
@@ -398,7 +399,7 @@ def _changes(run: Results) -> pd.DataFrame:
 
 
 def _largest_change(run: Results) -> pd.Series | None:
-    """Return the row with the largest change of the preferred ratio; None without changes or with too few texts."""
+    """Return the row with the largest change of the preferred ratio; None if there are no changes or too few texts."""
     rows = _changes(run)
     if rows.empty or rows["documents"].max() < MIN_SIMULTANEOUS:
         return None
@@ -422,42 +423,42 @@ def _controls(run: Results) -> list[str]:
     clauses = []
     for key, what in changed_inputs.items():
         if key in control:
-            clauses.append(f"with {what} {percent(control[key])}")
+            clauses.append(f"{percent(control[key])} with {what}")
     sentences = []
     if clauses:
         ratio = percent(ratios["mean"].mean())
-        sentences.append(f"Averaged over layers, the mixing ratio is {ratio}, {' and '.join(clauses)}.")
+        sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control:
         sentences.append(
-            f"With every value replaced by the mean value of such tokens in other texts it would be "
-            f"{percent(control[VALUE_CONTROL, checkpoint])}. This removes the content of the text from the values and "
-            "keeps its attention weights."
+            f"If every value is replaced by the mean over tokens of other texts with the same class and a similar "
+            f"position, the mixing ratio is {percent(control[VALUE_CONTROL, checkpoint])}. This removes the content of "
+            "the text from the values and keeps its attention weights."
         )
     changes = _changes(run)
     if changes.empty:
         return sentences
     change = model_wording_of(run).change
     mean_change = points(changes["mean"].mean())
-    over_layers = f"Over all layers {change} changes the ratio by {mean_change} percentage points."
+    over_layers = f"Over all layers, {change} changes the ratio by {mean_change} percentage points."
     if (VALUE_CONTROL, "difference") in control:
         control_change = points(control[VALUE_CONTROL, "difference"])
-        over_layers += f" With the values replaced, {change} changes it by {control_change}."
+        over_layers += f" With the replaced values, {change} changes it by {control_change}."
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
 
 
 def _layer_change(run: Results) -> str:
-    """Return the largest change of the preferred ratio in a layer, or the reason for its absence."""
+    """Return a sentence on the layer with the largest change of the preferred ratio, or on why it is not known."""
     noun = wording_of(run).texts
     largest = _largest_change(run)
     if largest is None:
         number = counted(_changes(run)["documents"].max(), noun)
         change = model_wording_of(run).change
         return (
-            f"Which layer {change} changes most is not known: {number} are too few for a conclusion, which needs "
+            f"It is not known which layer {change} changes most: {number} are too few for a conclusion, which needs "
             f"{MIN_SIMULTANEOUS} or more."
         )
     ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
-    interval = interval_text(*ends, kind="95% interval for all layers at once")
+    interval = interval_text(*ends, kind="simultaneous 95% interval")
     by_change = model_wording_of(run).by_change
     sentence = (
         f"The largest change of the ratio {by_change} is {points(largest['mean'])} percentage points, in layer "
@@ -465,12 +466,12 @@ def _layer_change(run: Results) -> str:
     )
     reason = why_no_verdict(*ends)
     if reason:
-        sentence = f"{sentence}; it is inconclusive, as {reason}"
+        sentence = f"{sentence}; it is inconclusive because {reason}"
     return f"{sentence}."
 
 
 def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
-    """Return the change of the ratio minus the change of its control, in the layer of the largest change."""
+    """Return a sentence on the change of the ratio minus that of its control, in the layer of the largest change."""
     largest = _largest_change(run)
     if largest is None:
         return []
@@ -493,12 +494,15 @@ def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
     )
     reason = why_no_verdict(*ends)
     if reason:
-        sentence = f"{sentence}; it is inconclusive, as {reason}"
+        sentence = f"{sentence}; it is inconclusive because {reason}"
     return [f"{sentence}."]
 
 
 def derivatives(run: Results) -> list[str]:
-    """Return the changes of derivatives in the layer of the largest change of the ratio; empty without derivatives."""
+    """Return a sentence on how fine-tuning changes the Jacobian norms in a layer; [] if there are no derivatives.
+
+    The layer is that of the largest change of the ratio, or the last layer if it is not known.
+    """
     table = run.table("measure/derivatives")
     changes = _changes(run)
     is_level = table["quantity"] == "level"
@@ -528,9 +532,9 @@ def derivatives(run: Results) -> list[str]:
             clauses.append(f"by {change} {condition}")
     joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."
     if has_verdicts:
-        return [f"By fine-tuning, {dependence} {joined}"]
+        return [f"With fine-tuning, {dependence} {joined}"]
     reason = why_no_verdict(np.nan, np.nan, documents, noun)
-    return [f"By fine-tuning, {dependence} changes {joined} {_make_sentence(reason)}"]
+    return [f"Fine-tuning changes {dependence} {joined} {_make_sentence(reason)}"]
 
 
 def _make_sentence(text: str) -> str:
@@ -540,7 +544,7 @@ def _make_sentence(text: str) -> str:
 
 
 def map_note(run: Results) -> str:
-    """Return why UMAP was not computed for the captured texts; an empty string if it could be computed."""
+    """Return a note on why UMAP was not computed for the captured texts; an empty string if there are enough tokens."""
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())
@@ -548,21 +552,21 @@ def map_note(run: Results) -> str:
         return ""
     counted = "1 token is" if tokens == 1 else f"{tokens} tokens are"
     return (
-        f"There is no UMAP here: it is made of {run.min_umap_tokens} tokens or more, and {counted} on this map. The "
-        "map shows the two principal components of their vectors (PCA)."
+        f"UMAP was not computed, because it needs at least {run.min_umap_tokens} tokens and {counted} on this map. "
+        "The map shows the two principal components of their vectors (PCA)."
     )
 
 
 def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
-    """Return limitations of the findings; `intervals` is a sentence on the scope of their intervals."""
+    """Return sentences on the limitations of the findings; `intervals` is a sentence on the scope of intervals."""
     cautions = []
     if not subject.finetuned:
-        base = "the same model, so no change is one"
+        base = "the same model, so nothing changes"
         if subject.base:
-            base = f"{subject.base}, which it need not come from"
+            base = f"{subject.base}, which may be unrelated to it"
         cautions.append(
-            f"No model was fine-tuned (finetune.epochs: 0): fine-tuned denotes {subject.model} without changes, "
-            f"pretrained denotes {base}."
+            f"No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to {subject.model} without "
+            f"changes, and “pretrained” to {base}."
         )
     one_layer = "A mixing ratio describes one layer, not the accumulated mixing since the input."
     if _has_rollouts(run):
@@ -572,12 +576,12 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     cautions.append(intervals)
     if run.layouts != ["pca"]:
         cautions.append(
-            "A map shows some of the neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
-            "densities are not meaningful, and another seed yields another map."
+            "A map preserves only some neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
+            "densities are not meaningful, and a different seed yields a different map."
         )
     if "pca" in run.layouts:
         cautions.append(
-            "A PCA map shows two principal components: vectors that are near on it can be far apart in the others."
+            "A PCA map shows two principal components. Vectors that are close on it can differ in the other components."
         )
     return cautions
 
@@ -594,7 +598,7 @@ def _has_rollouts(run: Results) -> bool:
 
 
 def _agreement(run: Results) -> str:
-    """Return the rank correlation of the preferred ratio with derivatives; an empty string without derivatives."""
+    """Return a sentence on the rank correlation of the preferred ratio with derivatives; empty if there are none."""
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"
     is_within_layer = table["reference"] == "layer_input"

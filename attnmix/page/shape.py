@@ -1,6 +1,8 @@
 """The schema of the page's data, for tests of the data and for the TypeScript types of the page's script.
 
-python -m attnmix.page.shape > attnmix/page/src/payload.d.ts
+To write the types:
+
+    python -m attnmix.page.shape > attnmix/page/src/payload.d.ts
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-# Means and intervals by layer, and the number of texts of series that are cited in a sentence.
+# Means and intervals by layer; `texts` is the number of texts, for series that are cited in a sentence.
 _SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER], "texts?": int}
 _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
@@ -27,8 +29,8 @@ SHAPE: Data = {
         **{"controls": _NAMES, "derivatives": _NAMES},
         "layers": [str],  # from 0, the embedding layer
     },
-    "captured": str,  # the checkpoint of the vectors
-    "ownBasis": [str],  # points
+    "captured": str,  # the checkpoint of the captured vectors
+    "ownBasis": [str],  # capture points whose vectors have a different basis than the residual stream
     "method": str,
     "layer": int,
     "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
@@ -36,19 +38,19 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
-        "notes": _NAMES,  # by term of the glossary, an addition for this run
+        "notes": _NAMES,  # additions for this run, by term of the glossary
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
     "sinceInput": [str],  # matrices with input tokens as sources, rather than the tokens of the layer below
-    "opens": {"document": int, "positions": [int]},  # of the chosen token, by document
+    "opens": {"document": int, "positions": [int]},  # initially selected text, and token position in each text
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # for pairs of texts, by ratio, checkpoint and group of other tokens
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share by chance
-    # `name` is the key, `title` the name in sentences, `heading` the name in lists; `start` is the number of the first
-    # token, `direction` is ltr or rtl, `caution` describes tokens that are not words for the model.
+    # `name` is the key, `title` the name in sentences, `heading` the name in lists; `start` is the index of the first
+    # token, `direction` is ltr or rtl, `caution` describes unknown tokens and single letters.
     # `label` is the true class, `predicted` the predicted class with its `probability`;
     # `reads` is the position of the token that the classifier reads, if it reads a single token.
     "documents": [
@@ -59,7 +61,8 @@ SHAPE: Data = {
         }
     ],
     "encoder": int | None,  # number of encoder layers in an encoder-decoder model
-    # The input tokens of each stack; `apart` is 1 at the start of a word, `classes` are indices into `classNames`.
+    # The input tokens of each stack. `apart` is 1 for tokens that are not attached to the previous token; `classes` are
+    # indices into `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
     "specialClasses": [int],  # indices of the classes for special tokens
@@ -73,7 +76,7 @@ SHAPE: Data = {
     "partsLimit": int,  # maximum length of a text with exact parts
     "exchangeLimit": int,  # maximum number of tokens of a text with own shares by exchange
     "matrices": [str],
-    # Heads, like contributions; `skip` is true if a skip connection follows attention.
+    # The number of heads per layer and their width; `skip` is true if a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
     "mapNote": str,  # the reason for a missing UMAP map, or empty
@@ -83,12 +86,12 @@ SHAPE: Data = {
 }
 """The schema: `[x]` is a list of `x`, `...` means any key, and `str` can also be an encoded array.
 
-Keys with a final `?` are optional. The number of a token, layer or site is its index in a list or array.
+Keys with a final `?` are optional. Tokens and sites are identified by their indices.
 """
 
 
 HEADS_SHAPE: Data = {...: {...: _HEADS}}
-"""The vectors and norms of heads, by document and checkpoint, in a separate element because they are half of a page."""
+"""The vectors and norms of heads, by document and checkpoint. They are half of a page and have a separate element."""
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 

@@ -1,4 +1,4 @@
-"""Static SVG picture of tokens by layers: the own share of each token in each model, with the means over texts.
+"""Static SVG picture of tokens by layers: the own share of each token in each model, and the means over texts.
 
 A page shows it until its script has drawn the interactive picture; a notebook shows it below the cell of a result.
 Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs without `color-mix`
@@ -33,9 +33,9 @@ class SchemeColour(NamedTuple):
 
 # Sizes and positions are in pixels.
 WIDTH = 1232
-LEVELS_WIDTH = 44  # layer numbers, left of the cells
+LEVELS_WIDTH = 44  # for the layer numbers, left of the cells
 LEVELS_X = 36  # right end of the layer numbers
-MARGIN_WIDTH = 108  # means, right of the cells
+MARGIN_WIDTH = 108  # for the means, right of the cells
 CELLS_WIDTH = WIDTH - LEVELS_WIDTH - MARGIN_WIDTH
 MIN_CELL_WIDTH = 15
 MAX_CELL_WIDTH = 120
@@ -76,7 +76,7 @@ class ModelShares(NamedTuple):
     shares_LT: npt.NDArray[np.float64]
     """Own shares by layer and token; NaN if missing."""
     corpus: Mapping[str, Sequence[float | None]] | None = None
-    """`values`, `low` and `high` by layer; None without an interval."""
+    """The lists `values`, `low` and `high` by layer; None if there are no intervals."""
 
 
 class Block(NamedTuple):
@@ -116,7 +116,7 @@ class Block(NamedTuple):
 
 
 def draw_result(results: Results, document: str, labels: Mapping[str, str], curves: Mapping[str, Any]) -> str:
-    """Return the picture of a text; an empty string if its own shares were not measured.
+    """Return the SVG picture of a text; an empty string if its own shares were not measured.
 
     Args:
         results: The measured texts.
@@ -152,7 +152,7 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
 
     Args:
         tokens: The labels of the tokens.
-        models: Their own shares in each model, one block of rows for each.
+        models: The own shares in each model, which is drawn as a block of rows.
     """
     max_tokens = CELLS_WIDTH // MIN_CELL_WIDTH
     names = [visible(token, kept="") for token in tokens[:max_tokens]]
@@ -197,7 +197,7 @@ def _choose_row_height(rows: int) -> float:
 
 
 def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
-    """Return the picture with an accessible label and the colours of both schemes."""
+    """Return the SVG with an accessible label and the colours of both schemes."""
     variables = [
         f"--p:{PAPER.css}",
         f"--m:{MIDDLE.css}",
@@ -241,7 +241,7 @@ def _format_line(points: Sequence[Point]) -> str:
 
 
 def _draw_levels(title: str, block: Block) -> str:
-    """Return the title of a model and the numbers of its layers."""
+    """Return the SVG elements of a model's title and its layer numbers."""
     title_text = _format_element(
         "text",
         escape(title),
@@ -267,7 +267,7 @@ def _draw_levels(title: str, block: Block) -> str:
 
 
 def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
-    """Return the cells of a block, with one path for each colour."""
+    """Return the SVG paths of a block's cells, one for each colour."""
     width = block.cell_width - 1
     height = block.row_height * (1 - GAP)
     rectangle = f"h{width:.1f}v{height:.1f}h{-width:.1f}z"
@@ -320,7 +320,7 @@ def _mix(share: float) -> str:
 
 
 def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
-    """Return the means over all texts and over the shown text next to a block, with values for the last layer."""
+    """Return the SVG of the means over all texts and over the shown text, with values for the last layer."""
     parts = [_draw_scale(block)]
     if model.corpus is not None:
         colour = AFTER if is_last else BEFORE
@@ -332,7 +332,7 @@ def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
 
 
 def _draw_scale(block: Block) -> str:
-    """Return vertical lines at 0 and 100 %."""
+    """Return an SVG path with vertical lines at 0 and 100 %."""
     lines = []
     for share in (0, 1):
         x = block.scale_x(share)
@@ -346,7 +346,7 @@ def _draw_scale(block: Block) -> str:
 
 
 def _label_scale(block: Block) -> str:
-    """Return the labels of the scale below its ends."""
+    """Return the SVG labels of both ends of the scale."""
     labels = []
     for share, anchor in ((0, {}), (1, {"text_anchor": "end"})):
         label = _format_element(
@@ -366,7 +366,7 @@ def _draw_corpus_means(
     block: Block,
     colour: SchemeColour,
 ) -> str:
-    """Return the curve of the means over all texts with its interval, and the value of the last layer."""
+    """Return the SVG curve of the means over all texts with its interval, and the value of the last layer."""
     means = _locate_means(corpus["values"], block)
     lows = _locate_means(corpus["low"], block)
     highs = _locate_means(corpus["high"], block)
@@ -398,7 +398,7 @@ def _draw_corpus_means(
 
 
 def _draw_last_corpus_mean(mean: float, block: Block) -> str:
-    """Return the mean over all texts for the last layer, as a value with its mark next to the title."""
+    """Return the SVG of the last layer's mean over all texts: its mark and its value, next to the title."""
     mark = _draw_circle(block.margin_left + 6, block.title_baseline - 4)
     value = _format_element(
         "text",
@@ -412,7 +412,7 @@ def _draw_last_corpus_mean(mean: float, block: Block) -> str:
 
 
 def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
-    """Return the points in the margin of the means by layer, without missing means."""
+    """Return the positions of the means by layer in the margin, without missing means."""
     points = []
     for mean, y in zip(means, block.row_middles, strict=True):
         if mean is not None:
@@ -422,7 +422,7 @@ def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
 
 
 def _draw_circle(x: float, y: float) -> str:
-    """Return the mark of a mean over all texts."""
+    """Return the SVG mark of a mean over all texts."""
     return _format_element(
         "circle",
         cx=x,
@@ -433,7 +433,7 @@ def _draw_circle(x: float, y: float) -> str:
 
 
 def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
-    """Return ticks at the means over the tokens of the shown text, and the value of the last layer."""
+    """Return the SVG ticks at the means over the tokens of the shown text, and the value of the last layer."""
     is_known_L = np.isfinite(shares_LT).any(axis=1)
     middles = block.row_middles[is_known_L]
     means = [float(np.nanmean(row)) for row in shares_LT[is_known_L]]
@@ -464,7 +464,7 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
-    """Return the names of the tokens below their columns, rotated by 90 degrees in narrow columns."""
+    """Return the SVG names of the tokens below their columns, rotated by 90 degrees in narrow columns."""
     longest = max(len(token) for token in tokens)
     letters = min(longest, NAME_LETTERS)
     is_narrow = cell_width < letters * FONT_SIZE * LETTER_WIDTH

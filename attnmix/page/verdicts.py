@@ -21,7 +21,7 @@ VERBS = {
 
 
 def signed(number: float, form: str = ".2f") -> str:
-    """Return a number with a typographic minus; zero has no minus."""
+    """Return a number as text with a typographic minus sign; zero has no minus sign."""
     text = f"{number:{form}}"
     return text.replace("-", "\N{MINUS SIGN}" if float(text) else "")
 
@@ -32,7 +32,7 @@ def points(difference: float) -> str:
 
 
 def points_alike(*differences: float) -> list[str]:
-    """Return differences in percentage points with enough common digits to distinguish nonzero values from 0.
+    """Return differences in percentage points with the same number of digits, so that nonzero values differ from 0.
 
     If the limit of an interval were rounded to 0, readers could not see whether the interval includes 0. At most three
     digits are used.
@@ -50,7 +50,7 @@ def points_alike(*differences: float) -> list[str]:
 
 
 def _rounds_to_zero(difference: float, digits: int) -> bool:
-    """Return True for a nonzero difference that is 0 in percentage points with this number of digits."""
+    """Return True for a nonzero difference that is 0 if it is rounded to `digits` digits in percentage points."""
     if difference == 0:
         return False
     text = f"{100 * difference:.{digits}f}"
@@ -58,14 +58,14 @@ def _rounds_to_zero(difference: float, digits: int) -> bool:
 
 
 def counted(number: float, noun: str) -> str:
-    """Return `40 reviews`, or `1 review`; `noun` is the plural."""
+    """Return a number with its noun, such as `40 reviews` or `1 review`; `noun` is the plural."""
     if number == 1:
         noun = noun.removesuffix("s")
     return f"{number:.0f} {noun}"
 
 
 def interval_text(low: float, high: float, documents: float, noun: str, kind: str = "95% interval") -> str:
-    """Return the interval of a difference and the number of texts; only the number if there are too few texts.
+    """Return the interval of a difference and the number of texts, or only the number if there are too few texts.
 
     Example:
         >>> interval_text(0.01, 0.02, 40, "reviews")

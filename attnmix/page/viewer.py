@@ -1,4 +1,4 @@
-"""Display of a page below a notebook cell or in a web browser, and writing it to a file."""
+"""Display of a page below a notebook cell or in a web browser, and writing of pages to files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnmix.core.store.files import atomic_path
 
 
 def write_text(path: Path, page: str) -> Path:
-    """Write a page in one step, and return its path."""
+    """Write a page atomically, and return its path."""
     with atomic_path(path) as part:
         part.write_text(page, encoding="utf-8", newline="\n")
     return path
@@ -33,6 +33,7 @@ def show(page: str) -> Any:
 
 
 def _frame(page: str) -> Any:
+    """Return the page in an iframe for a notebook."""
     from IPython.display import HTML
 
     # Links within the page would otherwise be resolved against the notebook's address.

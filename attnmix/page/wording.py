@@ -1,4 +1,4 @@
-"""Words of a page that depend on the origin of its numbers: a pipeline run, or texts measured with the API.
+"""Wording that depends on the origin of a page's numbers: a pipeline run, or texts measured with the API.
 
 The page of a run refers to parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.to_html` has
 neither, so it refers to Python calls instead.
@@ -20,7 +20,7 @@ class Wording(NamedTuple):
     texts: str
     """The noun for measured texts."""
     truncation: str
-    """The maximum length of a text."""
+    """The parameter or limit that truncates texts."""
     documents_elsewhere: str
     """A sentence with the location of data for texts that are not on the page."""
     matrices_elsewhere: str
@@ -30,9 +30,9 @@ class Wording(NamedTuple):
     heads_elsewhere: str
     """A sentence with the location of queries and keys that are not on the page."""
     map_limit: str
-    """The maximum number of tokens on a map, or an empty string."""
+    """The parameter that limits the number of tokens on a map, or an empty string."""
     neighbours: str
-    """The number of neighbours in UMAP."""
+    """The parameter or phrase for the number of neighbours in UMAP."""
 
 
 RUN_WORDING = Wording(
@@ -40,25 +40,25 @@ RUN_WORDING = Wording(
     truncation="capture.max_length",
     documents_elsewhere="Their features, maps and ratios are in features/.",
     matrices_elsewhere="It is in features/inspect/contributions.",
-    no_matrices="Name contribution matrices in measure.matrices.",
+    no_matrices="To measure matrices, list them in measure.matrices.",
     heads_elsewhere="They are in features/inspect/heads.",
     map_limit="umap.max_points",
     neighbours="umap.n_neighbors",
 )
 TEXT_WORDING = Wording(
     texts="texts",
-    truncation="max_length of attnmix.measure, or the model's longest text",
+    truncation="max_length of attnmix.measure, or the model's maximum length",
     documents_elsewhere="In Python, the result of attnmix.measure has their ratios and matrices.",
     matrices_elsewhere="In Python, the result's method matrix returns it.",
-    no_matrices="This page was made without contribution matrices.",
-    heads_elsewhere="The page of a shorter text has them.",
+    no_matrices="This page was written without contribution matrices.",
+    heads_elsewhere="The page of a shorter text contains them.",
     map_limit="",
-    neighbours="the number of neighbours that it compares",
+    neighbours="the number of neighbours in UMAP",
 )
 
 
 class ModelWording(NamedTuple):
-    """Words for two models: a model before and after fine-tuning, or two named models."""
+    """Wording for two models: a model before and after fine-tuning, or two named models."""
 
     labels: Mapping[str, str]
     """The models' labels by checkpoint."""
@@ -82,7 +82,7 @@ FINETUNING_WORDING = ModelWording(
 
 
 def model_wording_of(run: Results) -> ModelWording:
-    """Return the words for the two models of a page."""
+    """Return the wording for the two models of a page."""
     if not isinstance(run, TextResults) or run.model_names is None:
         return FINETUNING_WORDING
     first, second = (_plain(name) for name in run.model_names)
@@ -96,15 +96,15 @@ def model_wording_of(run: Results) -> ModelWording:
 
 
 def _plain(name: str) -> str:
-    """Return a model's name without the braces that mark terms of the glossary."""
+    """Return a model's name with parentheses instead of braces, which mark terms of the glossary."""
     return visible(name, kept="").translate({ord("{"): "(", ord("}"): ")"})
 
 
 def wording_of(run: Results) -> Wording:
-    """Return the wording of a page's numbers."""
+    """Return the wording for the origin of a page's numbers."""
     return TEXT_WORDING if isinstance(run, TextResults) else RUN_WORDING
 
 
 def detailed_documents_of(run: Results) -> list[str]:
-    """Return the documents with token-level own shares and exact parts; an empty list if all have them."""
+    """Return the names of the texts with token-level own shares and exact parts; an empty list if all have them."""
     return list(run.detailed_documents) if isinstance(run, TextResults) else []

@@ -86,7 +86,10 @@ test("numbers of the last layer are in the margin, or in words in a narrow windo
     `After the last layer, the mean own share of this text's tokens is ${ofTexts[0]} pretrained, ${ofTexts[1]} fine-tuned. ` +
     `Over 40 reviews: ${ofCorpus[0]} pretrained, ${ofCorpus[1]} fine-tuned [95% interval]. `;
   assert.ok(words().startsWith(numbersText), words());
-  assert.match(words(), /short lines show the means of this text, and dots and bands those over 40 reviews, /);
+  assert.match(
+    words(),
+    /short lines show the means of this text by layer, and dots and bands the means over 40 reviews /,
+  );
   const drawn = textOf(page.means.Margin());
   for (const model of MODELS) {
     assert.ok(drawn.includes(percent(corpus(model).values[last]!)));

@@ -62,7 +62,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
       const values = `${percent(rows[0][position])} pretrained, ${percent(rows[1][position])} fine-tuned`;
       const expected =
         `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the own share is ${values}. ` +
-        `The largest sources among words in ${place}, pretrained, are ${said(0)}. The largest sources among words in ${place}, fine-tuned, are ${said(1)}. `;
+        `The largest sources among words in ${place} (pretrained) are ${said(0)}. The largest sources among words in ${place} (fine-tuned) are ${said(1)}. `;
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
     }
@@ -158,14 +158,14 @@ test("differences of two texts are described, marked, measured and can be chosen
   assert.equal(state.layer.value, layer + 1);
   const text = textOf(compared.chosen.ChosenText());
   const values = [one[layer][order[0]], other[layer][order[0]]];
-  const [cell, ...sources] = text.split("The largest sources among words in the input, ");
+  const [cell, ...sources] = text.split("The largest sources among words in the input (");
   assertClose(
     numbersIn(cell),
     [...values, values[1] - values[0]].map((each) => 100 * each),
   );
   assert.deepEqual(
     sources.map((each) => each.slice(0, 7)),
-    ["text/0,", "text/1,"],
+    ["text/0)", "text/1)"],
   );
   assert.match(cell, /% in text\/0, [\d.]+% in text\/1, a difference of [−+][\d.]+ points\. $/);
   assert.deepEqual(compared.comparison.differenceRange.value, [-0.25, 0.25]);
@@ -179,10 +179,7 @@ test("differences of two texts are described, marked, measured and can be chosen
     .filter((mark) => mark.kind === "frame" && mark.stroke === "--ink");
   assert.equal(frames.length, 2); // of the displaced word
   set({ token: 4 }); // without a token in this column of the second text
-  assert.match(
-    textOf(compared.chosen.ChosenText()),
-    /^“not” after layer .* In text\/1, no token stands in this column\. /,
-  );
+  assert.match(textOf(compared.chosen.ChosenText()), /^“not” after layer .* text\/1 has no token in this column\. /);
   set({ stretch: false });
 });
 
@@ -220,7 +217,7 @@ test("texts with few common tokens are compared at equal tokens only", () => {
   const said = textOf(elementsOf(page.compared.Differences(), "p")[0].children);
   assert.equal(
     said,
-    `These texts have few tokens in common. The same token stands in both in ${same.length} of ${columns.length} columns; differences by column are of these only.`,
+    `These texts have few tokens in common. Both have the same token in ${same.length} of ${columns.length} columns; differences are shown in these columns only.`,
   );
   for (const column of columns)
     for (const layer of [1, 3]) {
@@ -348,9 +345,9 @@ test("special tokens and punctuation are never highlighted", async () => {
   marked.payload.importance.leave_one_out.values = quantise(effects.map((effect) => effect + 0.5));
   const scored = await openPage(marked.payload);
   const sentence = scored.prediction.effectText(0, "leave_one_out");
-  assert.match(sentence, /is 0\.45, of a special token or punctuation mark; /);
+  assert.match(sentence, /is 0\.45, by a special token or punctuation mark; /);
   scored.state.set({ token: 4 });
-  const sources = textOf(scored.chosen.ChosenText()).split(", are ").slice(1);
+  const sources = textOf(scored.chosen.ChosenText()).split(") are ").slice(1);
   assert.ok(sources.length > 0);
   for (const each of sources) assert.match(each, /^a [\d.]+%; special tokens and punctuation among /);
 });
@@ -375,7 +372,7 @@ test("an own share that is not known has its reason, and the picture tells why c
     same: "the texts that replace it have the same token here",
     none: "no token of this text was exchanged",
     sampled: "only 3 tokens of this text were exchanged",
-    rounding: "the exchanges move this vector by no more than rounding errors",
+    rounding: "replacing tokens changes this vector by no more than rounding errors",
   };
   const lost = makeRun([...TEXTS, "[CLS] time [SEP]"].map((text) => text.split(" ")));
   const unknown = [lost.starts[0], lost.starts[0] + 2, ...numbers(3).map((n) => lost.starts[3] + n)];
@@ -383,7 +380,7 @@ test("an own share that is not known has its reason, and the picture tells why c
   lost.owns.finetuned[2][lost.starts[1] + 1] = null;
   for (const model of MODELS) lost.payload.ratios.values[model].own_share = quantise(lost.owns[model].flat());
   const { missing, state, data } = await openPage(lost.payload);
-  const said = (token: number) => missing.missingText(token).replace("not known, as ", "");
+  const said = (token: number) => missing.missingText(token).replace("not known, because ", "");
   assert.equal(said(lost.starts[0]), reasons.special);
   assert.equal(said(lost.starts[0] + 2), reasons.same);
   assert.equal(said(lost.starts[1] + 1), reasons.rounding);

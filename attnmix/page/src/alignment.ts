@@ -1,16 +1,16 @@
-// Two texts side by side: which of their tokens stand in one column.
+// Alignment of two texts: the columns of their tokens.
 
 import { data, once, range, tokensOf, type Maybe } from "./data";
 
-/** The tokens of a column; null where a text has none. Tokens that differ share a column where both texts have one. */
+/** The tokens of a column; null if a text has none. Different tokens can be in the same column. */
 export type Column = { first: Maybe; second: Maybe };
 
 const nameOf = (token: number) => data.readings[0].names[token];
-/** Whether both texts have the same token in a column. */
+/** True if both texts have the same token in a column. */
 export const isSame = ({ first, second }: Column) =>
   first !== null && second !== null && nameOf(first) === nameOf(second);
 
-/** How long the longest common subsequence is of what follows the places `[i][j]` in two lists of names. */
+/** The lengths `[i][j]` of the longest common subsequences of two lists of names from the indices i and j on. */
 function commonLengths(first: string[], second: string[]): Uint16Array[] {
   const lengths = range(first.length + 1).map(() => new Uint16Array(second.length + 1));
   for (let i = first.length - 1; i >= 0; i--)
@@ -21,7 +21,7 @@ function commonLengths(first: string[], second: string[]): Uint16Array[] {
   return lengths;
 }
 
-/** Columns of tokens that only one of the texts has: those of both texts beside each other, as far as they go. */
+/** Columns for tokens outside of the common subsequence, paired in order. */
 const unlike = (first: number[], second: number[]): Column[] =>
   range(Math.max(first.length, second.length)).map((n) => ({ first: first[n] ?? null, second: second[n] ?? null }));
 
@@ -45,7 +45,7 @@ export const columnsOf = once((one: number, other: number): Column[] => {
   return columns;
 });
 
-/** Whether two texts have most of their tokens in common, as a minimal pair has. */
+/** True if two texts have most of their tokens in common, as in a minimal pair. */
 export function areAlike(one: number, other: number): boolean {
   const columns = columnsOf(one, other);
   return columns.filter(isSame).length > columns.length / 2;

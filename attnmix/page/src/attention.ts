@@ -1,4 +1,4 @@
-// Every attention head's weights, computed from the queries and keys of a text, and a token's way through one head.
+// Attention weights of all heads, computed from queries and keys, and all steps of one head for a token.
 
 import { max, mean, sum } from "d3";
 import { bytes, data, floats, once, range } from "./data";
@@ -9,7 +9,7 @@ const ARRAYS = { 16: Int16Array, 32: Float32Array };
 export const headCount = data.attention.number;
 type Side = (at: number) => { width: number; vectors: Float32Array };
 
-/** Queries or keys by head; those in 16 bits are multiplied by the scale of their vector when they are asked for. */
+/** Queries or keys by head. Vectors in 16 bits are multiplied by their scales when they are first used. */
 function sideOf(part: Packed, name: "query" | "key", length: number): Side {
   const whole = new ARRAYS[part.bits as 16 | 32](bytes(part[name]).buffer);
   const { width } = data.attention;
@@ -23,14 +23,14 @@ function sideOf(part: Packed, name: "query" | "key", length: number): Side {
   });
 }
 
-/** What heads are computed from, by text and checkpoint: half of the page, so it is read when heads are first shown. */
+/** The data of heads by text and checkpoint, which are half of the page and are parsed when heads are first shown. */
 const headParts = once((): Record<string, Record<string, Packed>> =>
   JSON.parse(document.getElementById("head-parts")!.textContent!),
 );
-/** Whether a text's queries and keys are on the page. */
+/** True if a text's queries and keys are on the page. */
 export const hasHeads = (number: number) => data.documents[number].name in headParts();
 
-/** A text's heads in one checkpoint; null where its queries and keys are not on the page. */
+/** A text's heads in one checkpoint; null if its queries and keys are not on the page. */
 export const headsOf = once((number: number, checkpoint: string) => {
   const { name, length } = data.documents[number];
   const part = headParts()[name]?.[checkpoint];
@@ -53,7 +53,7 @@ const keyHead = (heads: Heads, layer: number, head: number) =>
   (layer - 1) * heads.key_heads + Math.floor((head * heads.key_heads) / headCount);
 const vectorOf = ({ width, vectors }: ReturnType<Side>, i: number) => vectors.subarray(i * width, (i + 1) * width);
 
-/** A row of a head, from the source `first` on: q·k, the scores that the softmax takes, and the weights. */
+/** A row of a head for the sources from `first` to `last`: dot products q·k, scores before the softmax, and weights. */
 export function attentionRow(heads: Heads, layer: number, head: number, i: number) {
   const ends = 2 * ((layer - 1) * heads.length + i);
   const [first, last] = [heads.reach[ends], heads.reach[ends + 1]];
@@ -70,12 +70,12 @@ export function attentionRow(heads: Heads, layer: number, head: number, i: numbe
   const largest = max(scores)!;
   const weights = scores.map((score) => Math.exp(score - largest));
   const total = sum(weights);
-  const share = heads.sums ? heads.sums[headAt(layer, head) * heads.length + i] : 1; // an attention sink takes the rest
+  const share = heads.sums ? heads.sums[headAt(layer, head) * heads.length + i] : 1; // below 1 with an attention sink
   const logSum = largest + Math.log(total / share);
   return { first, last, dots, scores, logSum, weights: weights.map((each) => (each * share) / total) };
 }
 
-/** Rows of a head over all sources, every so many; `kind` norm: weights times the length |f(x_j)| of what each gives. */
+/** Every `every`-th row of a head; for `kind` "norm", weights times the length |f(x_j)| of the transformed value. */
 export function headRows(heads: Heads, layer: number, head: number, kind: string, every = 1): Float32Array[] {
   return range(Math.ceil(heads.length / every)).map((n) => {
     const { first, weights } = attentionRow(heads, layer, head, n * every);
@@ -88,7 +88,7 @@ export function headRows(heads: Heads, layer: number, head: number, kind: string
   });
 }
 
-/** The head of a layer in which tokens attend most to tokens that are neither first nor last nor themselves. */
+/** The head of a layer in which tokens attend most to other tokens, except the first and the last token. */
 export const tellingHead = once((number: number, checkpoint: string, layer: number) => {
   const heads = headsOf(number, checkpoint);
   if (!heads) return 0;
@@ -107,7 +107,7 @@ export const largestOf = (vectors: Vector[]) => max(vectors, (vector) => max(vec
 const plus = (one: Vector, other: Vector) => Float64Array.from(one, (each, n) => each + other[n]);
 const farthest = (one: Vector, other: Vector) => largestOf([Float64Array.from(one, (each, n) => each - other[n])]);
 
-/** Query, keys and products of one token in one head, with its scores and weights; masked keys have none. */
+/** The query of one token in one head, and its sources with keys, products, scores and weights (0 if masked). */
 export function meeting(heads: Heads, layer: number, head: number, i: number) {
   const row = attentionRow(heads, layer, head, i);
   const query = vectorOf(heads.queries(headAt(layer, head)), i);
@@ -124,7 +124,7 @@ export function meeting(heads: Heads, layer: number, head: number, i: number) {
 }
 export type Meeting = ReturnType<typeof meeting>;
 
-/** A LayerNorm, or an RMSNorm, which does not centre. */
+/** Apply a LayerNorm, or an RMSNorm, which does not centre the vector. */
 function normalised(vector: Vector, [eps, centred]: Float32Array, weights: Float32Array): Vector {
   const middle = centred ? mean(vector)! : 0;
   const inner = Float64Array.from(vector, (each) => each - middle);
@@ -132,7 +132,7 @@ function normalised(vector: Vector, [eps, centred]: Float32Array, weights: Float
   return inner.map((each, n) => (each / deviation) * weights[n] + weights[vector.length + n]);
 }
 
-/** From a head's weights to the vector in which attention's part of the layer ends; null for a long text. */
+/** The steps from a head's weights to the vector after the attention block; null for long texts. */
 export function afterSoftmax(heads: Heads, layer: number, head: number, i: number, { sources, query }: Meeting) {
   if (!heads.vectors) return null;
   const all = (name: string) => heads.vectors!(name);

@@ -1,4 +1,4 @@
-// Where everything stands in the picture of tokens by layers: blocks of rows, one below the other, and their columns.
+// The layout of the picture of tokens by layers: blocks of rows, one below the other, and their columns.
 
 import { computed, signal } from "@preact/signals";
 import { CHANGE, drawnModels, wordsModel } from "./measures";
@@ -8,27 +8,27 @@ import { printing, state } from "./state";
 import { PRINTED_WIDTH } from "./ui";
 import { nameOf } from "./words";
 
-export const LEVELS_WIDTH = 44; // pixels, of the layers' numbers
-const CELL_WIDTH = [15, 120]; // pixels, at least and at most
-const ROOM = { text: 0.38, comparison: 0.42, paper: 330 }; // for all rows: of the window's height, and in pixels
-const ABOVE_PICTURE = 290; // pixels of a wide window, below which two texts and their difference are to fit
-const ROW_HEIGHT = [9, 30]; // pixels, at least and at most, with the gap
-export const GAP = 0.28; // of a row, through which lines go
+export const LEVELS_WIDTH = 44; // pixels, width of the layer numbers
+const CELL_WIDTH = [15, 120]; // pixels, minimum and maximum
+const ROOM = { text: 0.38, comparison: 0.42, paper: 330 }; // for all rows, in window heights; on paper in pixels
+const ABOVE_PICTURE = 290; // pixels of a wide window above the picture, excluded from the space for a comparison
+const ROW_HEIGHT = [9, 30]; // pixels, minimum and maximum, including the gap
+export const GAP = 0.28; // gap between rows for the lines, as a fraction of a row
 const TITLE_HEIGHT = 24; // pixels, above the rows of a block
-const MARGIN_WIDTH = 108; // pixels, right of the tokens, with the means over texts
-const LEAST_WITH_MARGIN = 600; // pixels, of the whole width
-const INDENT = 5; // pixels, left of the first token, into which its name and frame reach
+const MARGIN_WIDTH = 108; // pixels, for the means at the right
+const LEAST_WITH_MARGIN = 600; // pixels, minimum width of a picture with means
+const INDENT = 5; // pixels left of the first token, for its name and frame
 export const NAME_SIZE = 12; // pixels
-export const LETTERS = 13; // of a name
+export const LETTERS = 13; // maximum number of characters of a name
 const NAMES_HEIGHT = { level: 24, upright: 92 }; // pixels
 
-/** A text in a model, or the difference of two texts; layers from the input, 0, up. */
+/** A text in a model, or the difference between two texts; layer 0 is the input. */
 export type Block = {
   title: string;
   model: string;
   tokens: Maybe[]; // by column
-  lowest: 0 | 1; // layer
-  hasNames: boolean; // of its tokens, below its rows
+  lowest: 0 | 1; // lowest layer
+  hasNames: boolean; // true if token names are shown below its rows
   isDifference: boolean;
 };
 
@@ -36,13 +36,13 @@ export const modelTitle = (model: string) =>
   model === CHANGE ? `Change ${data.wording.by_change}` : data.labels.checkpoints[model];
 export const textTitle = (text: number) => data.documents[text].heading;
 
-/** The chosen text in each model; or two texts in one model, and their difference. */
+/** The selected text in each model, or two texts in one model and their difference. */
 export const blocks = computed((): Block[] => {
   const shown = { lowest: 0, hasNames: true, isDifference: false } as const;
   if (comparison.value === null) {
     const [tokens, models] = [tokensOf(state.document.value), drawnModels.value];
     return models.map((model, n): Block => {
-      const hasNames = n === models.length - 1; // which the blocks share
+      const hasNames = n === models.length - 1; // the blocks have the same tokens
       return { ...shown, title: modelTitle(model), model, tokens, hasNames };
     });
   }
@@ -56,7 +56,7 @@ export const blocks = computed((): Block[] => {
   ];
 });
 
-/** A block's text or model within a sentence. */
+/** A block's text or model, for use within a sentence. */
 export function titleInText({ model, tokens, isDifference }: Block): string {
   if (comparison.value === null) return modelTitle(model).toLowerCase();
   const { first, second } = comparison.value;
@@ -65,7 +65,7 @@ export function titleInText({ model, tokens, isDifference }: Block): string {
   return tokens === blocks.value[0].tokens ? one : other;
 }
 
-/** The block of the chosen text in the chosen model. */
+/** The block of the selected text in the selected model. */
 export const chosenBlock = computed(() =>
   blocks.value.find(
     ({ model, tokens }) =>
@@ -74,16 +74,16 @@ export const chosenBlock = computed(() =>
   )!,
 );
 
-/** The column of the chosen token; null without one. */
+/** The column of the selected token; null if no token is selected. */
 export const chosenColumn = computed((): Maybe => {
   const token = state.token.value;
   return token === null ? null : columnOf(token);
 });
 
-/** A place in the picture. */
+/** A cell of the picture. */
 export type Cell = { block: Block; column: number; layer: number };
 
-/** Sizes for a width of the picture. */
+/** The sizes and positions in a picture of a given width. */
 function layoutOf(width: number) {
   const shown = blocks.value;
   const columnCount = shown[0].tokens.length;
@@ -123,16 +123,16 @@ function layoutOf(width: number) {
       const block = shown.findLast((each) => tops.get(each)! <= top);
       if (column < 0 || column >= columnCount || !block || block.tokens[column] === null) return null;
       const layer = layerCount - Math.floor((top - tops.get(block)! - TITLE_HEIGHT) / rowHeight);
-      if (layer > layerCount) return null; // on its title
-      return { block, column, layer: Math.max(layer, block.lowest) }; // or on its name
+      if (layer > layerCount) return null; // on the block's title
+      return { block, column, layer: Math.max(layer, block.lowest) }; // a token's name selects the lowest layer
     },
   };
 }
 export type Layout = ReturnType<typeof layoutOf>;
 
-/** The picture's width. It is as wide as the page's column, which is known before the first picture is drawn. */
+/** The width of the picture on the screen, which is that of the page's column. */
 export const screenWidth = signal(document.getElementById("app")!.clientWidth || 900);
 export const layout = computed(() => layoutOf(printing.value ? PRINTED_WIDTH : screenWidth.value));
 
-/** The layers of a block, from the input up. */
+/** The layers of a block in ascending order. */
 export const layersOf = ({ lowest }: Block) => range(layerCount + 1, lowest);

@@ -1,4 +1,4 @@
-// The map's picture: tokens as dots at one place in the model, zoomed and on their way, drawn on a canvas.
+// The canvas of the map: tokens as dots at one capture point, with zoom and transitions between points.
 
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { interpolateViridis, least, pointer, select, timer, zoom, zoomIdentity, type ZoomTransform } from "d3";
@@ -11,20 +11,20 @@ import { dark, hovered, printing, ratio, set, state } from "./state";
 import { type DrawnCanvas, PICTURE_FONT, shape, textWidth, widthAttributes } from "./picture";
 import { ARROWS, PRINTED_WIDTH } from "./ui";
 
-const MOVE = 450; // milliseconds, of dots from one place in the model to the next
+const MOVE = 450; // milliseconds of the transition between two capture points
 const MARGIN = 26; // pixels
 const FONT_SIZE = 13; // pixels
 const FONT = `${FONT_SIZE}px ${PICTURE_FONT}`;
-const HALO = 3; // pixels, of the paper around a name
-const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
-const PRINTED_HEIGHT = 700; // pixels, at most
-const STEPS = 24; // of a colour scale, so that dots are drawn by colour
-const MANY = 1500; // tokens, of which each is drawn smaller
-const CELL = [12, 15]; // pixels, of the grid in which a name takes its room
-const CLICK = 14; // pixels, from a dot to a click on it
+const HALO = 3; // pixels, width of the background colour around a name
+const PRINT_SHARPNESS = 3; // canvas pixels per CSS pixel
+const PRINTED_HEIGHT = 700; // pixels, maximum height
+const STEPS = 24; // distinct colours of a scale; dots of one colour are drawn together
+const MANY = 1500; // with more tokens, dots are smaller
+const CELL = [12, 15]; // pixels, cells of the grid for the placement of names
+const CLICK = 14; // pixels, maximum distance of a click from a dot
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Viridis without its end that the paper hides. */
+/** Viridis without the end that has little contrast to the background. */
 export const viridis = (share: number) => interpolateViridis(dark.value ? 0.25 + 0.75 * share : 0.86 * share);
 export const SOFT = "#8a8f99";
 export const textColour = (number: number) => {
@@ -50,12 +50,12 @@ function colourOf(token: number): string {
   return share === null ? SOFT : step(share / run.largestRatio(captured, ratio.value));
 }
 
-/** The tokens that are on the map. */
+/** The tokens on the map. */
 export const shown = computed(() => {
   const [x] = placesOf(state.layout.value, state.point.value);
   return range(run.tokenCount).filter((token) => !Number.isNaN(x[token]));
 });
-/** The shown tokens by colour; those of other texts are fainter where colours do not tell the texts. */
+/** The shown tokens by colour and opacity. Tokens of other texts are fainter unless colours distinguish texts. */
 const groups = computed(() => {
   const others = ["document", "predicted"].includes(state.colour.value) ? 1 : 0.35;
   const opacity = (token: number) => (documentOf[token] === state.document.value ? 1 : others);
@@ -63,27 +63,27 @@ const groups = computed(() => {
 });
 
 const screen = signal({ width: 600, height: 480 });
-/** How much larger the printed map is than the one on the screen. */
+/** The size of the printed map relative to the map on the screen. */
 const scale = computed(() => {
   const { width, height } = screen.value;
   return printing.value ? Math.min(PRINTED_WIDTH / width, PRINTED_HEIGHT / height) : 1;
 });
-/** The map's size. Dots and names keep theirs in print, where only the distances between them change. */
+/** The size of the map. In print, only the distances between dots are scaled, not the dots and names. */
 const frame = computed(() => ({ width: screen.value.width * scale.value, height: screen.value.height * scale.value }));
 const camera = signal<ZoomTransform>(zoomIdentity);
 export const playing = signal(false);
 
-/** All tokens' pixels `[x, y]` on the screen before the camera's zoom. */
+/** The pixel coordinates `[x, y]` of all tokens on the screen before zooming. */
 const target = computed(() => {
   const { width, height } = screen.value;
-  const side = Math.min(width - 3 * MARGIN, height - 2 * MARGIN); // of the square in which all texts lie
+  const side = Math.min(width - 3 * MARGIN, height - 2 * MARGIN); // side of the square that contains all texts
   const [x, y] = placesOf(state.layout.value, state.point.value);
-  const middle = (width - MARGIN) / 2; // names stand to the right of their dots
+  const middle = (width - MARGIN) / 2; // names are to the right of their dots
   return [x.map((each) => middle + (each - 0.5) * side), y.map((each) => height / 2 - (each - 0.5) * side)];
 });
 let moving: { from: Float32Array[]; progress: number } | null = null;
 
-/** Where each token is now; on its way, between its pixels at two places in the model. */
+/** Return a function for the current position of a token, which is interpolated during transitions. */
 function placer(): (token: number) => [number, number] {
   const [view, to, way] = [camera.peek(), target.peek(), moving];
   const onMap = (x: number, y: number): [number, number] => {
@@ -98,7 +98,7 @@ function placer(): (token: number) => [number, number] {
   return (token) => onMap(between(0, token), between(1, token));
 }
 
-/** The style sheet's colours, asked for when they change, as that lays out the page. */
+/** The colours of the style sheet, read only when they change, because `getComputedStyle` can trigger a layout. */
 const theme = computed(() => {
   void dark.value;
   const style = getComputedStyle(document.getElementById("map-canvas")!);
@@ -106,7 +106,7 @@ const theme = computed(() => {
 });
 const widthOf = once((name: string) => textWidth(name, FONT_SIZE) + 8);
 
-/** The names that have room: first of the selected token, its nearest, and the chosen text. */
+/** The tokens whose names fit, in order of priority: selected token, its neighbours, its text, all other tokens. */
 function labels(place: (token: number) => [number, number]) {
   const token = state.token.peek();
   const first = token === null ? [] : [token, ...nearestTo(token, state.point.peek())];
@@ -127,7 +127,7 @@ type Dots = { colour: string; opacity: number; places: [number, number][] };
 type Name = { text: string; x: number; y: number; colour: string; bold: boolean; anchor: "start" | "end" };
 type Ring = { x: number; y: number; radius: number; colour: string; width: number };
 
-/** The shares of the variance along both axes, where these are principal components. */
+/** The axis labels of a PCA map: the explained variance of both principal components. */
 function axisNames(width: number, height: number): Name[] {
   const [across, up] = data.variances[state.point.peek()];
   if (state.layout.peek() !== "pca" || across === null || up === null) return [];
@@ -139,7 +139,7 @@ function axisNames(width: number, height: number): Name[] {
   ];
 }
 
-/** What the map shows now, in the order in which it is drawn. */
+/** The current contents of the map. */
 function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; rings: Ring[] } {
   const { width } = frame.peek();
   const [ink, paper, mark, took] = theme.peek();
@@ -202,7 +202,7 @@ function paint(canvas: HTMLCanvasElement) {
   }
 }
 
-/** The same as shapes, for a saved picture; what lies outside of the map is left out. */
+/** Return the contents of the map as SVG shapes for a saved picture, without the dots outside of the map. */
 function shapes(): SVGElement {
   const { width, height } = frame.peek();
   const { radius, paper, dots, names, rings } = scene();
@@ -238,7 +238,7 @@ const behaviour = zoom<HTMLCanvasElement, unknown>()
   )
   .on("zoom", (e: { transform: ZoomTransform }) => (camera.value = e.transform));
 const held = () => select<HTMLCanvasElement, unknown>("#map-canvas");
-/** Zoom the map by a factor; 0 shows all texts. */
+/** Zoom the map by a factor; 0 resets the zoom, so that all texts are visible. */
 export const zoomBy = (factor: number) =>
   factor ? behaviour.scaleBy(held(), factor) : behaviour.transform(held(), zoomIdentity);
 
@@ -252,10 +252,10 @@ function handleKey(e: KeyboardEvent) {
   e.preventDefault();
 }
 
-/** Draw the map whenever something changes that it shows, and move its dots along the model; return how to stop. */
+/** Redraw the map after each change of its contents, with transitions; return a function that stops this. */
 function follow(canvas: HTMLCanvasElement): () => void {
   let before = { layout: "", point: -1, pixels: target.peek() };
-  let isOnScreen = true; // elsewhere nobody sees dots on their way, which take time from the views that are read
+  let isOnScreen = true; // transitions outside of the window would slow down the visible views
   new IntersectionObserver(([{ isIntersecting }]) => (isOnScreen = isIntersecting)).observe(canvas);
   const move = (from: Float32Array[]) => {
     const duration = playing.peek() ? Math.min(MOVE, 700 / data.pointsPerSecond) : MOVE;
@@ -280,7 +280,7 @@ function follow(canvas: HTMLCanvasElement): () => void {
   });
 }
 
-/** What the picture holds, for who checks it. */
+/** The contents of the map for tests. */
 const drawn = () => ({
   moving: moving !== null,
   tokens: shown.peek(),
@@ -312,7 +312,7 @@ export function Canvas() {
     canvas.current!.title =
       token === null
         ? ""
-        : `${nameHere(token)}, position ${positionOf(token)} of ${data.documents[documentOf[token]].title}`;
+        : `${nameHere(token)}, position ${positionOf(token)} in ${data.documents[documentOf[token]].title}`;
   };
   return (
     <canvas
@@ -321,7 +321,7 @@ export function Canvas() {
       tabIndex={0}
       role="application"
       aria-roledescription="map"
-      aria-label={`${state.layout.value} map, ${site.value.label}: ${shown.value.length} tokens. Arrow keys move it, plus and minus zoom.`}
+      aria-label={`${state.layout.value} map, ${site.value.label}: ${shown.value.length} tokens. Arrow keys move the map, plus and minus zoom.`}
       style={
         printing.value
           ? `width: ${frame.value.width}px; aspect-ratio: ${frame.value.width} / ${frame.value.height}`

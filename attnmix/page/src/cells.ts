@@ -1,4 +1,4 @@
-// The picture of tokens by layers as marks: cells, lines from the chosen token to its sources, names and frames.
+// The marks of the picture of tokens by layers: cells, lines to the sources of the selected token, names and frames.
 
 import { computed } from "@preact/signals";
 import {
@@ -22,19 +22,19 @@ import * as measures from "./measures";
 import { dark, state } from "./state";
 import { nameOf } from "./words";
 
-const NUMBERED = 56; // pixels, of a cell's width with its number in it
-const NUMBERED_ROW = 15; // pixels, of its row's height
+const NUMBERED = 56; // pixels, minimum width of a cell with a number
+const NUMBERED_ROW = 15; // pixels, minimum height of its row
 export const READ_SIGN = "◆"; // before the name of the token that the classifier reads
-const EDGE_REACH = 4; // pixels, from a pointer to the middle of a line
-const CURVE_PARTS = 16; // straight ones, in place of a bent line
-const LEAST_SHADED = 0.002; // of the vector, for a source in the row of the input
+const EDGE_REACH = 4; // pixels, maximum distance of the pointer from a line
+const CURVE_PARTS = 16; // line segments that approximate a curve
+const LEAST_SHADED = 0.002; // minimum share of a visible source in the row of the input
 type Box = [left: number, top: number, width: number, height: number];
 
-/** The model whose sources are drawn; of a change, the chosen one. */
+/** The model whose sources are drawn: for changes, the selected model. */
 export const sourceModel = (model: string) => (model === measures.CHANGE ? state.checkpoint.value : model);
 
 type Origins = ReturnType<typeof measures.originsOf>;
-/** By block where the vector of the token in the chosen column comes from. */
+/** The sources of the selected column's token by block. */
 export const origins = computed(() => {
   const column = chosenColumn.value;
   const byBlock = new Map<Block, Origins>();
@@ -48,7 +48,7 @@ export const origins = computed(() => {
   return byBlock;
 });
 
-/** What a cell of a layer shows; null where it is not known. */
+/** The value of a cell; null if it is not known. */
 export function valueIn(block: Block, column: number, layer: number): Maybe {
   if (block.isDifference) return differenceOf(comparison.value!.columns[column], layer);
   const token = block.tokens[column];
@@ -56,7 +56,7 @@ export function valueIn(block: Block, column: number, layer: number): Maybe {
 }
 
 type Painted = { box: Box; colour: string; ink: string; text: string };
-/** The colour and number of a cell; null where nothing is known or, in the input, where no source is. */
+/** The colour and number of a cell; null if its value is not known or, in the row of the input, not a source. */
 function paintedCell(block: Block, column: number, layer: number): Omit<Painted, "box"> | null {
   if (layer > 0) {
     const value = valueIn(block, column, layer);
@@ -71,7 +71,7 @@ function paintedCell(block: Block, column: number, layer: number): Omit<Painted,
   return { ...shade(strength(share), "source"), text: state.change.value ? "" : wholePercent(share) };
 }
 
-/** All cells that show something, with their places. */
+/** All cells with a value, with their positions. */
 function paintedCells({ cellWidth, rowHeight, x, y }: Layout): Painted[] {
   const height = rowHeight * (1 - GAP);
   return blocks.value.flatMap((block) =>
@@ -84,13 +84,13 @@ function paintedCells({ cellWidth, rowHeight, x, y }: Layout): Painted[] {
   );
 }
 
-/** The boxes of cells, those of one colour together. */
+/** The boxes of cells, grouped by colour. */
 function boxMarks(painted: Painted[]): Mark[] {
   const boxes = Map.groupBy(painted, ({ colour }) => colour);
   return [...boxes].map(([fill, all]): Mark => ({ kind: "boxes", fill, boxes: all.map(({ box }) => box) }));
 }
 
-/** The numbers of cells, where there is room. */
+/** The numbers of cells, if there is enough space. */
 function numberMarks(painted: Painted[], { cellWidth, rowHeight }: Layout): Mark[] {
   if (cellWidth < NUMBERED || rowHeight < NUMBERED_ROW) return [];
   return painted.map(({ box: [left, top, , height], ink, text }): Mark => {
@@ -107,7 +107,7 @@ const themed = computed((): Colours => {
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as Colours;
 });
 
-/** The empty places of the input and of what is not known, so that they are seen. */
+/** Lines at the bottom of all cells, so that empty cells are visible. */
 const emptyMarks = ({ cellWidth, rowHeight, x, y }: Layout, { line }: Colours): Mark[] =>
   blocks.value.flatMap((block) =>
     layersOf(block).map((layer): Mark => {
@@ -117,11 +117,11 @@ const emptyMarks = ({ cellWidth, rowHeight, x, y }: Layout, { line }: Colours): 
     }),
   );
 
-/** A line from the chosen token, or from a source of it, to a source. */
+/** A line from the selected token or one of its sources to a source. */
 export type Edge = measures.Flow & { start: Point; end: Point; isBent: boolean };
 type Point = [x: number, y: number];
 
-/** The lines from the chosen token to its sources, straight to the input or from layer to layer, the weakest first. */
+/** The lines to the sources, straight to the input or from layer to layer, in ascending order of their shares. */
 const edgesOf = ({ cellWidth, rowHeight, x, y }: Layout): Edge[] =>
   [...origins.value].flatMap(([block, { flows }]) => {
     const middle = (token: number) => x(columnOf(token)) + (cellWidth - 1) / 2;
@@ -134,7 +134,7 @@ const edgesOf = ({ cellWidth, rowHeight, x, y }: Layout): Edge[] =>
       });
   });
 
-/** The lines with a halo each. */
+/** The lines, each with a halo. */
 const flowMarks = (drawnLayout: Layout, colours: Colours): Mark[] =>
   edgesOf(drawnLayout).flatMap(({ start, end, isBent, share }): Mark[] => {
     const half = (start[1] + end[1]) / 2;
@@ -146,7 +146,7 @@ const flowMarks = (drawnLayout: Layout, colours: Colours): Mark[] =>
     ];
   });
 
-/** The point of a line at a fraction of its course; of a bent one, on the cubic curve that is drawn. */
+/** The point of a line at a parameter between 0 and 1; bent lines are cubic curves. */
 function pointOn({ start: [x0, y0], end: [x1, y1], isBent }: Edge, at: number): Point {
   if (!isBent) return [x0 + at * (x1 - x0), y0 + at * (y1 - y0)];
   const [half, rest] = [(y0 + y1) / 2, 1 - at];
@@ -155,7 +155,7 @@ function pointOn({ start: [x0, y0], end: [x1, y1], isBent }: Edge, at: number): 
   return [ofStart * x0 + (1 - ofStart) * x1, rest ** 3 * y0 + ofHalf * half + at ** 3 * y1];
 }
 
-/** The distance of a place from a part of a line between two of its points. */
+/** The distance of a point from a line segment. */
 function distanceFrom([x, y]: Point, [x0, y0]: Point, [x1, y1]: Point): number {
   const [dx, dy] = [x1 - x0, y1 - y0];
   const along = ((x - x0) * dx + (y - y0) * dy) / (dx ** 2 + dy ** 2 || 1);
@@ -163,7 +163,7 @@ function distanceFrom([x, y]: Point, [x0, y0]: Point, [x1, y1]: Point): number {
   return Math.hypot(x - x0 - at * dx, y - y0 - at * dy);
 }
 
-/** The line nearest to a place, of equally near ones the strongest; null where none is within reach of a pointer. */
+/** The line nearest to a point, preferring larger shares; null if no line is within `EDGE_REACH`. */
 export function edgeAt(x: number, y: number): Edge | null {
   let [nearest, least]: [Edge | null, number] = [null, EDGE_REACH];
   for (const edge of edgesOf(layout.value)) {
@@ -175,7 +175,7 @@ export function edgeAt(x: number, y: number): Edge | null {
   return nearest;
 }
 
-/** The columns whose names are written: the chosen one, words that are the strongest sources, and what else has room. */
+/** The columns with visible names: the selected one, the strongest sources among words, and others if they fit. */
 function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, number> | undefined): Set<number> {
   const share = (column: number) => (isWord(block.tokens[column]!) ? (input?.get(block.tokens[column]!) ?? 0) : 0);
   const isForced = (column: number) => column === chosenColumn.value || unlikeTokens.value.has(block.tokens[column]!);
@@ -192,7 +192,7 @@ function namedColumns(block: Block, { cellWidth }: Layout, input: Map<number, nu
   return named;
 }
 
-/** The names of tokens, below their columns. Those that the other text does not have in their column are framed. */
+/** The names of tokens below their columns. Names that differ from the other text's token in the column are framed. */
 function nameMarks(drawnLayout: Layout, colours: Colours): Mark[] {
   const { cellWidth, upright, x, namesTop, namesHeight } = drawnLayout;
   const marksOfBlock = (block: Block): Mark[] => {
@@ -217,7 +217,7 @@ function nameMarks(drawnLayout: Layout, colours: Colours): Mark[] {
   return blocks.value.filter(({ hasNames }) => hasNames).flatMap(marksOfBlock);
 }
 
-/** Frames around the chosen cell, and around the cells above and below it in the other blocks. */
+/** Frames around the selected cell, and around the corresponding cells of the other blocks. */
 function chosenMarks({ cellWidth, rowHeight, x, y }: Layout, { mark }: Colours): Mark[] {
   const column = chosenColumn.value;
   if (column === null) return [];
@@ -236,7 +236,7 @@ export function marksOf(now: Layout): Mark[] {
     ...emptyMarks(now, themed.value),
     ...boxMarks(painted),
     ...flowMarks(now, themed.value),
-    ...numberMarks(painted, now), // which lines do not strike through
+    ...numberMarks(painted, now), // on top of the lines
     ...chosenMarks(now, themed.value),
     ...nameMarks(now, themed.value),
   ];

@@ -1,4 +1,4 @@
-// Lines over the layers as a pane: means with their intervals and reviews, drawn by Observable Plot.
+// A pane with a line chart by layer: means with intervals and reviews, drawn by Observable Plot.
 
 import * as Plot from "@observablehq/plot";
 import type { ComponentChildren } from "preact";
@@ -13,14 +13,14 @@ export type Line = Partial<Series> & {
   name: string;
   colour: string;
   values: Maybe[];
-  dots?: Maybe[][]; // by place on the x axis
+  dots?: Maybe[][]; // values of reviews by layer
   dash?: "dashed" | "dotted";
 };
 const [LEFT, RIGHT] = [46, 8]; // pixels
 const DASHES = { dashed: "6 4", dotted: "1.5 3" }; // as in SVG
 
 const DEFAULTS = {
-  bounds: [0, Infinity], // of what the measure can be
+  bounds: [0, Infinity], // range of the measure
   height: 320,
 };
 type Props = Partial<typeof DEFAULTS> & {
@@ -38,7 +38,7 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number }) {
   const points = lines.flatMap(({ name, values, low, high, colour, dash }) =>
     layers.map((_, i) => ({ name, colour, dash, i, value: values[i], low: low?.[i], high: high?.[i] })),
   );
-  // Reviews beside the line's dot, to the right and left in turn, so that they hide each other less.
+  // Draw reviews alternately to the right and left of the line's dot, so that they overlap less.
   const side = (k: number) => (k % 2 ? 1 : -1) * (0.04 + ((k * 7) % 10) / 35);
   const reviews = lines.flatMap(({ dots = [], colour }) =>
     dots.flatMap((all, i) => all.map((value, k) => ({ colour, i: i + side(k), value }))),
@@ -77,7 +77,7 @@ function draw(props: typeof DEFAULTS & { lines: Line[]; width: number }) {
 
 export function Chart({ id, title, children, ...given }: Props) {
   const props = { ...DEFAULTS, ...given };
-  // Parts end with the encoder: a decoder's layers have no value.
+  // Exact parts are only defined in the encoder, so the decoder's layers have no values.
   const whole = given.lines.map((line) => ({ ...line, values: layers.map((_, i) => line.values[i] ?? null) }));
   const lines = whole.filter(({ values }) => values.some((each) => each !== null));
   const { box, width } = useWidth(560);
@@ -88,7 +88,7 @@ export function Chart({ id, title, children, ...given }: Props) {
   useLayoutEffect(() => {
     plot.current!.replaceChildren(draw({ ...props, lines, width }));
   }, [drawn]);
-  // The band around the chosen layer moves within the drawing, as another drawing would take longer.
+  // Move the band of the selected layer without redrawing the chart, which would take longer.
   useLayoutEffect(() => {
     plot.current!.querySelector(".now")?.setAttribute("transform", `translate(${step * chosen} 0)`);
   }, [drawn, chosen]);

@@ -1,4 +1,4 @@
-// The words below the picture of tokens by layers: the chosen cell, its sources, and what changed most.
+// The paragraphs below the picture of tokens by layers: the selected cell, its sources, and the largest changes.
 
 import { type Block, blocks, chosenColumn, titleInText } from "./blocks";
 import { sourceModel, valueIn } from "./cells";
@@ -10,8 +10,8 @@ import { missingText } from "./missing";
 import { canChange, set, state } from "./state";
 import { nameInText } from "./words";
 
-const NAMED_SOURCES = 4; // in the sentence below the picture
-const LISTED_CHANGES = 6; // below the picture
+const NAMED_SOURCES = 4; // maximum number in the sentence below the picture
+const LISTED_CHANGES = 6; // maximum number of buttons below the picture
 
 export const layerName = (layer: number) => (layer === 0 ? "input" : data.labels.layers[layer].toLowerCase());
 export function valueText(value: Maybe, isDifference = false, token: Maybe = null): string {
@@ -19,7 +19,7 @@ export function valueText(value: Maybe, isDifference = false, token: Maybe = nul
   return isDifference ? points(value) : measures.shareText(value);
 }
 
-/** What special tokens and punctuation contribute together, as far as they are among the sources on the page. */
+/** The end of a sentence on the summed share of special tokens and punctuation among the largest sources. */
 function marksText(sources: Share[]): string {
   const marks = sources.filter(({ token }) => !isWord(token));
   if (marks.length === 0) return "";
@@ -27,18 +27,18 @@ function marksText(sources: Share[]): string {
   return `; special tokens and punctuation among the ${data.sourcesKept} largest contribute ${percent(sum)}`;
 }
 
-/** The words that are the largest sources of the chosen vector in a block, by the chosen measure. */
+/** A sentence on the words that are the largest sources of the selected vector in a block. */
 function SourcesOf({ block, token }: { block: Block; token: number }) {
   const all = measures.sourcesOf(token, state.layer.value, sourceModel(block.model));
   const others = all.filter((each) => each.token !== token);
   const sources = others.filter((each) => isWord(each.token)).slice(0, NAMED_SOURCES);
   if (sources.length === 0) return null;
-  const compared = comparison.value ? `, ${titleInText(block)}` : "";
+  const compared = comparison.value ? ` (${titleInText(block)})` : "";
   return (
     <>
       {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest sources among words in the{" "}
       {measures.sourcesIn.value === "input" ? "input" : "layer below"}
-      {compared || (canChange && `, ${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()}`)}, are{" "}
+      {compared || (canChange && ` (${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()})`)} are{" "}
       {sources.map((each, n) => (
         <>
           {n > 0 && ", "}
@@ -50,7 +50,7 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
   );
 }
 
-/** The words that fine-tuning changed most, by which they are chosen. */
+/** Buttons that select the words with the largest changes between both models. */
 export function Changes() {
   const changes = measures.largestChanges.value.filter(({ token }) => isWord(token)).slice(0, LISTED_CHANGES);
   if (changes.length === 0) return null;
@@ -66,26 +66,26 @@ export function Changes() {
   );
 }
 
-/** The chosen cell's value in a block, with the text or model of the block where there are several. */
+/** The value of the selected cell in a block, with the text or model of the block if there are several blocks. */
 function valueOfBlock(block: Block, column: number): string {
   const value = valueText(valueIn(block, column, state.layer.value), block.isDifference, block.tokens[column]);
   return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
 }
 
-/** The difference of both texts in the chosen cell, if both have a token there. */
+/** The difference between both texts in the selected cell, if both have a token in its column. */
 function differenceText(column: number): string {
   if (comparison.value === null) return "";
   const value = differenceOf(comparison.value.columns[column], state.layer.value);
   return value === null ? "" : `, a difference of ${points(value)}`;
 }
 
-/** What the chosen cell is and where its vector comes from, in words. */
+/** A paragraph on the selected cell: its token, value and largest sources. */
 export function ChosenText() {
   const column = chosenColumn.value;
   if (column === null)
     return (
       <p class="chosen-text" id="chosen-text">
-        Click a cell to see where that vector comes from.
+        Click a cell to see the sources of its vector.
       </p>
     );
   const ofTexts = blocks.value.filter(({ isDifference }) => !isDifference);
@@ -105,7 +105,7 @@ export function ChosenText() {
       {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: {measures.shareStatement()}{" "}
       {present.map((block) => valueOfBlock(block, column)).join(", ")}
       {differenceText(column)}.{" "}
-      {ofTexts.filter(isAbsent).map((block) => `In ${titleInText(block)}, no token stands in this column. `)}
+      {ofTexts.filter(isAbsent).map((block) => `${titleInText(block)} has no token in this column. `)}
       {present.map((block) => (
         <SourcesOf block={block} token={block.tokens[column]!} />
       ))}

@@ -1,15 +1,15 @@
-// The one scale of colours: the paper stands for 0, and the full colour for the scale's end, in all layers, models, texts.
+// The colour scale: the background colour is 0 and the end colour is the end of the scale, in all layers and models.
 
 import { interpolateLab, piecewise, rgb } from "d3";
 import { dark } from "./state";
 
 const PAPER = { light: "#ffffff", dark: "#14171c" };
-/** The colours at the middle and at the end of a scale; lightness changes evenly. */
+/** The colours at the middle and at the end of each scale; lightness changes evenly. */
 const COLOURS = {
   light: { more: ["#5896cc", "#00386f"], less: ["#d07f45", "#7a2c00"], source: ["#e39a5f", "#b34a00"] },
   dark: { more: ["#3d7fb5", "#b5e0ff"], less: ["#a8652f", "#ffc48e"], source: ["#a8652f", "#ff9d4d"] },
 };
-/** The colours of kinds: of tokens, texts, and classes on the map. */
+/** The colours of categories on the map: kinds of tokens, texts, and classes. */
 const KINDS = {
   light: ["#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720"],
   dark: ["#00aaff", "#bc5e00", "#ffffbf", "#187a49", "#dfbfff", "#006fde", "#cdab9a", "#376e7a"],
@@ -18,7 +18,7 @@ const STEPS = 200;
 const EQUAL_CONTRAST = 0.179; // luminance on which black and white are equally readable
 
 type Theme = keyof typeof COLOURS;
-/** What a colour says: that a value is above 0, below it, or that a token is a source of the chosen one. */
+/** The meaning of a colour: a value above 0, a value below 0, or the share of a source. */
 type Meaning = keyof typeof COLOURS.light;
 type Shade = { colour: string; ink: string };
 
@@ -36,10 +36,10 @@ function shadesOf(theme: Theme, meaning: Meaning): Shade[] {
   });
 }
 
-/** The scales that were asked for: a page opens with two of the six. */
+/** The scales that were used so far; an opening page needs two of the six. */
 const shades: Record<Theme, Partial<Record<Meaning, Shade[]>>> = { light: {}, dark: {} };
 
-/** The shade of a place on a scale from -1 to 1, and the colour of a text on it. */
+/** The colour of a value between -1 and 1, and the colour of text on it. */
 export function shade(place: number, meaning: Meaning = place < 0 ? "less" : "more"): Shade {
   const strength = Math.min(Math.abs(place), 1);
   const theme = dark.value ? "dark" : "light";
@@ -49,5 +49,5 @@ export function shade(place: number, meaning: Meaning = place < 0 ? "less" : "mo
 
 export const kindColours = () => KINDS[dark.value ? "dark" : "light"];
 
-/** How strongly a share is drawn as a line or a mark, from 0 to 1: by its square root, so that small ones are seen. */
+/** The strength of the line or mark of a share, from 0 to 1: its square root, so that small shares are visible. */
 export const strength = (share: number) => Math.sqrt(Math.min(Math.max(share, 0), 1));

@@ -1,4 +1,4 @@
-// The words below the picture of two texts: which tokens differ, both texts as a whole, and the largest differences.
+// The paragraphs below the picture of two texts: tokens that differ, means over both texts, and largest differences.
 
 import { type Column, isSame } from "./alignment";
 import { type Comparison, comparison, largestDifferences, meanOf } from "./comparison";
@@ -9,36 +9,36 @@ import * as measures from "./measures";
 import { set, state } from "./state";
 import { nameInText } from "./words";
 
-const LISTED = 6; // differences
-const NAMED = 8; // tokens that differ
+const LISTED = 6; // maximum number of listed differences
+const NAMED = 8; // maximum number of listed columns with different tokens
 
 const nameOfText = (text: number) => data.documents[text].title;
 const said = (token: number) => `“${nameInText(token)}”`;
 
-/** The token of the chosen text in a column, or the other's. */
+/** The token of the selected text in a column; the other text's token if it has none. */
 const tokenOf = ({ first, second }: Column) =>
   ((state.document.value === comparison.value!.first ? first : second) ?? first ?? second)!;
 
-/** The tokens of a column: their one name, or both. */
+/** The names of the tokens of a column; one name if they are the same. */
 const namesIn = (column: Column) =>
   isSame(column) ? nameInText(tokenOf(column)) : `${nameInText(column.first!)} → ${nameInText(column.second!)}`;
 
-/** Which tokens stand in one text alone, or in place of each other. */
+/** A sentence on the tokens that differ between both texts. */
 function unlikeText({ first, second, columns, alike }: Comparison): string {
   const unlike = columns.filter((column) => !isSame(column));
   if (unlike.length === 0) return "Both texts have the same tokens.";
   if (!alike) {
     const same = `${columns.length - unlike.length} of ${columns.length} columns`;
-    return `These texts have few tokens in common. The same token stands in both in ${same}; differences by column are of these only.`;
+    return `These texts have few tokens in common. Both have the same token in ${same}; differences are shown in these columns only.`;
   }
   const alone = (token: Maybe, text: number, other: number) =>
-    `${said(token!)} in ${nameOfText(text)}, nothing in ${nameOfText(other)}`;
+    `${said(token!)} in ${nameOfText(text)}, no token in ${nameOfText(other)}`;
   const places = unlike.slice(0, NAMED).map((column) => {
     if (column.second === null) return alone(column.first, first, second);
     if (column.first === null) return alone(column.second, second, first);
     return `${said(column.first)} in ${nameOfText(first)}, ${said(column.second)} in ${nameOfText(second)}`;
   });
-  const rest = unlike.length > NAMED ? [`and ${unlike.length - NAMED} columns more`] : [];
+  const rest = unlike.length > NAMED ? [`and ${unlike.length - NAMED} more columns`] : [];
   const where = `in ${unlike.length} of ${columns.length} columns`;
   return `Tokens that differ (framed), ${where}: ${[...places, ...rest].join("; ")}.`;
 }
@@ -50,7 +50,7 @@ function wholeText({ first, second }: Comparison): string {
   return `${measures.isOfOneLayer() ? "In" : "After"} ${layerName(state.layer.value)}, ${measures.shareStatement(`mean ${measures.shareKind()} of all tokens`)} ${means}, a difference of ${points(other - one)}.`;
 }
 
-/** Where and how much two texts differ, in words; the largest differences are chosen by a click. */
+/** The differences between two texts as paragraphs; buttons select the cells with the largest differences. */
 export function Differences() {
   if (comparison.value === null) return null;
   const { first, second } = comparison.value;

@@ -1,4 +1,4 @@
-// The comparison of two texts: the tokens that differ, and what differs in the chosen measure.
+// The comparison of two texts: the tokens that differ, and the differences in the selected measure.
 
 import { computed } from "@preact/signals";
 import { areAlike, type Column, columnsOf, isSame } from "./alignment";
@@ -6,10 +6,10 @@ import { layers, type Maybe, positionOf, tokensOf } from "./data";
 import { valueOf, wordsModel } from "./measures";
 import { state } from "./state";
 
-const DIFFERENCE_LIMIT = 0.25; // of a share, from which on a difference has the full colour
+const DIFFERENCE_LIMIT = 0.25; // end of the colour scale of differences
 
 export type Comparison = { first: number; second: number; columns: Column[]; alike: boolean };
-/** The chosen text and the one that it is compared with, in the order of the page; null without another. */
+/** The selected text and the text that it is compared with, in the order of the page; null if nothing is compared. */
 export const comparison = computed((): Comparison | null => {
   const [chosen, other] = [state.document.value, state.compare.value];
   if (other === null) return null;
@@ -25,19 +25,19 @@ const columnNumbers = computed(() => {
   }
   return numbers;
 });
-/** The column in which a token of a shown text stands. */
+/** The column of a token of a shown text. */
 export const columnOf = (token: number): number =>
   comparison.value === null ? positionOf(token) : columnNumbers.value.get(token)!;
 
-/** The tokens of both texts that are not the same in their column. */
+/** The tokens of both texts in columns where the texts differ. */
 export const unlikeTokens = computed(() => {
   const unlike = comparison.value?.columns.filter((column) => !isSame(column)) ?? [];
   return new Set(unlike.flatMap(({ first, second }) => [first, second]).filter((token) => token !== null));
 });
 
 /**
- * The second text's value of the chosen measure minus the first's; null where a text has no token there. In texts that
- * are not alike, other tokens share a column by chance, and are not compared.
+ * The selected measure in the second text minus that in the first; null if a text has no token in the column. In
+ * dissimilar texts, different tokens are in the same column by chance, so their values are not compared.
  */
 export function differenceOf(column: Column, layer: number): Maybe {
   const { first, second } = column;
@@ -47,7 +47,7 @@ export function differenceOf(column: Column, layer: number): Maybe {
   return one === null || other === null ? null : other - one;
 }
 
-/** The ends of the scale of differences: the same for all texts, or, stretched, those of these texts. */
+/** The ends of the scale of differences: the same for all texts or, if stretched, the extremes of these texts. */
 export const differenceRange = computed((): [low: number, high: number] => {
   const [largest] = largestDifferences.value;
   const limit = state.stretch.value && largest ? Math.abs(largest.value) : DIFFERENCE_LIMIT;
@@ -55,7 +55,7 @@ export const differenceRange = computed((): [low: number, high: number] => {
 });
 
 export type Difference = { column: Column; layer: number; value: number };
-/** The layer of each column where the texts differ most, the largest differences first. */
+/** The largest difference of each column and its layer, sorted by size. */
 export const largestDifferences = computed((): Difference[] => {
   const inLayers = (column: Column) =>
     layers.flatMap((layer): Difference[] => {
@@ -66,12 +66,12 @@ export const largestDifferences = computed((): Difference[] => {
   return largest((comparison.value?.columns ?? []).flatMap((column) => largest(inLayers(column)).slice(0, 1)));
 });
 
-/** The mean of the chosen measure over all of some tokens whose value is known; null without any. */
+/** The mean of the selected measure over the tokens with a known value; null if there are none. */
 export function meanOver(tokens: Maybe[], layer: number, model: string): Maybe {
   const values = tokens.map((token) => (token === null ? null : valueOf(token, layer, model)));
   const known = values.filter((value) => value !== null);
   return known.length > 0 ? known.reduce((total, value) => total + value, 0) / known.length : null;
 }
 
-/** The mean of the chosen measure over the tokens of a text in the model of the words. */
+/** The mean of the selected measure over the tokens of a text in the selected model. */
 export const meanOf = (text: number, layer: number): Maybe => meanOver(tokensOf(text), layer, wordsModel.value);

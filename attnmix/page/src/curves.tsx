@@ -1,4 +1,4 @@
-// The charts: what the run found, every measure by layer, and what is shared and read of classes.
+// The charts: the main result, all measures by layer, class shares, and probes.
 
 import * as Plot from "@observablehq/plot";
 import { useSignal } from "@preact/signals";
@@ -13,12 +13,12 @@ import { nameOf } from "./words";
 
 const GREY = "var(--before)";
 const COLOURS = ["after", "shared", "shuffled", "mark", "random", "ink", "before"].map((name) => `var(--${name})`);
-/** The colours of both models, by the names of their lines: in all views the same. */
+/** The colours of both models by the names of their lines; they are the same in all views. */
 const MODEL_COLOURS: Record<string, string> = { "Before fine-tuning": GREY, "After fine-tuning": COLOURS[0] };
 const MAX_DOTS = 150; // reviews in the chart
 
 const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
-/** Lines by their names; what is named `… : …` is a control of the line before. */
+/** The lines of named series. A name with a colon, `A: B`, is a control of the line `A`. */
 const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
   const measured = (name: string) => name.split(":")[0];
   const names = [...new Set(Object.keys(series).map(measured))];
@@ -31,7 +31,7 @@ const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
   });
 };
 
-/** A sentence whose words in braces are terms of the glossary. */
+/** A sentence; terms in braces are links to the glossary. */
 const Sentence = ({ text }: { text: string }) => (
   <>
     {text
@@ -54,7 +54,7 @@ export const Answer = () => (
   </section>
 );
 
-/** What the run found, by layer: before, after and by chance; or the models, and the same with a control. */
+/** The chart of the main result by layer, with one line per model. */
 function AnswerChart() {
   const { title, series, unit, means } = data.answer.chart;
   const lines = series.map((each, n): Line => ({
@@ -100,7 +100,7 @@ const meanLines = (measure: string) =>
     return { name: data.labels.checkpoints[checkpoint], colour, ...data.curves[measure][checkpoint] };
   });
 
-/** A ratio's means with the reviews of the chosen model, its controls, and the selected token's own course. */
+/** The lines of a ratio: means over texts, with dots for the texts of the selected model; controls; selected token. */
 function ratioLines(measure: string): Line[] {
   const [model, token] = [state.checkpoint.value, state.token.value];
   const dots = layers.map((layer) => reviewRatios(layer, model, measure).slice(0, MAX_DOTS));
@@ -115,7 +115,7 @@ function ratioLines(measure: string): Line[] {
   return [...means, ...controls, { name: `“${nameOf(token)}”`, colour: COLOURS[3], dash: "dotted", values }];
 }
 
-/** What fine-tuning changed in the chosen layer, in one sentence. */
+/** A sentence on the change between both models in the selected layer; an empty string if it is not known. */
 function changeText(measure: string): string {
   const layer = state.layer.value;
   const { values, low, high, texts } = data.curves[measure].difference ?? { values: [] };
@@ -129,7 +129,7 @@ function changeText(measure: string): string {
   return `In layer ${layer}, ${data.wording.change} changes ${what} by ${mean} percentage points (${interval}).`;
 }
 
-/** A measure's means by layer as a small picture, by which it is chosen. */
+/** A button that selects a measure, with a small chart of its means by layer. */
 function Thumb({ measure }: { measure: string }) {
   const box = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
@@ -152,7 +152,7 @@ function Thumb({ measure }: { measure: string }) {
   );
 }
 
-/** Of pairs of texts, the ratio with only the tokens of one text, or only special ones, as the others. */
+/** For pairs of texts: the ratio if only the tokens of one text, or only special tokens, count as other tokens. */
 function PairSources({ measure }: { measure: string }) {
   const model = state.checkpoint.value;
   const lines = linesOf(data.sources[measure]?.[model]);
@@ -161,8 +161,8 @@ function PairSources({ measure }: { measure: string }) {
   return (
     <Chart id="sources-chart" title={title} lines={lines} bounds={[0, 1]}>
       <p class="small">
-        Each line is the ratio with only these tokens counted as others, so the three do not add up to the whole ratio.
-        Means over the tokens of both texts of each pair.
+        Each line shows the ratio if only these tokens count as other tokens, so the lines do not add up to the whole
+        ratio. Lines are means over the tokens of both texts of each pair.
       </p>
     </Chart>
   );
@@ -207,17 +207,16 @@ export function Layers() {
       >
         {lines.some(({ dots }) => dots) && (
           <p class="small">
-            Each dot is one of {Math.min(data.reviews.total, MAX_DOTS)} measured {data.wording.texts} ({model}), the
-            mean over its tokens. Lines are means over the tokens of all {data.wording.texts}, of which long ones count
-            more{state.token.value !== null && ", except the line of the selected token"}
+            Each dot is the mean over the tokens of one of {Math.min(data.reviews.total, MAX_DOTS)} measured{" "}
+            {data.wording.texts} ({model}). Lines are means over the tokens of all {data.wording.texts}, so long ones
+            count more{state.token.value !== null && ", except the line of the selected token"}
             {lines.some(hasInterval) && `; bands are 95% intervals over ${data.wording.texts}`}.
           </p>
         )}
       </Chart>
       <p class="small">
-        This chart opens with “{measureName(data.method)}”, the ratio that covers most of what attention does to a
-        vector. Other norm-based ratios stop earlier or go on to the layer's end. Attention weights ignore the vectors'
-        lengths.
+        By default, this chart shows “{measureName(data.method)}”, the ratio that covers most steps of attention. Other
+        norm-based ratios cover fewer steps or the whole layer. Attention weights ignore the lengths of vectors.
         {Object.keys(data.labels.derivatives).length > 0 && " Derivatives show what the output depends on."}
       </p>
       <div class="thumbs" role="group" aria-label="Measures">
@@ -230,21 +229,21 @@ export function Layers() {
   );
 }
 
-/** What linear probes, and the head itself, read off single tokens of held-out reviews. */
+/** The accuracies of linear probes, and of the classifier's head itself, on single tokens of test reviews. */
 function Probes() {
   const model = state.checkpoint.value;
-  const title = `Probes: what a single token's vector tells, ${modelText(model)}`;
+  const title = `Probes of single tokens' vectors, ${modelText(model)}`;
   const lines = linesOf(data.probes[model]);
   return (
     <Chart id="probes" title={title} lines={lines} bounds={[0, 1]}>
       <p>
-        Solid lines show how often a linear probe, fitted to tokens of training reviews, is right on tokens of test
-        reviews: about the review's class, which of the most frequent tokens it is, and its group of positions (0, 1, 2
-        to 3, 4 to 7, and so on). Dotted lines show the same with labels dealt out at random, as a control.{" "}
+        Solid lines show the test accuracy of linear probes that predict three labels from a token's vector: the class
+        of its review, its identity among the most frequent tokens, and its position (0, 1, 2 to 3, 4 to 7, and so on).
+        They are fitted to tokens of training reviews. Dotted lines are controls with permuted labels.{" "}
         {lines.some(({ dash }) => dash === "dashed") &&
-          "The dashed line shows how often the fine-tuned model's own head, applied to the token, names the review's predicted class. "}
-        {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}A probe shows what could be
-        read off a vector, not what the model uses.
+          "The dashed line shows how often the fine-tuned model's own head gives the review's predicted class if it is applied to other tokens. "}
+        {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}A probe shows which
+        information a vector contains, not which information the model uses.
       </p>
     </Chart>
   );
@@ -265,13 +264,13 @@ const ClassShares = () => (
   </Chart>
 );
 
-/** What is drawn only once it is unfolded; nothing without classes. */
+/** Charts of class shares and probes, drawn after unfolding; nothing if there are no classes. */
 export function More() {
   const open = useSignal(false);
   if (Object.keys({ ...data.classShares, ...data.probes }).length === 0) return null;
   return (
     <details class="fold" id="more" onToggle={(e) => (open.value = e.currentTarget.open)}>
-      <summary>More: the predicted class in what tokens give, and what probes read</summary>
+      <summary>More: the predicted class in contributions of other tokens, and probes of vectors</summary>
       {open.value && (
         <>
           {Object.keys(data.classShares).length > 0 && <ClassShares />}

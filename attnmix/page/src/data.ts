@@ -1,14 +1,14 @@
-// The page's data, decoded when they are first read. Tokens are numbered over all documents, from 0.
-// A decoder beside an encoder has a reading of its own: at each position it sees the token before.
+// The page's data, decoded on first use. Tokens are numbered from 0 over all documents.
+// In encoder-decoder models, the second reading contains the decoder's inputs, shifted right by one token.
 
 import type { Payload } from "./payload";
 
-const MISSING = 65535; // code of a value that is not there
+const MISSING = 65535; // code of a missing value
 const MAX_CODE = 65534;
 
 export function bytes(text: string): Uint8Array<ArrayBuffer> {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
-  const raw = atob(text); // in browsers from before the end of 2025
+  const raw = atob(text); // for browsers from before the end of 2025
   const array = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) array[i] = raw.charCodeAt(i);
   return array;
@@ -23,7 +23,7 @@ async function unpack(text: string): Promise<Payload> {
 export function once<K extends (string | number | boolean)[], V>(compute: (...all: K) => V): (...all: K) => V {
   const results = new Map<unknown, V>();
   return (...all) => {
-    const key = all.length === 1 ? all[0] : all.join(); // a long text is no new one, whose hash would take time
+    const key = all.length === 1 ? all[0] : all.join(); // `join` would copy and rehash a long string
     if (!results.has(key)) results.set(key, compute(...all));
     return results.get(key)!;
   };
@@ -39,7 +39,7 @@ export const range = (end: number, start = 0) => Array.from({ length: end - star
 
 export const data = await unpack(document.getElementById("data")!.textContent!.trim()).catch((error: unknown) => {
   const note = Object.assign(document.createElement("p"), { className: "note missing" });
-  note.textContent = `The views cannot be shown: the page's data are damaged, or this browser is too old. (${error})`;
+  note.textContent = `The views cannot be shown. Use a current browser, or write the page again if its data are damaged. (${error})`;
   document.getElementById("app")!.append(note);
   throw error;
 });
@@ -51,32 +51,32 @@ export const tokensOf = (number: number) => {
   return range(start + length, start);
 };
 export const checkpoints = Object.keys(data.labels.checkpoints).filter((name) => name in data.ratios.values);
-/** The checkpoint whose vectors are on the maps. */
+/** The checkpoint of the vectors on the maps. */
 export const captured = data.captured;
 export const layerCount = data.ratios.layers;
 export const layers = range(layerCount + 1, 1);
 export const layouts = ["pca", "aligned", "joint", "separate"].filter((name) => name in data.maps);
-/** Whether the classifier reads a token's last vector, and no other. */
+/** True if a token is the only one whose last vector the classifier reads. */
 export const isRead = (token: number) => data.documents[documentOf[token]].reads === positionOf(token);
-/** Whether a token is a word or a piece of one, and neither a special token nor punctuation, which are no findings. */
+/** True for words and pieces of words, but not for special tokens and punctuation, which are not listed as findings. */
 export const isWord = (token: number) => data.wordClasses.includes(data.readings[0].classes[token]);
-/** Whether a token is a mark of the model, such as [CLS], and no part of the text. */
+/** True for special tokens such as [CLS], which are not part of the text. */
 export const isSpecial = (token: number) => data.specialClasses.includes(data.readings[0].classes[token]);
 export const readingAt = (layer: number) => data.readings[Number(layer > (data.encoder ?? Infinity))];
-/** A checkpoint's name within a sentence. */
+/** A checkpoint's name for use within a sentence. */
 export const modelName = (checkpoint: string) => data.labels.checkpoints[checkpoint].toLowerCase();
-/** `fine-tuned model`, or `the model as it is`. */
+/** A checkpoint's name with the noun “model”, such as `fine-tuned model` or `the model as it is`. */
 export const modelText = (checkpoint: string) => modelName(checkpoint).replace(/^(?!.*model).*/, "$& model");
-/** The measure that is neither a mixing ratio nor a matrix: the token's own share by exchange. */
+/** The name of the own share by exchange, which is neither a mixing ratio nor based on a matrix. */
 export const OWN_SHARE = "own_share";
 export const hasOwnShare = Object.values(data.ratios.values).some((values) => OWN_SHARE in values);
-/** A token's mixing ratio or own share; null where it was not measured or cannot be trusted. */
+/** A token's mixing ratio or own share; null if it was not measured or is not reliable. */
 export function ratioOf(token: number, layer: number, checkpoint: string, method: string): Maybe {
   const text = data.ratios.values[checkpoint]?.[method];
   return text && layer > 0 ? value(codes(text)[(layer - 1) * tokenCount + token], 0, 1) : null;
 }
 
-/** The mean ratio of each measured review. */
+/** The mean ratio of each review in a layer. */
 export function reviewRatios(layer: number, checkpoint: string, method: string): Maybe[] {
   const { names, values } = data.reviews;
   const reviews = range(layer * names.length, (layer - 1) * names.length);
@@ -88,7 +88,7 @@ export const largestRatio = once((checkpoint: string, method: string) => {
   return all.reduce((most, code) => Math.max(most, value(code, 0, 1) ?? 0), 0) || 1;
 });
 
-/** Places `[x, y]` by token in a square of side 1; NaN for tokens that are not on the map (umap.max_points). */
+/** The coordinates `[x, y]` of tokens in the unit square; NaN for tokens that are not on the map (umap.max_points). */
 export const placesOf = once((layout: string, point: number) =>
   (["x", "y"] as const).map((axis) => {
     const here = codes(data.maps[layout][axis]).subarray(point * tokenCount, (point + 1) * tokenCount);
@@ -96,21 +96,21 @@ export const placesOf = once((layout: string, point: number) =>
   }),
 );
 
-/** A token's nearest others at a place in the model, in the full space, the nearest first. */
+/** The nearest neighbours of a token in the full space at a capture point, in order of their distance. */
 export function nearestTo(token: number, point: number): number[] {
   const from = (point * tokenCount + token) * data.nearest.number;
   return [...codes(data.nearest.tokens).subarray(from, from + data.nearest.number)].filter((each) => each !== MISSING);
 }
 
 export type Share = { token: number; share: number };
-/** Where the sources of each row begin among those of all rows, with the end of the last; by the rows' counts. */
+/** The start index of each row's sources, and the end index of the last row's, from the encoded counts. */
 const startsOf = once((counts: string) => {
   const starts = [0];
   for (const count of codes(counts)) starts.push(starts.at(-1)! + count);
   return starts;
 });
 
-/** The sources of a token that are on the page; null where none are, as parts end with the encoder. */
+/** The stored sources of a token; null if there are none, for example for exact parts in a decoder. */
 function sourcesIn(token: number, layer: number, matrix: string | undefined) {
   const { name, length, start } = data.documents[documentOf[token]];
   const part = matrix && data.contributions[name]?.[matrix];
@@ -121,7 +121,7 @@ function sourcesIn(token: number, layer: number, matrix: string | undefined) {
   return { part, row, start, places: range(starts[row + 1], starts[row]), sources: codes(part.sources) };
 }
 
-/** A token's own share (null where it cannot be trusted) and its largest sources; null where they are not on the page. */
+/** A token's own share (null if it is not reliable) and its largest sources; null if they are not on the page. */
 export function sharesOf(token: number, layer: number, checkpoint: string, matrix: string | undefined) {
   const stored = sourcesIn(token, layer, matrix);
   const shares = stored?.part.checkpoints[checkpoint];
@@ -136,7 +136,7 @@ export function sharesOf(token: number, layer: number, checkpoint: string, matri
   return { own: value(codes(shares.own)[stored.row], 0, 1), largest };
 }
 
-/** The changes of other tokens' shares of a token from one checkpoint to another, of all sources on the page. */
+/** The changes between two checkpoints of the other tokens' shares in a token, for all sources on the page. */
 export function changesOf(
   token: number,
   layer: number,
@@ -156,7 +156,7 @@ export function changesOf(
     .filter((each) => each.token !== token);
 }
 
-/** A token's score for the predicted class's logit; null where it has none. */
+/** A token's score for the predicted class's logit; null if it is missing. */
 export const importanceOf = (token: number, name: string): Maybe => {
   const { values, limit } = data.importance[name];
   return value(codes(values)[token], -limit, limit);

@@ -1,12 +1,12 @@
-// How much single tokens matter for a text's predicted class.
+// Effects of single tokens on a text's predicted class.
 
 import { data, importanceOf, type Maybe, tokensOf } from "./data";
 
-const MATTERS = 0.1; // of the predicted class's log-odds, from which on the effect of a token is worth a colour
-const MAX_PROBABILITY = 1 - 1e-6; // whose log-odds are finite
+const MATTERS = 0.1; // minimum effect of an important token, relative to the predicted class's log-odds
+const MAX_PROBABILITY = 1 - 1e-6; // keeps log-odds finite
 
 export type Effect = { token: number; effect: number };
-/** The token of a text with the largest effect on the predicted class, by its absolute value; null without any. */
+/** The token of a text with the largest absolute effect on the predicted class; null if no effect is known. */
 export function largestEffect(text: number, score: string): Effect | null {
   let largest: Effect | null = null;
   for (const token of tokensOf(text)) {
@@ -16,7 +16,7 @@ export function largestEffect(text: number, score: string): Effect | null {
   return largest;
 }
 
-/** The log-odds of a text's predicted class; null where it is less probable than the other classes together. */
+/** The log-odds of a text's predicted class; null if its probability is at most 0.5. */
 export function logOdds(text: number): Maybe {
   const { probability } = data.documents[text];
   if (probability === null || probability <= 0.5) return null;
@@ -24,12 +24,12 @@ export function logOdds(text: number): Maybe {
   return Math.log(bounded / (1 - bounded));
 }
 
-/** The effect below which no token of a text matters for its prediction, in logits. */
+/** The smallest effect that counts as important for the prediction of a text, in logits. */
 export const leastEffect = (text: number) => MATTERS * (logOdds(text) ?? 0);
 
 /**
- * The end of the scale of effects in a text, in logits: its largest effect. If no token matters, it is the least effect
- * that would, so that differences without a meaning stay pale; stretched, it is the largest effect all the same.
+ * The end of the scale of effects in a text, in logits: its largest effect. If no token is important, it is instead the
+ * smallest important effect, so that unimportant differences stay pale, unless colours are stretched.
  */
 export function effectLimit(text: number, score: string, stretched: boolean): number {
   const largest = Math.abs(largestEffect(text, score)?.effect ?? 0);

@@ -1,25 +1,25 @@
-// Numbers as they are read.
+// Numbers as text.
 
 export const minusSign = (text: string) => text.replace("-", "−");
-/** `0.5213` as `52.1%`; a half is rounded up, although `100 * 0.575` is a little less than 57.5. */
+/** Format `0.5213` as `52.1%`. Halves are rounded up, although `100 * 0.575` is slightly less than 57.5. */
 export const percent = (share: number, digits = 1): string =>
   share > 0 && share < 0.05 / 100 ? "<0.1%" : `${Number((100 * share).toPrecision(12)).toFixed(digits)}%`;
 export const wholePercent = (share: number): string => percent(share, 0);
-/** A number with its sign, and a zero without one. */
+/** Format a number with its sign; zero has no sign. */
 export const signed = (number: number, digits = 2): string => {
   const text = number.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : minusSign(number > 0 ? `+${text}` : text);
 };
-/** A difference of shares in percentage points. */
+/** Format a difference of shares in percentage points. */
 export const inPoints = (share: number): string => signed(100 * share, 1);
-/** Differences with one number of digits, at most three, so many that none of `ends` but 0 is rounded to 0. */
+/** Format differences with the same number of digits, at most three, so that no nonzero end is rounded to 0. */
 export function pointsAlike(shares: number[], ends: number[]): string[] {
   const isHidden = (digits: number) => ends.some((each) => each !== 0 && Number((100 * each).toFixed(digits)) === 0);
   const digits = [1, 2, 3].find((each) => !isHidden(each)) ?? 1;
   return shares.map((each) => signed(100 * each, digits));
 }
 export const points = (share: number): string => `${inPoints(share)} points`;
-/** A number of any size, with three or four digits. */
+/** Format a number of any magnitude with few digits. */
 export const figures = (value: number): string => {
   const size = Math.abs(value);
   const plain = size === 0 || (size >= 0.001 && size < 1000);

@@ -1,4 +1,4 @@
-// Tokens by layers: how much of each token is its own after every layer, and where the chosen one comes from.
+// The picture of tokens by layers: the selected measure of each token, and the sources of the selected vector.
 
 import { effect, signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
@@ -33,7 +33,7 @@ import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, u
 import { nameOf } from "./words";
 
 const MAX_SIDE = 16_000; // pixels of a canvas
-const PRINT_SHARPNESS = 3; // pixels of the canvas by CSS pixel
+const PRINT_SHARPNESS = 3; // canvas pixels per CSS pixel
 
 const pointed = signal<(Cell & { edge: Edge | null; x: number; y: number }) | null>(null);
 
@@ -42,7 +42,7 @@ function choose({ block, column, layer }: Cell): void {
   set({ token: tokenToChoose(block, column), ...(layer > 0 ? { layer } : {}), ...model });
 }
 
-/** The token of a cell; of a difference that of the chosen text, if it has one there. */
+/** The token of a cell; in a block of differences, the token of the selected text, if it has one in this column. */
 const tokenToChoose = (block: Block, column: number): Maybe =>
   (block.isDifference ? chosenBlock.value.tokens[column] : null) ?? block.tokens[column];
 
@@ -58,7 +58,7 @@ function cellText({ block, column, layer }: Cell): string {
   return `${name}, input: ${percent(share)} of “${chosen}” after ${layerName(state.layer.value)}${along}`;
 }
 
-/** What the picture holds, for who checks it: where each cell's corner is, and the shares of the lines. */
+/** The contents of the picture for tests: the corners of cells, and the shares of lines. */
 function drawnCells() {
   const { cellWidth, rowHeight, x, y } = layout.value;
   const cells = blocks.value.flatMap((block) =>
@@ -80,7 +80,7 @@ function paint(canvas: HTMLCanvasElement): void {
   paintMarks(canvas, [width, height], marksOf(layout.value), sharpness);
 }
 
-/** Scroll to the chosen token's column, where the text is wider than the picture's place. */
+/** Scroll to the column of the selected token if the picture is wider than its box. */
 function scrollToChosen(box: Element): void {
   const column = chosenColumn.value;
   const { cellWidth, x } = layout.value;
@@ -89,7 +89,7 @@ function scrollToChosen(box: Element): void {
   if (left < box.scrollLeft || left > box.scrollLeft + room) box.scrollLeft = left - room / 2;
 }
 
-/** The next token of a block in a direction, from a column on; the block's own columns have gaps. */
+/** The next column with a token of a block in a direction; texts in a comparison have empty columns. */
 function nextColumn({ tokens }: Block, from: number, step: number): number {
   const places = [...tokens.keys()].filter((column) => tokens[column] !== null);
   if (step === 0) return places.toSorted((a, b) => Math.abs(a - from) - Math.abs(b - from))[0];
@@ -97,7 +97,7 @@ function nextColumn({ tokens }: Block, from: number, step: number): number {
   return (step > 0 ? ahead[0] : ahead.at(-1)) ?? (step > 0 ? places.at(-1)! : places[0]);
 }
 
-/** Where an arrow key leads: along the tokens of a text, and through its layers on into the rows of another block. */
+/** The cell that an arrow key selects: along the tokens of a text, and through the layers of all blocks. */
 function cellBeside(right: number, down: number): Cell {
   const walked = blocks.value.filter(({ isDifference }) => !isDifference);
   const row = walked.indexOf(chosenBlock.value) * layerCount + layerCount - state.layer.value + down;
@@ -111,7 +111,7 @@ function canvasLabel(): string {
   const name = (text: number) => data.documents[text].title;
   const texts = comparison.value ? [comparison.value.first, comparison.value.second] : [state.document.value];
   const sizes = texts.map((text) => `${name(text)}: ${data.documents[text].length} tokens`);
-  return `${sizes.join("; ")}; ${layerCount} layers. Arrow keys choose a token and a layer.`;
+  return `${sizes.join("; ")}; ${layerCount} layers. Arrow keys select a token and a layer.`;
 }
 
 function Canvas() {
@@ -169,10 +169,10 @@ function Canvas() {
   );
 }
 
-/** The numbers of the layers and the blocks' titles, which stay while the tokens scroll. */
+/** The layer numbers and the titles of the blocks, which do not scroll with the tokens. */
 function Levels() {
   const { rowHeight, top, y } = layout.value;
-  const every = Math.ceil(14 / rowHeight); // so that numbers do not touch
+  const every = Math.ceil(14 / rowHeight); // keeps numbers apart
   const named = (layer: number) => layer === 0 || (layerCount - layer) % every === 0;
   return (
     <div class="levels" style={`width: ${LEVELS_WIDTH}px`}>
@@ -197,16 +197,16 @@ function Levels() {
   );
 }
 
-/** The source to which a line leads, its layer, and its share of the chosen vector. */
+/** A description of a line: its source, its target, and its share of the selected vector. */
 function edgeText({ layer, below, from, to, share }: Edge): string {
   const source = `“${nameOf(from)}” (${positionOf(from)}) ${below === 0 ? "in the input" : `after ${layerName(below)}`}`;
   const target = `“${nameOf(to)}” (${positionOf(to)}) after ${layerName(layer)}`;
-  return `Line from ${source} to ${target}: ${percent(share)} of the chosen vector`;
+  return `Line from ${source} to ${target}: ${percent(share)} of the selected vector`;
 }
 
-/** What the cell and the line under the pointer show, beside it. */
+/** A description of the cell and the line under the pointer, next to the pointer. */
 function PointedText({ width }: { width: number }) {
-  // A text that was just chosen has other cells than the one that was pointed at.
+  // After a change of text, the hovered cell no longer exists.
   if (pointed.value === null || !blocks.value.includes(pointed.value.block)) return null;
   const { x, y } = pointed.value;
   const side = x < width / 2 ? `left: ${x + 14}px` : `right: ${width - x + 14}px`;
@@ -223,7 +223,7 @@ function PointedText({ width }: { width: number }) {
   );
 }
 
-/** The word of the glossary that says what the chosen measure is. */
+/** The glossary entry of the selected measure. */
 function shareTerm(): keyof typeof GLOSSARY {
   if (state.share.value === OWN_SHARE) return "own share";
   if (measures.sourcesIn.value === null) return "mixing ratio of one layer";
@@ -238,45 +238,45 @@ const Legend = () => (
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
     {state.change.value && `, change ${data.wording.by_change}`};{" "}
-    {state.stretch.value ? "stretched to what this picture shows" : "one scale for all layers, models and texts"}.
+    {state.stretch.value ? "stretched to the values in this picture" : "one scale for all layers, models and texts"}.
   </>
 );
 
-/** An end of the scale of differences. */
+/** The label of an end of the scale of differences. */
 const differenceEnd = (value: number) => signed(100 * value, state.stretch.value ? 1 : 0);
 
 function DifferenceLegend({ first, second }: Comparison) {
   const [one, other] = [first, second].map((text) => data.documents[text].title);
   return (
     <p class="legend" id="difference-legend">
-      <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points: left, more in {one}; right,
-      more in {other}
-      {!state.stretch.value && " (full colour from 25 on)"}.
+      <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points; left: larger in {one}; right:
+      larger in {other}
+      {!state.stretch.value && " (darkest at 25 or more)"}.
     </p>
   );
 }
 
-/** Which sources the orange marks show, all by the chosen measure. */
+/** The end of a sentence on the orange marks, which show sources by the selected measure. */
 function orangeText(): string {
   const least = `${state.threshold.value}%`;
-  const strength = "The larger a share, the stronger its mark (by the square root).";
+  const strength = "Colours are stronger for larger shares, by the square root.";
   const measure = measures.sourcesName();
   if (measures.sourcesIn.value === "input")
-    return `marks show where the chosen vector comes from, by ${measure}. The bottom row shows its sources in the input, and straight lines lead to those of ${least} or more. ${strength}`;
+    return `marks show the sources of the selected vector, by ${measure}. The bottom row shows the shares of the input tokens, and straight lines lead to the sources with ${least} or more. ${strength}`;
   if (measures.sourcesIn.value === "layer")
-    return `marks show where the chosen vector comes from, by ${measure}. Lines lead to its sources in the layer below, to their sources, and so on, as long as a line has ${least} or more of the vector. The bottom row shows what they bring from the input. ${strength}`;
-  return "marks are not shown for a ratio of one layer, which names no sources; other entries of “Share”, such as ALTI, name them.";
+    return `marks show the sources of the selected vector, by ${measure}. Lines lead to its sources in the layer below, to their sources, and so on, as long as a line's share of the selected vector is ${least} or more. The bottom row shows the sums of these shares by input token. ${strength}`;
+  return "marks are not shown, because a ratio of one layer has no sources. Measures with sources, such as ALTI, can be selected under “Share”.";
 }
 
-/** How to read the orange marks. */
+/** An explanation of the picture and its marks. */
 const SourcesText = () => (
   <p class="small" id="sources-text">
-    A column is a token and a row a layer, with the input at the bottom.{" "}
+    Columns are tokens and rows are layers, with the input at the bottom.{" "}
     <span class="key-line">
       <span class="took-key">Orange</span> {orangeText()}
     </span>{" "}
     The number after a token's name is its position in the text; positions start at 0.{" "}
-    {comparison.value && "A framed name is a token that the other text does not have in this column. "}
+    {comparison.value && "Framed names are tokens that the other text does not have in the same column. "}
     {tokensOf(state.document.value).some(isRead) &&
       `${READ_SIGN} marks the token whose last vector the classifier reads.`}
   </p>
@@ -297,7 +297,7 @@ function textRows() {
   };
 }
 
-/** One row for each column of both texts and layer; texts have the names of the library's tables. */
+/** One row for each layer and column of a comparison; texts are named as in the tables of attnmix. */
 function comparedRows({ first, second, columns }: Comparison) {
   const [one, other] = [first, second].map((text) => data.documents[text].name);
   const model = wordsModel.value;
@@ -315,7 +315,7 @@ function comparedRows({ first, second, columns }: Comparison) {
   };
 }
 
-/** Why the picture does not show exact parts, if so. */
+/** A note on why a shown text has no exact parts, if this is the case. */
 function PartsNote() {
   const texts = [state.document.value, state.compare.value].filter((text) => text !== null);
   const hasParts = (text: number) => "parts" in (data.contributions[data.documents[text].name] ?? {});
@@ -328,16 +328,16 @@ function PartsNote() {
   return (
     <p class="note" id="parts-note">
       {isLong
-        ? `${subject} has ${length} tokens. Exact parts are taken of texts of at most ${data.partsLimit}, as their time grows with the square of the length. `
+        ? `${subject} has ${length} tokens. Exact parts are computed only for texts of at most ${data.partsLimit} tokens, because the time grows with the square of the length. `
         : `The exact parts of ${texts.length > 1 ? `the text ${name}` : "this text"} are not on the page. `}
-      {state.share.value === "parts" && "Choose another share."}
+      {state.share.value === "parts" && "Select another measure under “Share”."}
     </p>
   );
 }
 
 const texts = [...data.documents.keys()];
 
-/** What the picture shows, as its title. */
+/** The title of the picture, without the texts. */
 function pictureText(): string {
   const model = comparison.value && !state.change.value && canChange ? `, ${modelTitle(wordsModel.value)}` : "";
   const change = state.change.value ? `, change ${data.wording.by_change}` : "";
@@ -345,7 +345,7 @@ function pictureText(): string {
   return `${measures.shareKind()} of each token's vector, ${where}${change}${model}`;
 }
 
-/** Which tokens of the texts the model cannot read as words, if any. */
+/** Notes on unknown tokens and single letters in the texts, if there are any. */
 const Cautions = (props: { texts: number[] }) => (
   <>
     {props.texts
@@ -358,7 +358,7 @@ const Cautions = (props: { texts: number[] }) => (
   </>
 );
 
-/** The texts with their predictions, and what the picture shows of them. */
+/** The title of the picture: the texts with their predictions, and the quantity. */
 const PictureTitle = (props: { texts: number[] }) => (
   <>
     {props.texts.map((text, n) => (

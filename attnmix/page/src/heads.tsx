@@ -1,4 +1,4 @@
-// One attention head as lines and as a matrix, and all heads small; a line unfolds into the numbers behind it.
+// One attention head as lines and as a matrix, thumbnails of all heads, and the computation of a selected weight.
 
 import { linkHorizontal, max, sum } from "d3";
 import { useMemo } from "preact/hooks";
@@ -11,18 +11,21 @@ import { ARROWS, Cells, Pane, rowsOf, Scroll, Select, useWidth } from "./ui";
 import { headColumns, Weight } from "./weight";
 import { nameOf } from "./words";
 
-const LINES = { weight: "attention weight", norm: "weight × length of the vector (norm-based)" };
-const SHORT = 24; // tokens, of a text that is drawn whole
-const MAX_LINES = [240, 36]; // of a short and of a longer text
-const FAINT = 0.02; // of the strongest, below which a line is left out
+const LINES = {
+  weight: "attention weight",
+  norm: "attention weight × length of the transformed value vector (norm-based)",
+};
+const SHORT = 24; // tokens; all tokens of shorter texts are shown
+const MAX_LINES = [240, 36]; // for short and longer texts
+const FAINT = 0.02; // minimum strength of a line, relative to the strongest line
 const ROW = 21; // pixels
-const SMALL_ROWS = 32; // of a small picture
+const SMALL_ROWS = 32; // maximum number of rows of a thumbnail
 
 const curve = linkHorizontal();
 type Link = { i: number; j: number; value: number };
 type Weights = Float32Array[];
 
-/** The weights from and to a token, or all, the largest first, without those below a part of the largest. */
+/** The weights from and to a token, or all weights, in descending order, without those below `least` of the largest. */
 function linksOf(rows: Weights, token: number | null, least: number): Link[] {
   const all = range(rows.length);
   const sources = (i: number) => (token === null || i === token ? all : [token]);
@@ -35,7 +38,7 @@ function linksOf(rows: Weights, token: number | null, least: number): Link[] {
   return links.toSorted((a, b) => b.value - a.value);
 }
 
-/** What a token's links are measured by: 1, as its weights add up to it, or the sum of its norms. */
+/** The unit of a token's links: 1 for weights, which add up to 1, or the sum of its norms. */
 const wholeOf = (row: Float32Array) => (state.lines.value === "weight" ? 1 : sum(row) || 1);
 const said = (value: number) => (state.lines.value === "weight" ? percent(value) : figures(value));
 const startOf = () => data.documents[state.document.value].start;
@@ -43,7 +46,7 @@ const name = (i: number) => nameOf(startOf() + i);
 const linkText = ({ i, j, value }: Link) => `${name(i)} attends to ${name(j)}: ${said(value)}`;
 const select = ({ i, j }: Link) => set({ token: startOf() + i, source: startOf() + j });
 
-/** A name that fits into a number of pixels. */
+/** A name, truncated to a width in pixels. */
 const clipped = (full: string, width: number) => {
   const [letters, fit] = [[...full], Math.max(3, Math.floor(width / 8.2) - 3)];
   return letters.length <= fit ? full : `${letters.slice(0, fit - 1).join("")}…`;
@@ -111,9 +114,9 @@ function Lines({ rows }: { rows: Weights }) {
 }
 
 /**
- * Shades of rows, the same in all heads: the square root of a weight, or of a norm's share of its row.
+ * The colours of rows, on the same scale in all heads: the square root of a weight, or of a norm's share of its row.
  *
- * A small picture has the largest of each few columns.
+ * A cell of a thumbnail is the maximum over several columns.
  */
 function shades(
   rows: Weights,
@@ -150,8 +153,8 @@ function Matrix({ rows }: { rows: Weights }) {
       </div>
       <figcaption class="small">
         The matrix shows the same head; its rows attend to its columns. The selected token's row is outlined, its column
-        dashed. A cell's colour shows the square root of its{" "}
-        {state.lines.value === "weight" ? "weight" : "share of the row"} and is full at 100% in every head.
+        dashed. Colours are scaled by the square root of the{" "}
+        {state.lines.value === "weight" ? "weight" : "share of the row"}; the strongest colour is 100% in all heads.
       </figcaption>
     </figure>
   );
@@ -163,6 +166,7 @@ const smallShades = once((number: number, checkpoint: string, layer: number, hea
   return shades(rows, Math.min(SMALL_ROWS, heads.length));
 });
 
+/** Thumbnails of all heads, which select a head. */
 function All() {
   const [text, model] = [state.document.value, state.checkpoint.value];
   const [nowLayer, nowHead] = [headsLayer.value, shownHead.value];
@@ -206,12 +210,12 @@ function All() {
   );
 }
 
-/** Why a text has no heads here, and which texts have. */
+/** A note on a text without heads on the page, with buttons for the texts that have heads. */
 function MissingHeads() {
   const texts = [...data.documents.keys()].filter(hasHeads);
   return (
     <p class="note" id="heads-note">
-      This text's queries and keys are not on the page, which would grow too large. {data.wording.heads_elsewhere}{" "}
+      This text's queries and keys are not on the page, to limit its size. {data.wording.heads_elsewhere}{" "}
       {texts.length > 0 && "The page has the heads of "}
       {texts.map((each, n) => (
         <>
@@ -242,19 +246,21 @@ export function Heads() {
     <>
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].title}, ${where}`} rows={rows}>
         <p class="small noprint">
-          Each line goes from a token to a token that it attends to; the larger its{" "}
-          {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. The view opens with a head
-          whose tokens attend to other tokens. Click a line to see the numbers behind it.{" "}
+          Each line connects a token to a token that it attends to; the larger its{" "}
+          {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. The default head is one whose
+          tokens attend to other tokens. Click a line to see how its weight is computed.{" "}
           {matrix.length > SHORT &&
             `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
-          The number beside a token is its position in the text; positions start at 0.
+          The number next to a token is its position in the text; positions start at 0.
         </p>
         {data.encoder !== null && layer > data.encoder && (
           <p class="note">Self-attention of the decoder; cross-attention is not shown.</p>
         )}
         <div class="controls">
           <Select choice="lines" label="Lines by" names={LINES} />
-          <span class="small">A weight ignores the size of the vector it multiplies; norm-based lines include it.</span>
+          <span class="small">
+            Attention weights ignore the length of the weighted vector; norm-based lines include it.
+          </span>
         </div>
         <div class="heads">
           <Lines rows={matrix} />

@@ -1,4 +1,4 @@
-// The page: one bar of choices, what the run found with the picture of a text, and the views that go on from it.
+// The page: the bar of choices, the main result with the picture of a text, and the other views.
 
 import { render } from "preact";
 import { headCount } from "./attention";
@@ -63,7 +63,7 @@ const Page = () => (
   </>
 );
 
-/** Draw and open what a link leads to; return it, if it is there. */
+/** Draw all parts, and return the element with an ID, unfolded if necessary; null if there is none. */
 function uncover(id: string): HTMLElement | null {
   drawWhole();
   const target = document.getElementById(id);
@@ -73,7 +73,7 @@ function uncover(id: string): HTMLElement | null {
 
 followAddress();
 const app = document.getElementById("app")!;
-app.replaceChildren(); // of the static picture, which is shown until here
+app.replaceChildren(); // remove the static picture
 render(<Page />, app);
 drawFirstScreen();
 addEventListener("click", ({ target }) => {
@@ -92,7 +92,7 @@ addEventListener("afterprint", () => {
   root.classList.remove("paper");
   printing.value = false;
 });
-// The address of a choice is no place on the page.
+// A hash with "=" contains choices rather than the ID of an element.
 if (location.hash && !location.hash.includes("=")) uncover(location.hash.slice(1))?.scrollIntoView();
 
 await nextFrame();

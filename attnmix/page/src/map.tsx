@@ -1,4 +1,4 @@
-// The pane of the map: which place in the model and layout, how far to trust it, and the nearest in the full space.
+// The pane of the map: controls, quality, legend, and nearest neighbours in the full space.
 
 import { Canvas, classColour, classes, nameHere, playing, shown, SOFT, textColour, viridis, zoomBy } from "./canvas";
 import { kindColours } from "./colours";
@@ -10,7 +10,7 @@ import { Pane, Ramp, rowsOf, Select, Slider, Term } from "./ui";
 import { TokenLink } from "./words";
 
 let timer = 0;
-/** Walk through the model to its last place, from the first if the map stands at the last. */
+/** Start or stop the animation through the capture points; it starts again after the last one. */
 function play(on = !playing.peek()): void {
   clearInterval(timer);
   playing.value = on;
@@ -24,10 +24,10 @@ function play(on = !playing.peek()): void {
 }
 
 const HOW: Record<string, string> = {
-  pca: "PCA: each place's two principal components",
-  aligned: "UMAP, each place laid out near the one before",
-  joint: "UMAP, all places in one plane",
-  separate: "UMAP, each place in the model laid out alone",
+  pca: "PCA: two principal components of each capture point",
+  aligned: "UMAP, each capture point aligned with the previous one",
+  joint: "UMAP, all capture points in one plane",
+  separate: "UMAP, each capture point separately",
 };
 const COLOURS = {
   document: "text",
@@ -38,7 +38,7 @@ const COLOURS = {
 const model = run.modelText(captured);
 const textName = (token: number) => data.documents[documentOf[token]].title;
 
-/** What share of neighbours the map keeps here, and what chance would keep. */
+/** The share of neighbours that the map keeps at the capture point, and the share by chance. */
 function Badge() {
   const [share, chance] = data.neighboursKept[state.layout.value][state.point.value];
   if (share === null) return null;
@@ -56,11 +56,11 @@ function Legend() {
   if (colour.value === "position")
     return (
       <>
-        <Ramp low="first" high="last" colours={ramp} /> token of its text.
+        <Ramp low="first" high="last" colours={ramp} /> token of the text.
       </>
     );
   if (colour.value === "ratio") {
-    if (data.sites[point.value].layer === 0) return <>Before the first layer nothing is mixed yet.</>;
+    if (data.sites[point.value].layer === 0) return <>There is no mixing before the first layer.</>;
     const most = percent(run.largestRatio(captured, ratio.value));
     return (
       <>
@@ -92,7 +92,7 @@ function rows() {
   const [x, y] = placesOf(layout, point);
   const near = (token: number) => nearestTo(token, point).map((each) => `${nameHere(each)} (${positionOf(each)})`);
   return rowsOf(
-    { model, layout, "place in the model": data.sites[point].label },
+    { model, layout, "capture point": data.sites[point].label },
     {
       columns: ["text", "position", "token", "x", "y", "nearest in the full space (position)"],
       rows: shown.value.map((token) => [
@@ -115,7 +115,7 @@ const Controls = () => (
       between={[0, data.sites.length - 1]}
       on={() => play(false)}
     >
-      <span class="unseen">Place in the model, in forward order</span>
+      <span class="unseen">Capture point, in forward order</span>
     </Slider>
     <Select choice="layout" label="Layout" names={HOW} options={layouts} />
     <Select choice="colour" label="Colour" names={COLOURS} />
@@ -136,8 +136,8 @@ export function MapPane() {
         Map <small>{model}</small>
       </h2>
       <p>
-        Each dot is a token's vector at one <Term name="place in the model" />; near dots are similar vectors, as far as
-        two dimensions allow. Move through the model with the slider.
+        Each dot is a token's vector at one <Term name="capture point" />. Nearby dots are similar vectors, as far as
+        two dimensions allow. The slider moves through the model.
       </p>
       {data.mapNote && (
         <p class="note" id="map-note">
@@ -146,8 +146,8 @@ export function MapPane() {
       )}
       {checkpoint.value !== captured && (
         <p class="note" id="map-model">
-          <b>The vectors of the {model} alone were captured</b>: this map, its neighbours and its colours are of that
-          model, not of the {run.modelName(checkpoint.value)} one.
+          <b>Only the vectors of the {model} were captured</b>. This map, its neighbours and its colours show that
+          model, not the {run.modelName(checkpoint.value)} one.
         </p>
       )}
       <Pane id="map-pane" title={title} file={`${layout.value} map, ${label}, ${model}`} rows={rows}>
@@ -164,22 +164,23 @@ export function MapPane() {
               </button>
               <button onClick={() => zoomBy(0)}>Show all texts</button>
               <span class="small">
-                Drag to move. To zoom, use + and −, two fingers, or Ctrl with the wheel, or click the map first and use
-                the wheel.
+                Drag to move the map. To zoom, use + and −, two fingers, or Ctrl with the wheel. After a click on the
+                map, the wheel alone suffices.
               </span>
             </p>
             <p class="legend" id="map-legend">
               <Legend />
-              {token.value !== null && " Thick ring: the selected token; thin rings: its nearest in the full space."}
+              {token.value !== null &&
+                " Thick ring: the selected token; thin rings: its nearest neighbours in the full space."}
               {layout.value === "pca" &&
-                " One kind of place has one scale in all layers, so a cloud that shrinks is one whose vectors draw together."}
+                " Each kind of capture point has the same scale in all layers, so the sizes of clouds can be compared."}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
-                " The outputs of attention heads have a basis of their own, so their dots do not compare with the rest."}
+                " The outputs of attention heads have a different basis, so their dots cannot be compared with the others."}
             </p>
             <p class="small">
               {data.maps[layout.value].absent.includes(point.value)
-                ? `The ${layout.value} layout leaves this place in the model out.`
+                ? `The ${layout.value} layout omits this capture point.`
                 : shown.value.length < run.tokenCount &&
                   `${shown.value.length} of ${run.tokenCount} tokens are on this map${data.wording.map_limit && ` (${data.wording.map_limit})`}.`}
             </p>
@@ -194,12 +195,12 @@ export function MapPane() {
                   {nearestTo(token.value, point.value).map((other) => (
                     <li>
                       <TokenLink token={other} name={nameHere(other)}>
-                        {documentOf[other] !== documentOf[token.value!] && ` of ${textName(other)}`}
+                        {documentOf[other] !== documentOf[token.value!] && ` in ${textName(other)}`}
                       </TokenLink>
                     </li>
                   ))}
                 </ol>
-                <p class="small">The number beside a token is its position in its text; positions start at 0.</p>
+                <p class="small">The number next to a token is its position in its text; positions start at 0.</p>
               </>
             )}
           </aside>

@@ -1,4 +1,4 @@
-// The right margin of the picture of tokens by layers: means over texts on the rows of the layers, with their places.
+// The right margin of the picture of tokens by layers: the means by layer and their positions.
 
 import { type Block, blocks, GAP, type Layout } from "./blocks";
 import { meanOver } from "./comparison";
@@ -7,21 +7,21 @@ import { CHANGE, placeOn, shareRange } from "./measures";
 import type { Series } from "./payload";
 import { state } from "./state";
 
-const [LEFT, RIGHT] = [12, 12]; // pixels, beside the scale
+const [LEFT, RIGHT] = [12, 12]; // pixels on both sides of the scale
 
-/** The means of the shown measure over the measured texts of a run by layer; null without an interval. */
+/** The means of the shown measure over the measured texts of a run by layer; null if there are no intervals. */
 export function corpusMeans(model: string): Series | null {
   const series = data.curves[state.share.value]?.[model === CHANGE ? "difference" : model];
   return series?.low.some((low) => low !== null) ? series : null;
 }
 
-/** The means of the shown measure over the tokens of a block's text by layer; null where none is known. */
+/** The means of the shown measure over the tokens of a block's text by layer; null if no value is known. */
 export const textMeans = ({ tokens, model }: Block): Maybe[] => layers.map((layer) => meanOver(tokens, layer, model));
 
 type Point = { layer: number; x: number; y: number };
 const isKnown = (point: { x: Maybe }): point is Point => point.x !== null;
 
-/** Where the means of each block stand; differences of two texts have none. */
+/** The positions of the means of each block; blocks of differences have no means. */
 export function marginOf({ marginWidth, rowHeight, y }: Layout) {
   const width = marginWidth - LEFT - RIGHT;
   const x = (value: number) => {

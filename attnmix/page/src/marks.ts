@@ -1,4 +1,4 @@
-// Marks of a picture that is painted on a canvas, and drawn again as shapes of SVG where it is saved.
+// Marks of a picture, which are painted on a canvas, or returned as SVG shapes for saving.
 
 import { PICTURE_FONT, shape, textWidth, widthAttributes } from "./picture";
 
@@ -16,11 +16,11 @@ export type Mark =
       size: number;
       bold?: boolean;
       anchor: "start" | "middle" | "end";
-      upright?: boolean; // read from below to above
+      upright?: boolean; // rotated: reads from bottom to top
     };
 
 const ALIGNS = { start: "left", middle: "center", end: "right" } as const;
-const BASELINE = 0.35; // of a letter's size, from the middle of its height down to its baseline
+const BASELINE = 0.35; // in font sizes, from the middle of a letter down to its baseline
 
 function paint(context: CanvasRenderingContext2D, mark: Mark): void {
   if (mark.kind === "boxes") {
@@ -44,7 +44,7 @@ function paint(context: CanvasRenderingContext2D, mark: Mark): void {
   }
 }
 
-/** Paint marks on a canvas of a size in CSS pixels, with so many pixels for each of them. */
+/** Paint marks on a canvas; `size` is in CSS pixels, and `sharpness` is the number of canvas pixels per CSS pixel. */
 export function paintMarks(canvas: HTMLCanvasElement, size: [number, number], marks: Mark[], sharpness: number): void {
   const [width, height] = size;
   Object.assign(canvas, { width: Math.round(width * sharpness), height: Math.round(height * sharpness) });
@@ -74,5 +74,5 @@ function shapeOf(mark: Mark): SVGElement {
   return shape("text", { ...place, ...looks, ...width, "text-anchor": mark.anchor }, mark.text);
 }
 
-/** The same marks as shapes. */
+/** Return the marks as SVG shapes. */
 export const shapesOf = (marks: Mark[]) => shape("g", { "font-family": PICTURE_FONT }, ...marks.map(shapeOf));

@@ -1,4 +1,4 @@
-// The right margin of the picture as it is drawn, and the same means in words.
+// The right margin of the picture, and a paragraph with the means of the last layer.
 
 import { type Block, blocks, layersOf, type Layout, layout, modelTitle, titleInText } from "./blocks";
 import { comparison } from "./comparison";
@@ -8,8 +8,8 @@ import { corpusMeans, marginOf, textMeans } from "./margin";
 import { CHANGE, endText, isOfOneLayer, shareKind, shareStatement } from "./measures";
 import { state } from "./state";
 
-const DOT = 2.8; // pixels, the radius of a mean
-const TICK = 10; // pixels, the height of a mean of the shown text
+const DOT = 2.8; // pixels, radius of the dot of a mean over texts
+const TICK = 10; // pixels, height of the line of a mean over the shown text
 const TITLE_MIDDLE = 11; // pixels, from the top of a block to the middle of its title
 
 /** The colour of a model, as in the charts. */
@@ -21,7 +21,7 @@ const lastOf = (values: Maybe[] | undefined) => values?.[layerCount - 1] ?? null
 const tickAt = (x: number, y: number) => `M${x},${y - TICK / 2}v${TICK}`;
 const pathOf = (points: { x: number; y: number }[]) => points.map(({ x, y }) => `${x},${y}`).join("L");
 
-/** The numbers of the last layer, in the line of a block's title. */
+/** The means of the last layer, at the height of a block's title. */
 function LastMeans(props: { block: Block; corpus: Maybe; ofText: Maybe; colour: string; now: Layout }) {
   const { block, corpus, ofText, colour, now } = props;
   const y = now.top(block) + TITLE_MIDDLE;
@@ -47,7 +47,7 @@ function LastMeans(props: { block: Block; corpus: Maybe; ofText: Maybe; colour: 
   );
 }
 
-/** Means over the texts of a run with their intervals, and over the shown text, beside the layers' rows. */
+/** Means over the texts of a run with their intervals, and over the shown text, next to the rows of the layers. */
 export function Margin() {
   const now = layout.value;
   const { marginWidth, height, rowHeight, y } = now;
@@ -83,7 +83,7 @@ export function Margin() {
   );
 }
 
-/** The means after the last layer in words; where there is a margin, also what its marks are. */
+/** The means of the last layer, and an explanation of the margin if it is shown. */
 export function MeansText() {
   const shown = blocks.value.filter(({ isDifference }) => !isDifference);
   const models = [...new Set(shown.map(({ model }) => model))];
@@ -110,7 +110,7 @@ export function MeansText() {
         `${isOfOneLayer() ? "In" : "After"} the last layer, ${shareStatement(`mean ${shareKind()} of ${comparison.value ? "each" : "this"} text's tokens`)} ${ofTexts.join(", ")}${unit}. `}
       {ofCorpus.length > 0 && `Over ${measured}: ${ofCorpus.join(", ")}${unit} [95% interval]. `}
       {layout.value.marginWidth > 0 &&
-        `At the right, short lines show the means of ${shown.length > 1 && comparison.value ? "the texts" : "this text"}${ofCorpus.length > 0 ? `, and dots and bands those over ${measured}` : ""}, layer by layer.`}
+        `On the right, short lines show the means of ${shown.length > 1 && comparison.value ? "the texts" : "this text"} by layer${ofCorpus.length > 0 ? `, and dots and bands the means over ${measured} with their intervals` : ""}.`}
     </p>
   );
 }

@@ -1,15 +1,15 @@
-// When the page's parts are drawn: what the window shows first, and then the rest, one part after the other.
+// The order of drawing: first the visible parts of the page, then the other parts one by one.
 
 import { signal, useComputed } from "@preact/signals";
 import type { FunctionComponent } from "preact";
 import { showAtOnce } from "./state";
 
-const LONGEST_FRAME = 1000; // milliseconds; a page in the background has no frames, and is not to wait for one
+const LONGEST_FRAME = 1000; // milliseconds; pages in the background get no animation frames
 
-/** How many of the parts are drawn, from the top of the page. */
+/** The number of drawn parts, from the top of the page. */
 const drawnParts = signal(0);
 
-/** A part of the page below its first picture; until it is drawn, an empty place as high as the window. */
+/** A part of the page below its first picture; until it is drawn, an empty box as high as the window. */
 export function Later({ part, view: View }: { part: number; view: FunctionComponent }) {
   const isDrawn = useComputed(() => part < drawnParts.value);
   return isDrawn.value ? <View /> : <div class="undrawn" />;
@@ -18,24 +18,24 @@ export function Later({ part, view: View }: { part: number; view: FunctionCompon
 const undrawn = () => document.querySelector(".undrawn");
 const drawNext = () => showAtOnce(() => drawnParts.value++);
 
-/** Draw the parts that the window shows. */
+/** Draw the parts that are visible in the window. */
 export function drawFirstScreen(): void {
   for (let next = undrawn(); next && next.getBoundingClientRect().top < innerHeight; next = undrawn()) drawNext();
 }
 
-/** Draw all parts before this returns: paper, and links to a place on the page, do not wait. */
+/** Draw all parts synchronously, for printing and for links within the page. */
 export function drawWhole(): void {
   while (undrawn()) drawNext();
 }
 
 const root = document.documentElement;
-/** Whether the window has shown all that belongs into it as the page opens. */
+/** True after the visible parts of the page were first drawn. */
 export const isReady = () => "ready" in root.dataset;
 
-/** Say what is drawn: `data-ready` that the window's part is, and reacts; `data-whole` that all parts are. */
+/** Set `data-ready` after the visible parts are drawn and respond, or `data-whole` after all parts are drawn. */
 export const report = (drawn: "ready" | "whole") => (root.dataset[drawn] = "yes");
 
-/** Wait until the window shows what was drawn. */
+/** Wait until the browser has painted the drawn parts. */
 export const nextFrame = () =>
   new Promise<void>((resolve) => {
     requestAnimationFrame(() => setTimeout(resolve));
@@ -44,7 +44,7 @@ export const nextFrame = () =>
 
 const pause = () => new Promise((resolve) => setTimeout(resolve));
 
-/** Draw all parts with a pause before each, in which the page reacts. */
+/** Draw the remaining parts with a pause before each, so that the page stays responsive. */
 export async function drawRest(): Promise<void> {
   if (!undrawn()) return;
   await pause();

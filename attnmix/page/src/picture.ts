@@ -1,26 +1,26 @@
-// A view as a picture for papers: what the browser laid out, drawn again in SVG's own marks and light colours.
+// Export of a view as a picture for papers: the layout of the browser, drawn with SVG elements in light colours.
 //
-// Programs that are no browser draw SVG's shapes and texts, but neither HTML within SVG (<foreignObject>) nor style
-// sheets. So every box, border and line of text becomes a shape of its own, whose colours and fonts are attributes.
-// The library for this, dom-to-svg 0.12.2, would add 96 kB to the page and take canvases in the screen's resolution.
+// Programs other than browsers support the shapes and texts of SVG, but neither HTML within SVG (<foreignObject>) nor
+// style sheets. Therefore, every box, border and line of text becomes an SVG element with colours and fonts as
+// attributes. The package dom-to-svg 0.12.2 would add 96 kB to the page and export canvases in screen resolution.
 
 import { rgb } from "d3";
 import { saving, showAtOnce } from "./state";
 
-/** A canvas whose drawing can be had as shapes too, in CSS pixels; any other is saved as an image. */
+/** A canvas that can also return its drawing as shapes in CSS pixels; otherwise, it is saved as an image. */
 export type DrawnCanvas = HTMLCanvasElement & {
   shapes?: () => SVGElement;
-  isWhole?: boolean; // nothing of the drawing lies outside of the canvas, but letters of a wider font
+  isWhole?: boolean; // the drawing is within the canvas, except for letters of a wider font
 };
 type Box = { x: number; y: number; width: number; height: number };
 type Attributes = Record<string, string | number | null>;
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const MARGIN = 12; // pixels around a picture
-const PNG_SCALE = 2; // pixels of a PNG by CSS pixel
+const PNG_SCALE = 2; // PNG pixels per CSS pixel
 const MAX_PNG_SIDE = 16_000; // pixels; browsers draw nothing on a larger canvas
 
-/** Return an SVG element; attributes that are null are left out. */
+/** Return an SVG element without the attributes that are null. */
 export function shape(name: string, attributes: Attributes = {}, ...content: (Node | string)[]): SVGElement {
   const element = document.createElementNS(NAMESPACE, name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -31,9 +31,9 @@ export function shape(name: string, attributes: Attributes = {}, ...content: (No
   return element;
 }
 
-/** Split a computed colour into one without transparency and its opacity. */
+/** Split a computed colour into an opaque colour and an opacity. */
 function opaque(computed: string): { colour: string; opacity: number } {
-  const mixed = /^color\(srgb (\S+) (\S+) (\S+?)(?: \/ (\S+))?\)$/.exec(computed); // as browsers write mixed colours
+  const mixed = /^color\(srgb (\S+) (\S+) (\S+?)(?: \/ (\S+))?\)$/.exec(computed); // format of mixed colours
   if (mixed) {
     const [red, green, blue] = mixed.slice(1, 4).map((part) => 255 * Number(part));
     return { colour: rgb(red, green, blue).formatHex(), opacity: Number(mixed[4] ?? 1) };
@@ -50,7 +50,7 @@ const painted = (kind: "fill" | "stroke", computed: string): Attributes => {
 const isVisible = (computed: string) => opaque(computed).opacity > 0;
 const pixels = (length: string) => Number.parseFloat(length) || 0;
 
-/** The extent of what was drawn, so that nothing is cut off. */
+/** The bounding box of the drawing. */
 class Extent {
   left = 0;
   top = 0;
@@ -66,13 +66,13 @@ class Extent {
   }
 }
 
-/** One picture being drawn: where its element begins, how far the shapes reach, and its clipping paths. */
+/** The state of a drawing: the origin of its element, its extent, clipping paths, and the current line of text. */
 type Drawing = {
   origin: DOMRect;
   extent: Extent;
   clips: SVGElement[];
   clipped: boolean;
-  line: { pieces: Piece[]; into: Element | null }; // of text, not yet drawn
+  line: { pieces: Piece[]; into: Element | null }; // current line of text, not yet drawn
 };
 
 function boxOf({ x, y, width, height }: DOMRect, { origin }: Drawing): Box {
@@ -95,7 +95,7 @@ function borderLine(side: Side, { x, y, width, height }: Box, thickness: number)
   return { x1: middle, x2: middle, y1: y, y2: y + height };
 }
 
-/** Draw the frame that lies `inset` pixels within a box, or outside of it where that is negative. */
+/** Return the frame of a box, inset by `inset` pixels (outset if negative). */
 function frame(box: Box, inset: number, radius: number, stroke: Attributes): SVGElement {
   const { x, y, width, height } = box;
   const size = { width: Math.max(0, width - 2 * inset), height: Math.max(0, height - 2 * inset) };
@@ -150,7 +150,7 @@ function drawOutline(style: CSSStyleDeclaration, box: Box, radius: number, into:
   drawing.extent.include({ x: x - reach, y: y - reach, width: wide + 2 * reach, height: height + 2 * reach });
 }
 
-/** The radius of a box's corners, or 0 where one of them has none. */
+/** The smallest radius of a box's corners. */
 function radiusOf(style: CSSStyleDeclaration, { width, height }: Box): number {
   const corners = [style.borderTopLeftRadius, style.borderTopRightRadius, style.borderBottomLeftRadius];
   const radii = [...corners, style.borderBottomRightRadius].map((radius) =>
@@ -159,7 +159,7 @@ function radiusOf(style: CSSStyleDeclaration, { width, height }: Box): number {
   return Math.min(...radii, width / 2, height / 2);
 }
 
-/** Return a group whose content is cut off at a box. */
+/** Return a group whose content is clipped to a box. */
 function clippedGroup(box: Box, radius: number, drawing: Drawing): SVGElement {
   const id = `clip-${drawing.clips.length + 1}`;
   drawing.clips.push(shape("clipPath", { id }, shape("rect", { ...box, rx: radius || null })));
@@ -169,19 +169,19 @@ function clippedGroup(box: Box, radius: number, drawing: Drawing): SVGElement {
 // Texts.
 
 /**
- * The font of a picture, on the screen, on paper and in a saved file: one of equally wide letters that nearly every
- * system has, as another program resolves `system-ui` to a font of its own.
+ * The fonts of pictures on screen, on paper and in files. Most systems have one of them, and most of them have the same
+ * letter widths. `system-ui` would be a different font in other programs.
  */
 export const PICTURE_FONT = 'Arial, "Liberation Sans", Arimo, Helvetica, "DejaVu Sans", sans-serif';
 const ruler = document.createElement("canvas").getContext("2d")!;
 
-/** The width of a text in a picture's font. */
+/** The width of a text in the font of pictures, in pixels. */
 export function textWidth(text: string, size: number, bold = false): number {
   ruler.font = `${bold ? "bold " : ""}${size}px ${PICTURE_FONT}`;
   return ruler.measureText(text).width;
 }
 
-/** The part of a text's height that lies above its baseline. */
+/** The fraction of a font's height above the baseline. */
 function ascentOf({ fontStyle, fontWeight, fontSize, fontFamily }: CSSStyleDeclaration): number {
   ruler.font = `${fontStyle} ${fontWeight} ${fontSize} ${fontFamily}`;
   const { fontBoundingBoxAscent: above, fontBoundingBoxDescent: below } = ruler.measureText("x");
@@ -190,7 +190,7 @@ function ascentOf({ fontStyle, fontWeight, fontSize, fontFamily }: CSSStyleDecla
 
 type Run = { start: number; end: number; left: number; right: number; top: number; height: number };
 
-/** The lines into which the browser broke a text, without the spaces at their ends. */
+/** The lines of a text as laid out by the browser, without the spaces at their ends. */
 function linesOf(node: Text): Run[] {
   const { data } = node;
   const range = document.createRange();
@@ -212,7 +212,7 @@ function linesOf(node: Text): Run[] {
     const last = runs.at(-1);
     at += letter.length;
     if (!letter.trim()) continue;
-    const joins = rectangle?.width > 0; // a mark above another letter has no width of its own
+    const joins = rectangle?.width > 0; // combining marks have no width
     if (last && (!joins || Math.abs(last.top - rectangle.top) < rectangle.height / 2)) {
       last.end = at;
       if (!joins) continue;
@@ -229,7 +229,7 @@ function linesOf(node: Text): Run[] {
 const ANCHORS: Record<string, string> = { right: "end", end: "end", center: "middle" };
 
 function fontOf(style: CSSStyleDeclaration): Attributes {
-  const weight = Math.round(Number(style.fontWeight) / 100) * 100; // all that most programs know
+  const weight = Math.round(Number(style.fontWeight) / 100) * 100; // most programs support only multiples of 100
   return {
     "font-family": style.fontFamily,
     "font-size": pixels(style.fontSize),
@@ -238,7 +238,7 @@ function fontOf(style: CSSStyleDeclaration): Attributes {
   };
 }
 
-/** A part of a line in one font and colour, in the picture's pixels. */
+/** A part of a line with one font and colour; positions are in pixels of the picture. */
 type Piece = {
   text: string;
   left: number;
@@ -247,16 +247,16 @@ type Piece = {
   size: number; // of the font
   anchor: string | undefined;
   rightToLeft: boolean;
-  isSpaced: boolean; // letters have room for those of a wider font
+  isSpaced: boolean; // letter spacing leaves room for wider fonts
   looks: Attributes;
 };
 
-const NARROWEST_GAP = 0.1; // of the font's size, between two pieces with a space between them
-const WIDEST_GAP = 1; // of the font's size, between two pieces of a sentence
+const NARROWEST_GAP = 0.1; // in font sizes; a wider gap between two pieces is a space
+const WIDEST_GAP = 1; // in font sizes, between two pieces of a sentence
 
 const gapBetween = (one: Piece, other: Piece) => other.left - one.right;
 
-/** Whether a piece goes on with a sentence where another ends, so that both move together in another font. */
+/** True if a piece directly continues the previous piece on the same line. */
 function continues(last: Piece, next: Piece): boolean {
   const gap = gapBetween(last, next);
   const isBeside = gap > -NARROWEST_GAP * last.size && gap < WIDEST_GAP * last.size;
@@ -264,15 +264,14 @@ function continues(last: Piece, next: Piece): boolean {
   return isBeside && isLevel && !last.rightToLeft && !next.rightToLeft;
 }
 
-/** Attributes that keep a text as wide as the browser laid it out, in programs that know them, whatever their font. */
+/** Attributes that preserve the width of a text in other fonts, in programs that support them. */
 export const widthAttributes = (width: number): Attributes =>
   width > 0 ? { textLength: width, lengthAdjust: "spacingAndGlyphs" } : {};
 
 /**
  * Draw the pieces of a line as one text.
  *
- * A program that has another font, and does not know `textLength`, makes the line longer or shorter as a whole, so
- * that its pieces never overlap.
+ * Its pieces then never overlap, even in programs with a different font that do not support `textLength`.
  */
 function endLine({ line, extent, clipped }: Drawing): void {
   const { pieces, into } = line;
@@ -283,7 +282,7 @@ function endLine({ line, extent, clipped }: Drawing): void {
   const x = rightToLeft || anchor === "end" ? right : anchor === "middle" ? (left + right) / 2 : left;
   const attributes = {
     ...{ x, y: first.baseline, "text-anchor": anchor ?? null, direction: rightToLeft ? "rtl" : null },
-    "xml:space": pieces.length > 1 ? "preserve" : null, // some programs drop a space where a part begins
+    "xml:space": pieces.length > 1 ? "preserve" : null, // some programs drop spaces at the start of a tspan
     ...first.looks,
     ...widthAttributes(right - left),
     ...(first.isSpaced ? { lengthAdjust: "spacing" } : {}),
@@ -298,7 +297,7 @@ function endLine({ line, extent, clipped }: Drawing): void {
   line.pieces = [];
 }
 
-/** Right-align a line of text that is followed by a picture, such as a colour bar, so that a wider font never covers it. */
+/** Right-align a line of text before a picture, such as a colour bar, so that text in a wider font never covers it. */
 function endBefore({ x, y, height }: Box, { line }: Drawing): void {
   const last = line.pieces.at(-1);
   if (!last || last.rightToLeft) return;
@@ -307,11 +306,12 @@ function endBefore({ x, y, height }: Box, { line }: Drawing): void {
   if (isLevel && gap > -NARROWEST_GAP * last.size && gap < WIDEST_GAP * last.size) line.pieces[0].anchor = "end";
 }
 
+/** Add the lines of a text node to the current line of the drawing. */
 function drawText(node: Text, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(node.parentElement!);
   const { origin, line } = drawing;
   const rightToLeft = style.direction === "rtl";
-  // In another font a line has another width; it keeps its place in its column.
+  // The anchor preserves the alignment of a line if its width differs in another font.
   const anchor = rightToLeft ? undefined : ANCHORS[style.textAlign];
   for (const { start, end, left, right, top, height } of linesOf(node)) {
     const piece = {
@@ -327,7 +327,7 @@ function drawText(node: Text, into: Element, drawing: Drawing): void {
   }
 }
 
-// Pictures that are SVG or canvases already.
+// SVG elements and canvases.
 
 const INHERITED = [
   ...["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap"],
@@ -335,11 +335,11 @@ const INHERITED = [
 ];
 const OWN: Record<string, string> = { opacity: "1", "stop-color": "rgb(0, 0, 0)", "stop-opacity": "1" };
 const COLOURS = new Set(["fill", "stroke", "stop-color"]);
-/** What makes sense on the page alone. */
+/** Attributes that have no use outside of the page. */
 const ON_THE_PAGE = /^(class|style|role|tabindex|aria-.*|data-.*|on.*)$/;
 
 function setStyle(copy: Element, name: string, computed: string): void {
-  if (computed.startsWith("url(")) return; // as the attribute says
+  if (computed.startsWith("url(")) return; // keep the attribute
   if (!COLOURS.has(name) || computed === "none") return copy.setAttribute(name, computed.replaceAll("px", ""));
   const { colour, opacity } = opaque(computed);
   const transparency = name === "stop-color" ? "stop-opacity" : `${name}-opacity`;
@@ -347,11 +347,11 @@ function setStyle(copy: Element, name: string, computed: string): void {
   if (opacity < 1) copy.setAttribute(transparency, String(opacity * Number(copy.getAttribute(transparency) ?? 1)));
 }
 
-/** Write what style sheets say of an element and its children into the attributes of their copies. */
+/** Copy the computed styles of an element and its children to the attributes of their copies. */
 function resolveStyles(original: Element, copy: Element, outer: CSSStyleDeclaration | null): void {
   const style = getComputedStyle(original);
   for (const { name } of [...copy.attributes]) if (ON_THE_PAGE.test(name)) copy.removeAttribute(name);
-  // Opacities before colours, which may be transparent themselves.
+  // Opacities come before colours, because a transparent colour multiplies the opacity.
   const names = INHERITED.toSorted((a, b) => Number(COLOURS.has(a)) - Number(COLOURS.has(b)));
   for (const name of names) {
     const computed = style.getPropertyValue(name);
@@ -372,6 +372,7 @@ function resolveStyles(original: Element, copy: Element, outer: CSSStyleDeclarat
   }
 }
 
+/** Draw a copy of an SVG element with resolved styles. */
 function drawSvg(original: SVGSVGElement, into: Element, drawing: Drawing): void {
   const copy = original.cloneNode(true) as SVGSVGElement;
   resolveStyles(original, copy, null);
@@ -392,7 +393,7 @@ function drawSvg(original: SVGSVGElement, into: Element, drawing: Drawing): void
     drawing.extent.include(boxOf(part.getBoundingClientRect(), drawing));
 }
 
-/** An image of a canvas, whose pixels stay sharp squares however large it is drawn. */
+/** Return an image of a canvas, enlarged without smoothing so that its pixels stay sharp. */
 function imageOf(canvas: HTMLCanvasElement, box: Box): SVGElement {
   const times = (size: number, cells: number) => cells * Math.max(1, Math.ceil((PNG_SCALE * size) / cells));
   const large = document.createElement("canvas");
@@ -419,7 +420,7 @@ function drawCanvas(canvas: DrawnCanvas, box: Box, into: Element, drawing: Drawi
 
 const FLOWING = new Set(["inline", "inline-block", "contents"]);
 
-/** Whether an element shows where it begins and ends. */
+/** True if an element has a visible background, outline or border. */
 const isBoxed = (style: CSSStyleDeclaration): boolean =>
   isVisible(style.backgroundColor) ||
   (style.outlineStyle !== "none" && pixels(style.outlineWidth) > 0) ||
@@ -428,18 +429,19 @@ const isBoxed = (style: CSSStyleDeclaration): boolean =>
 const isHidden = ({ display, visibility, clipPath }: CSSStyleDeclaration): boolean =>
   display === "none" || visibility === "hidden" || clipPath !== "none";
 
-/** Whether what an element holds is cut off at its box. */
+/** True if an element clips its content. */
 function isClipping(element: Element, { overflowX, display }: CSSStyleDeclaration, radius: number): boolean {
   if (overflowX === "visible" || display === "inline" || element instanceof HTMLCanvasElement) return false;
   const { scrollWidth, clientWidth, scrollHeight, clientHeight } = element;
   return scrollWidth > clientWidth || scrollHeight > clientHeight || radius > 0;
 }
 
+/** Draw an element with its background, borders, content and outline. */
 function drawElement(element: Element, into: Element, drawing: Drawing): void {
   const style = getComputedStyle(element);
   if (isHidden(style)) return;
   const isPicture = element instanceof SVGSVGElement || element instanceof HTMLCanvasElement;
-  // What has a box of its own keeps its place; the other texts of a line are drawn as one.
+  // Elements with a visible box are drawn separately. The remaining texts of a line are drawn as one.
   const isApart = isPicture || isBoxed(style) || !FLOWING.has(style.display);
   const box = boxOf(element.getBoundingClientRect(), drawing);
   if (isPicture) endBefore(box, drawing);
@@ -471,7 +473,7 @@ function drawContent(element: Element, into: Element, drawing: Drawing): void {
   }
 }
 
-/** Draw an element as it stands on the page. */
+/** Draw an element in the layout of the page. */
 function drawPicture(element: Element, title: string): SVGElement {
   const line = { pieces: [], into: null };
   const origin = element.getBoundingClientRect();
@@ -480,7 +482,7 @@ function drawPicture(element: Element, title: string): SVGElement {
   drawElement(element, marks, drawing);
   endLine(drawing);
   const { left, top, right, bottom } = drawing.extent;
-  // Whole pixels, as half ones at an edge would be half transparent.
+  // Fractional pixels at an edge would be partly transparent.
   const [x, y] = [Math.floor(left) - MARGIN, Math.floor(top) - MARGIN];
   const size = { width: Math.ceil(right) + MARGIN - x, height: Math.ceil(bottom) + MARGIN - y };
   const paper = shape("rect", { x, y, ...size, fill: "#ffffff" });
@@ -489,13 +491,13 @@ function drawPicture(element: Element, title: string): SVGElement {
   return shape("svg", { ...size, viewBox }, shape("title", {}, title), ...definitions, paper, marks);
 }
 
-/** Return a view as SVG: without its controls, and in the light colours of paper. */
+/** Return a view as SVG, without controls and in light colours. */
 export function pictureOf(view: HTMLElement, title: string): string {
   const scrolled = [...view.querySelectorAll("*")].filter(({ scrollTop, scrollLeft }) => scrollTop || scrollLeft);
   const places = scrolled.map(({ scrollTop, scrollLeft }) => ({ scrollTop, scrollLeft }));
   const { scrollX, scrollY } = window;
   view.classList.add("paper");
-  showAtOnce(() => (saving.value = true)); // on the page's canvases; the browser shows nothing of it until this returns
+  showAtOnce(() => (saving.value = true)); // redraws the canvases; browsers do not paint before the return
   try {
     return new XMLSerializer().serializeToString(drawPicture(view, title));
   } finally {
@@ -506,7 +508,7 @@ export function pictureOf(view: HTMLElement, title: string): string {
   }
 }
 
-/** Return the PNG of an SVG, with two pixels for each CSS pixel. */
+/** Return an SVG as PNG, with two pixels per CSS pixel if the canvas does not become too large. */
 export async function pngOf(svg: string): Promise<Blob> {
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
@@ -517,6 +519,8 @@ export async function pngOf(svg: string): Promise<Blob> {
   canvas.height = Math.round(image.height * scale);
   canvas.getContext("2d")!.drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve, reject) =>
-    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the browser made no PNG")))),
+    canvas.toBlob((blob) =>
+      blob ? resolve(blob) : reject(new Error("the browser could not create a PNG; save the view as SVG")),
+    ),
   );
 }

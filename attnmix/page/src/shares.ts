@@ -1,16 +1,16 @@
-// The measures that the picture can show: grouped by the question that they answer, each with one explanatory line.
+// The measures of the picture, grouped by the question that they answer, each with a short explanation.
 
 import { data, OWN_SHARE } from "./data";
 import { shares, state } from "./state";
 
 const [SINCE_INPUT, ONE_LAYER] = ["All layers since the input", "One layer"];
-/** One measure that answers each question is enough to begin with; the others are for a comparison. */
+/** The recommended measures for each question; the other measures are for comparisons. */
 const GROUPS: Record<string, string[]> = {
   [SINCE_INPUT]: [OWN_SHARE, "parts", "alti_rollout"],
   [ONE_LAYER]: [data.method, "alti"],
 };
 
-/** The measures by the titles of their groups: five by their question, the others last. */
+/** The available measures by the titles of their groups, with the group “More” last. */
 export const shareGroups: Record<string, string[]> = (() => {
   const grouped = Object.entries(GROUPS).map(([title, names]): [string, string[]] => [
     title,
@@ -21,25 +21,26 @@ export const shareGroups: Record<string, string[]> = (() => {
   return Object.fromEntries([...grouped, ["More", more] as const].filter(([, names]) => names.length > 0));
 })();
 
-const RATIO = "the length of what other tokens contribute, divided by that plus the length of the token's own part";
+const RATIO =
+  "the length of the other tokens' contribution, divided by that plus the length of the token's own contribution";
 const EXPLANATIONS: Record<string, string> = {
   [OWN_SHARE]:
-    "How far the vector moves if its own word is exchanged, divided by that plus how far it moves if all other words are.",
+    "How far the vector moves if its own token is replaced, divided by that plus how far it moves if all other tokens are replaced.",
   parts:
-    "The vector as a sum of one part for each token of the input: the length of its own part, divided by that plus the length of the other tokens' sum.",
-  attention: "The mean of the heads' attention weights; the vectors that they weight do not count.",
+    "The vector as a sum of one part for each input token: the length of the token's own part, divided by that plus the length of the sum of the other tokens' parts.",
+  attention: "The attention weights, averaged over heads, without the lengths of the weighted vectors.",
   contribution_weights:
-    "The projection of each weighted value vector on what attention adds, relative to its squared length (Cunningham and Cirone, 2026).",
-  norm: "The lengths of the weighted value vectors that attention adds up.",
+    "The projection of each weighted value vector on the attention output, relative to the squared length of that output (Cunningham and Cirone, 2026).",
+  norm: "The lengths of the weighted value vectors whose sum is the attention output.",
   value_zeroing: "How much the direction of the layer's output changes if a token's value vector is set to zero.",
   value_zeroing_without_bias:
-    "How much the direction of the layer's output changes if a token's value vector is replaced by the bias of the values.",
-  alti: "How much nearer to the vector after attention each token's part brings the sum, by distance (Ferrando et al., 2022).",
+    "How much the direction of the layer's output changes if a token's value vector is replaced by the value bias.",
+  alti: "How much each token's part reduces the distance to the vector after attention (Ferrando et al., 2022).",
   globenc:
     "The length of each token's part after attention, both skip connections and LayerNorms (Modarressi et al., 2022).",
-  attn_w: "The attention weight of all other tokens, averaged over heads; the vectors that they weight do not count.",
+  attn_w: "The attention weight of all other tokens, averaged over heads, without the lengths of the weighted vectors.",
   attnres_w: "The attention weight of all other tokens, averaged over heads, with the skip connection counted as half.",
-  attn_n: `In what attention adds to the vector: ${RATIO}.`,
+  attn_n: `In the attention output: ${RATIO}.`,
   attnres_n: `After attention and the skip connection: ${RATIO}.`,
   attnresln_n: `After attention, skip connection and LayerNorm: ${RATIO}.`,
   enc_n: `After both skip connections and LayerNorms: ${RATIO}.`,
@@ -47,7 +48,7 @@ const EXPLANATIONS: Record<string, string> = {
 };
 const ROLLOUT = "_rollout";
 
-/** One line on what a measure is; of a rollout, on what is multiplied. */
+/** A one-line explanation of a measure. */
 export function explainShare(name: string): string {
   if (!name.endsWith(ROLLOUT)) return EXPLANATIONS[name];
   const factor = name.slice(0, -ROLLOUT.length);

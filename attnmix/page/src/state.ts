@@ -1,4 +1,4 @@
-// What is chosen, one signal for each choice. `set` is the one way to change it; the address holds it.
+// The state of the page: one signal for each choice. Only `set` changes choices. The address contains them.
 
 import { batch, computed, effect, signal, type Signal } from "@preact/signals";
 import { options } from "preact";
@@ -18,21 +18,21 @@ import {
   tokensOf,
 } from "./data";
 
-/** A choice: how the page opens, and what may be chosen in a text. */
+/** A choice: its initial value, and the allowed values for a text. */
 const choice = <T>(initial: T, allowed: (document: number) => readonly T[]) => ({ initial, allowed });
 const tokensIn = (document: number) => [null, ...tokensOf(document)];
 const texts = range(data.documents.length);
 const { methods } = data.ratios;
 export const canChange = checkpoints.length === 2;
-/** The ratios among the shares: that of attention weights is 1 minus the own share of the matrix, which has sources. */
+/** The ratios among the shares. The ratio of attention weights is 1 minus the own share in the attention matrix. */
 export const shareRatios = methods.filter(
   (name) => name !== "attn_w" || name === data.method || !data.matrices.includes("attention"),
 );
-/** What cells and words can show, the first as the page opens. */
+/** The quantities that cells and tokens can show; the first one is the default. */
 export const shares = [...(hasOwnShare ? [OWN_SHARE] : []), ...data.matrices, ...shareRatios];
-/** The token that is chosen in a text as the page opens. */
+/** The initially selected token of a text. */
 const openingToken = (document: number) => data.documents[document].start + data.opens.positions[document];
-/** The text beside the chosen one as the page opens: of two texts that are alike, the other. */
+/** The initial comparison: if the page has exactly two texts and they are similar, the other text. */
 const openingComparison = texts.length === 2 && areAlike(0, 1) ? 1 - data.opens.document : null;
 const MAP_COLOURS = ["document", "predicted", "ratio", "class", "position"];
 
@@ -44,13 +44,13 @@ const choices = {
   layer: choice(data.layer, () => layers),
   measure: choice(data.method, () => [...methods, ...Object.keys(data.labels.derivatives)]), // a ratio or derivative
   share: choice(shares.length > shareRatios.length ? shares[0] : data.method, () => shares),
-  threshold: choice(2, () => range(31, 1)), // per cent of the chosen vector, below which a line is left out
-  stretch: choice(false, () => [false, true]), // colours span what the picture shows, and not 0 to 100 %
-  head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: one that attends to other tokens
-  effect: choice("", () => ["", ...Object.keys(data.importance)]), // words are shaded by their effect on the class
-  change: choice(false, () => [false, canChange]), // shares are what fine-tuning changed of them
-  lines: choice("weight", () => ["weight", "norm"]), // of heads
-  source: choice<Maybe>(null, tokensIn), // whose key meets the query
+  threshold: choice(2, () => range(31, 1)), // minimum share of a drawn line in the selected vector, in percent
+  stretch: choice(false, () => [false, true]), // colours span the shown values instead of 0 to 100 %
+  head: choice<Maybe>(null, () => [null, ...range(headCount)]), // null: a head that attends to other tokens
+  effect: choice("", () => ["", ...Object.keys(data.importance)]), // score for the colours of tokens; "": the share
+  change: choice(false, () => [false, canChange]), // show changes of shares between the models
+  lines: choice("weight", () => ["weight", "norm"]), // measure of the lines of heads
+  source: choice<Maybe>(null, tokensIn), // source token whose key is compared with the query
   layout: choice(layouts[0], () => layouts),
   point: choice(pointIn(data.layer, data.sites.length - 1), () => range(data.sites.length)),
   colour: choice(texts.length > 1 ? "document" : "position", () => MAP_COLOURS),
@@ -61,22 +61,22 @@ const initial = Object.fromEntries(keys.map((key) => [key, choices[key].initial]
 export const state = Object.fromEntries(keys.map((key) => [key, signal(initial[key])])) as {
   [K in keyof Choice]: Signal<Choice[K]>;
 };
-/** The chosen ratio; while a derivative is chosen, the one that the page opens with. */
+/** The selected ratio; the initial ratio if a derivative is selected. */
 export const ratio = computed(() => (methods.includes(state.measure.value) ? state.measure.value : data.method));
-/** The matrix whose sources are listed; while another measure is chosen, the first. */
+/** The matrix whose sources are listed; the first matrix if the selected measure is not a matrix. */
 export const matrix = computed(() =>
   data.matrices.includes(state.share.value) ? state.share.value : data.matrices[0],
 );
 export const hovered = signal<Maybe>(null); // the token under the pointer, in any view
 export const printing = signal(false);
-export const saving = signal(false); // a view as a picture
+export const saving = signal(false); // true while a view is saved as a picture
 const night = matchMedia("(prefers-color-scheme: dark)");
 const prefersDark = signal(night.matches);
 night.addEventListener("change", () => (prefersDark.value = night.matches));
-/** Whether colours are those of a dark screen; on paper, printed or saved, they never are. */
+/** True for the dark colours; printed and saved pictures always have light colours. */
 export const dark = computed(() => prefersDark.value && !printing.value && !saving.value);
 
-/** Make a change that all views show before this returns: paper does not wait for Preact's next rendering. */
+/** Make a change and render it synchronously, because printing does not wait for Preact's next rendering. */
 export function showAtOnce(change: () => void): void {
   const before = options.debounceRendering;
   options.debounceRendering = (render) => render();
@@ -84,21 +84,21 @@ export function showAtOnce(change: () => void): void {
   options.debounceRendering = before;
 }
 
-/** The same place in a layer, or the layer's last; without any, where the map stands. */
+/** The site in a layer with the same capture point, else the layer's last site, else the current site `now`. */
 function pointIn(layer: number, now: number): number {
   const same = data.sites.findLastIndex((site) => site.layer === layer && site.point === data.sites[now].point);
   const last = data.sites.findLastIndex((site) => site.layer === layer);
   return [same, last, now].find((point) => point >= 0)!;
 }
 
-/** The token of a text with a name, nearest to a position; null without one. */
+/** The token named `word` in a text that is nearest to a position; null if there is none. */
 function sameWord(word: string, position: number, text: number): Maybe {
   const distance = (other: number) => Math.abs(positionOf(other) - position);
   const same = tokensOf(text).filter((other) => data.readings[0].names[other] === word);
   return same.toSorted((a, b) => distance(a) - distance(b))[0] ?? null;
 }
 
-/** The chosen token and source in another text: the same words, or the token that is chosen as the page opens. */
+/** The selection in another text: equally named tokens; otherwise, the initially selected token and no source. */
 function chosenIn(text: number): Pick<Choice, "token" | "source"> {
   const [token, source] = [state.token.peek(), state.source.peek()];
   const same = (each: number) => sameWord(data.readings[0].names[each], positionOf(each), text);
@@ -108,12 +108,12 @@ function chosenIn(text: number): Pick<Choice, "token" | "source"> {
   };
 }
 
-/** What else changes with a choice. */
+/** The further changes that follow from changed choices. */
 function consequences({ token, document, layer, point }: Partial<Choice>): Partial<Choice> {
   const now = state.document.peek();
   const text = typeof token === "number" ? documentOf[token] : (document ?? now);
   const more: Partial<Choice> = text === now ? {} : { document: text, ...chosenIn(text) };
-  if (text !== now && text === state.compare.peek()) more.compare = now; // the two change places
+  if (text !== now && text === state.compare.peek()) more.compare = now; // swap both texts
   if (layer !== undefined) more.point = pointIn(layer, state.point.peek());
   if (point !== undefined && data.sites[point].layer > 0) more.layer = data.sites[point].layer;
   return more;
@@ -124,18 +124,18 @@ const assign = (chosen: Partial<Choice>) =>
     for (const [key, value] of Object.entries(chosen)) (state[key as keyof Choice] as Signal<unknown>).value = value;
   });
 
-/** The layer that Heads shows. It follows once a slider rests, as all weights of a layer take longer than a frame. */
+/** The layer shown in Heads. It follows sliders with a delay, because computing a layer takes longer than a frame. */
 export const headsLayer = signal(initial.layer);
 const REST = 120; // milliseconds
 let resting = 0;
 
 const SINGLE_TEXT_CHOICES = new Set<keyof Choice>(["document", "compare", "token", "source", "point"]);
-/** What a reader or the address chose; the rest is as the page opened. */
+/** The choices that were set by the reader or by the address. */
 const named = new Set<keyof Choice>();
 
-/** What was chosen and has a meaning in other texts too, as an address of their pages. */
+/** The choices that also apply to pages of other texts, as a query string. */
 function choicesForOthers(): string {
-  // Every value is read, so that an effect follows those that are chosen later.
+  // Read the values of all signals, so that effects depend on choices that are made later.
   const all = keys.map((key): [keyof Choice, string] => [key, String(state[key].value)]);
   const values: string[][] = all.filter(([key]) => named.has(key) && !SINGLE_TEXT_CHOICES.has(key));
   if (named.has("token"))
@@ -143,9 +143,10 @@ function choicesForOthers(): string {
   return new URLSearchParams(values).toString();
 }
 
-/** The selected token's name, which no address has. */
+/** The name of the selected token, which is not part of addresses. */
 const chosenWord = () => (state.token.value === null ? "" : data.readings[0].names[state.token.value]);
 
+/** Make choices, with the changes that follow from them. */
 export function set(changes: Partial<Choice>): void {
   const chosen = { ...consequences(changes), ...changes };
   for (const key of Object.keys(chosen)) named.add(key as keyof Choice);
@@ -161,7 +162,7 @@ export function set(changes: Partial<Choice>): void {
 export const shownHead = computed(
   () => state.head.value ?? tellingHead(state.document.value, state.checkpoint.value, headsLayer.value),
 );
-/** The position of the selected token in the chosen text. */
+/** The position of the selected token in its text. */
 export const position = computed(() => (state.token.value === null ? null : positionOf(state.token.value)));
 
 export function address(): string {
@@ -170,9 +171,10 @@ export function address(): string {
 }
 
 /**
- * The token of this page that was selected on the page before, which `attnmix serve` showed in the same frame.
+ * The token that corresponds to the selected token of the previous page in the frame of `attnmix serve`.
  *
- * It is the same word, nearest to its position; null without one. Where no word is known, the position counts.
+ * It is the equally named token that is nearest in position; null if there is none. If the name of the previous token
+ * is unknown, it is the token at its position.
  */
 function tokenOfOtherPage(document: number, place: number): Maybe {
   const { start, length } = data.documents[document];
@@ -181,7 +183,7 @@ function tokenOfOtherPage(document: number, place: number): Maybe {
   return word ? sameWord(word, near, document) : start + near;
 }
 
-/** Choose what the address says; what it does not name, or this page does not have, is as the page opens. */
+/** Make the choices in the address. Choices that it does not contain, or with invalid values, get their defaults. */
 function readAddress(): void {
   const read = new URLSearchParams(location.hash.slice(1));
   const find = (key: keyof Choice, document: number) => {
@@ -207,18 +209,19 @@ function readAddress(): void {
   headsLayer.value = state.layer.peek();
 }
 
-const STEPS: (keyof Choice)[] = ["document", "compare", "token", "checkpoint"]; // each a step of Back
-const PAUSE = 250; // milliseconds; browsers limit how often an address changes
+const STEPS: (keyof Choice)[] = ["document", "compare", "token", "checkpoint"]; // each change is a history entry
+const PAUSE = 250; // milliseconds; browsers limit the rate of address changes
 
+/** Read the choices in the address, and keep the address and the history of the browser up to date. */
 export function followAddress(): void {
   if (location.hash.includes("=")) readAddress();
   const stepNow = () => STEPS.map((key) => state[key].value).join();
   let [step, timer, last] = [stepNow(), 0, address()];
   addEventListener("popstate", () => {
-    if (!location.hash || location.hash.includes("=")) readAddress(); // and no place on the page
+    if (!location.hash || location.hash.includes("=")) readAddress(); // other hashes are IDs of elements
   });
   effect(() => {
-    // For `attnmix serve`, which opens the next text.
+    // `attnmix serve` passes these to the page of the next text.
     document.documentElement.dataset.choices = choicesForOthers();
     document.documentElement.dataset.word = chosenWord();
   });
@@ -229,7 +232,7 @@ export function followAddress(): void {
     clearTimeout(timer);
     const pushed = now !== step;
     step = now;
-    // The address was just read, or the page stands in a notebook's frame, which has none.
+    // The address was just read, or the page is in the frame of a notebook, which has no address.
     if (text === location.hash.slice(1) || location.protocol === "about:") return;
     const url = `${location.href.split("#")[0]}${text && "#"}${text}`;
     if (pushed) history.pushState(null, "", url);

@@ -1,4 +1,4 @@
-// The text with its measures, and what the selected token kept, took and gave.
+// The text with its measures, and the own share, sources and targets of the selected token.
 
 import { valueText } from "./chosen";
 import { checkpoints, data, positionOf, type Share, tokensOf } from "./data";
@@ -10,11 +10,11 @@ import { Pane, rowsOf, ScaleRamp, Select } from "./ui";
 import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
-const IN_BAR = 4; // sources with a part of their own
-const LETTER = 0.021; // of the bar, which a letter of a name in it takes
-const BY_LENGTHS = "What is not its own is divided among the others by the lengths of their parts.";
+const IN_BAR = 4; // sources shown as separate segments of the bar
+const LETTER = 0.021; // width of a character, as a fraction of the bar
+const BY_LENGTHS = "The rest is divided among the other tokens in proportion to the lengths of their parts.";
 
-/** The number that the picture shows of a token, in the same words. */
+/** The value of a token in the picture, in the selected layer and model. */
 function ShownValue({ token }: { token: number }) {
   const layer = state.layer.value;
   const value = valueText(measures.valueOf(token, layer, measures.wordsModel.value), false, token);
@@ -33,7 +33,7 @@ function ShownValue({ token }: { token: number }) {
   );
 }
 
-/** What a token kept and took by the matrix of its sources, as one bar. */
+/** A bar of the token's own share and its largest sources, from the contribution matrix. */
 function KeptBar({ token }: { token: number }) {
   const own = measures.ownPart(token, state.layer.value, state.checkpoint.value);
   if (own === null) return <p class="note">{whyMissing(token)}</p>;
@@ -61,10 +61,10 @@ function KeptBar({ token }: { token: number }) {
 
 function whyMissing(token: number): string {
   if (data.matrices.length === 0)
-    return `The tokens from which a token took are not known, as no contribution matrix was measured. ${data.wording.no_matrices}`;
+    return `The sources of tokens are not known, because no contribution matrix was measured. ${data.wording.no_matrices}`;
   return measures.exchanged(token) === null
-    ? `What this text's tokens took from each other is not on the page, which would grow too large. ${data.wording.matrices_elsewhere}`
-    : "This token's row is too small to be told from rounding, so it is not shown.";
+    ? `The contribution matrix of this text is not on the page, to limit its size. ${data.wording.matrices_elsewhere}`
+    : "The sources of this token are not shown, because they cannot be distinguished from rounding errors.";
 }
 
 function Sources(props: { id: string; title: string; shares: Share[]; none: string; scale: number }) {
@@ -90,9 +90,10 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
   );
 }
 
+/** The own share, sources and targets of the selected token. */
 export function Card({ token }: { token: number }) {
   const { took, gave } = measures.exchanged(token) ?? { took: [], gave: [] };
-  const least = state.change.value ? 0.01 : 0.2; // of the scale, so that small shares look small
+  const least = state.change.value ? 0.01 : 0.2; // minimum end of the scale, so that small shares have short bars
   const scale = Math.max(...[...took, ...gave].map(({ share }) => Math.abs(share)), least);
   const none = "No other token lists it among its main sources.";
   return (
@@ -104,14 +105,14 @@ export function Card({ token }: { token: number }) {
       <div class="lists">
         <Sources
           id="sources"
-          title={state.change.value ? "Its sources" : "Contributed to it"}
+          title={state.change.value ? "Changes of its sources" : "Its sources"}
           shares={took}
           none="No other token."
           scale={scale}
         />
         <Sources
           id="gave"
-          title={state.change.value ? "What it is a source of" : "Received from it"}
+          title={state.change.value ? "Changes of its targets" : "Its targets"}
           shares={gave}
           none={none}
           scale={scale}
@@ -120,11 +121,11 @@ export function Card({ token }: { token: number }) {
       <p class="small">
         {state.change.value
           ? "Changes of the share are in percentage points."
-          : `Shares are of the receiving token's vector; a full bar stands for ${percent(scale, 0)}.`}{" "}
+          : `Shares refer to the receiving token's vector; a full bar is ${percent(scale, 0)}.`}{" "}
         {state.change.value
           ? `The page has each token's ${data.sourcesKept} largest sources in each model, and its ${data.sourcesKept} largest changes.`
           : `The page has each token's ${data.sourcesKept} largest sources.`}{" "}
-        The number beside a token is its position in the text; positions start at 0.
+        The number next to a token is its position in the text; positions start at 0.
       </p>
     </>
   );
@@ -152,7 +153,7 @@ function rows() {
 }
 
 const EFFECTS = {
-  "": "the share chosen above",
+  "": "the share selected above",
   ...Object.fromEntries(
     Object.keys(data.importance).map((name) => [
       name,
@@ -188,12 +189,12 @@ export function Text() {
             <span class="key-line">
               <span class="took-key">Underlined</span> tokens{" "}
               {state.change.value
-                ? "changed most as sources of the selected one."
-                : `contributed to the selected one${measures.byMatrix()}.`}{" "}
+                ? "are the sources of the selected token with the largest changes."
+                : `are sources of the selected token${measures.byMatrix()}.`}{" "}
             </span>
             <span class="key-line">
               <span class="gave-key">Overlined</span> tokens{" "}
-              {state.change.value ? "changed most in what they receive from it." : "received from it."}
+              {state.change.value ? "are its targets with the largest changes." : "are its targets."}
             </span>
           </>
         )}
@@ -202,7 +203,7 @@ export function Text() {
         <Tokens id="words" tokens={tokensOf(document.value)} prefix="token-" label="Tokens of the text" marks />
         <aside id="card" aria-label="The selected token" aria-live="polite">
           {token.value === null ? (
-            <p class="small noprint">Select a token, by click or arrow keys, to see what it took and gave.</p>
+            <p class="small noprint">Select a token by click or arrow keys to see its sources and targets.</p>
           ) : (
             <Card token={token.value} />
           )}

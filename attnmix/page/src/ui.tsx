@@ -1,4 +1,4 @@
-// Parts of every view: choices, panes with their data and pictures, legends, and words of the glossary.
+// Components of all views: choices, panes with export of data and pictures, legends, and glossary terms.
 
 import { useSignal } from "@preact/signals";
 import type { ComponentChildren, TargetedMouseEvent } from "preact";
@@ -9,14 +9,14 @@ import { isReady } from "./parts";
 import { pictureOf, pngOf } from "./picture";
 import { type Choice, dark, printing, saving, set, state } from "./state";
 
-/** What an arrow key moves by, to the right and down. */
+/** The steps of the arrow keys, to the right and down. */
 export const ARROWS: Record<string, [x: number, y: number]> = {
   ...{ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] },
 };
 
-export const PRINTED_WIDTH = 640; // pixels, of which A4 has 688 between its margins
+export const PRINTED_WIDTH = 640; // pixels; A4 has 688 between its margins
 
-/** A choice among values by their names; `options` where not all names, or other values, can be chosen, `groups` of them. */
+/** A choice among named values: all keys of `names`, the values in `options`, or the values in titled `groups`. */
 export function Select<K extends keyof Choice>(props: {
   choice: K;
   label: string;
@@ -55,7 +55,7 @@ export const Slider = (props: {
   between: [number, number];
   children: ComponentChildren;
   class: string;
-  on?: () => void; // before it changes
+  on?: () => void; // called before a change
 }) => (
   <label class={props.class}>
     {props.children}
@@ -74,7 +74,7 @@ export const Slider = (props: {
   </label>
 );
 
-/** An element's width, of a picture that fills it. */
+/** The current width of an element, for a picture that fills it. */
 export function useWidth(fallback: number) {
   const box = useRef<HTMLDivElement>(null);
   const width = useSignal(fallback);
@@ -87,7 +87,7 @@ export function useWidth(fallback: number) {
   return { box, width: printing.value ? PRINTED_WIDTH : width.value };
 }
 
-/** A box that scrolls, with a shadow at a side where there is more than is seen. */
+/** A scrollable box, with shadows at the sides with hidden content. */
 export function Scroll(props: { class?: string; label?: string; children: ComponentChildren }) {
   const box = useRef<HTMLDivElement>(null);
   const more = useSignal("");
@@ -117,9 +117,9 @@ export function Scroll(props: { class?: string; label?: string; children: Compon
 }
 
 type Cell = string | number | null;
-/** Numbers have four digits, as most have 16 bits on the page. */
+/** A table. Numbers have four significant digits by default, because most are stored in 16 bits. */
 export type Rows = { columns: string[]; rows: Cell[][]; digits?: number };
-/** Rows that begin with the same cells: what they are of, such as the model and the layer. */
+/** Add columns with constant values at the left of a table, such as the model and the layer. */
 export const rowsOf = (of: Record<string, Cell>, { columns, rows, digits }: Rows): Rows => ({
   columns: [...Object.keys(of), ...columns],
   rows: rows.map((row) => [...Object.values(of), ...row]),
@@ -135,7 +135,7 @@ function save(name: string, content: string | Blob): void {
   setTimeout(() => URL.revokeObjectURL(href), 10_000);
 }
 
-/** Save rows below one line with the columns' names, as every reader of csv expects them. */
+/** Save a table as csv with one header line. */
 function saveCsv(name: string, { columns, rows, digits }: Rows): void {
   const lines = [columns, ...rows].map((row) => row.map((cell) => inCsv(asText(cell, digits))).join(","));
   save(`${name}.csv`, `${lines.join("\n")}\n`);
@@ -146,12 +146,12 @@ async function savePicture(view: HTMLElement, name: string, kind: "SVG" | "PNG")
   save(`${name}.${kind.toLowerCase()}`, kind === "SVG" ? picture : await pngOf(picture));
 }
 
-/** A view with its name, its numbers as csv, and its picture. `file` names what the view shows, as its title does. */
+/** A view with a title and buttons for saving csv, SVG and PNG; `file` is the title in the names of these files. */
 export function Pane(props: {
   id: string;
   title: ComponentChildren;
   file?: string;
-  first?: boolean; // of its section, right below the page's name
+  first?: boolean; // true for the first pane of the page
   rows: () => Rows;
   children: ComponentChildren;
 }) {
@@ -174,14 +174,14 @@ export function Pane(props: {
   );
 }
 
-/** Rows of numbers from -1 to 1 as a picture that follows `by`: blue above 0, orange below, the stronger the further. */
+/** Rows of numbers from -1 to 1 as coloured pixels, blue above 0 and orange below, redrawn after changes of `by`. */
 export function Cells(props: {
   rows: () => (Float32Array | Float64Array)[];
   by: unknown[];
   class?: string;
   label?: string;
   title?: string;
-  later?: boolean; // so that nothing waits for it
+  later?: boolean; // draw with a delay, so that other views do not wait
   onClick?: (e: TargetedMouseEvent<HTMLCanvasElement>) => void;
   onMouseMove?: (e: TargetedMouseEvent<HTMLCanvasElement>) => void;
 }) {
@@ -208,7 +208,7 @@ export function Cells(props: {
   return <canvas ref={canvas} role={label ? "img" : undefined} aria-label={label} {...others} />;
 }
 
-/** A scale of colours, evenly spaced, with the words at its ends; a colour may have an opacity. */
+/** A colour scale with labels at its ends. */
 export function Ramp(props: {
   low: string;
   high: string;
@@ -233,7 +233,7 @@ export function Ramp(props: {
   );
 }
 
-/** The scale of shares, or one with a sign, with the numbers at its ends. */
+/** The colour scale of shares, or of values with a sign if `range` includes negative values, with labelled ends. */
 export function ScaleRamp({ range, said }: { range: [low: number, high: number]; said: (value: number) => string }) {
   const [low, high] = range;
   const places = Array.from({ length: 11 }, (_, n) => n / 10);
@@ -242,34 +242,33 @@ export function ScaleRamp({ range, said }: { range: [low: number, high: number];
 }
 
 export const GLOSSARY = {
-  token: "A token is one item that the model reads: a word, a piece of a word, or a mark such as [CLS].",
+  token: "A token is one input of the model: a word, a piece of a word, or a special token such as [CLS].",
   "mixing ratio of one layer":
-    "This ratio says how much of a token's vector in one layer comes from other tokens. It is the length of what all of them together give, divided by that plus the length of what the token gives itself. The measure's name says which part of the layer counts; by attention weights, sums of weights take the place of lengths. Lengths are not squared: if the two vectors are at a right angle, a ratio of 25% is 10% of the squared length of their sum. The ratio describes one layer and not all layers since the input.",
+    "This ratio measures how much of a token's vector in one layer comes from other tokens. It is the length of their summed contribution, divided by that plus the length of the token's own contribution. The name of the measure states which part of the layer is included; measures by attention weights use sums of weights instead of lengths. Lengths are not squared: if the two vectors are orthogonal, a ratio of 25% corresponds to 10% of the squared length of their sum. The ratio describes one layer, not all layers since the input.",
   "own share":
-    "The own share is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. The model runs as it is, so attention changes with the words. Special tokens stay in place and have no own share.",
+    "The own share is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. Attention weights are computed anew for the replaced tokens. Special tokens are not replaced and have no own share.",
   "exact parts":
-    "Exact parts write a vector as a sum: one part for each token of the input and one for the biases, which add up to the model's own vector. The own share is the length of the token's own part, divided by that plus the length of the sum of all other tokens' parts; the rest is divided among the others by the lengths of their parts.",
+    "Exact parts decompose a vector into a sum of one part for each input token and one part for the biases. The own share is the length of the token's own part, divided by that plus the length of the sum of all other tokens' parts. The rest is divided among the other tokens in proportion to the lengths of their parts.",
   "shared value":
-    "In this control every token passes on the same vector, the mean of its text's values, which carries no information about the token it came from.",
+    "In this control, every token has the same value vector, the mean over its text, which contains no information about single tokens.",
   "other texts' values":
-    "In this control every value is replaced by the mean value of such tokens in other texts, while the attention weights stay the same. It shows what the ratio would be without what the text itself says.",
+    "In this control, every value vector is replaced by the mean over tokens of other texts with the same token class and a similar position, while the attention weights stay the same. It shows the ratio without the content of the text in the values.",
   "words shuffled":
-    "In this control the mixing ratio is measured again with the words of every text shuffled, while the tokens of a word stay together. What remains of fine-tuning's change does not depend on word order.",
+    "In this control, the mixing ratio is measured with the words of every text in random order, while the tokens of a word stay together. The part of fine-tuning's change that remains does not depend on word order.",
   share:
-    "A share is one token's part in another token's vector, after attention or at the end of the layer, as the chosen measure defines; the shares of a vector add up to 100%. ALTI compares each part with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of the layers, from the input on.",
+    "A share is the contribution of one token to another token's vector, after attention or at the end of the layer, depending on the selected measure. The shares of a vector add up to 100%. ALTI compares each contribution with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of all layers since the input.",
   derivative:
-    "A derivative says how strongly a token's output changes with the inputs of the other tokens, within one layer: the norm of the Jacobian by the others, divided by that plus the norm by the token itself.",
-  "place in the model":
-    "Vectors are stored at several places in the model, such as the output of a layer; the documentation calls them capture points.",
+    "A derivative measures how strongly a token's output depends on the inputs of the other tokens, within one layer: the norm of the Jacobian with respect to the other tokens' inputs, divided by that plus the norm with respect to the token's own input.",
+  "capture point": "Vectors are stored at several points in the model, such as the output of a layer.",
   "neighbours kept":
-    "This is the share of a token's 15 nearest neighbours in the full space that are also among its 15 nearest on the map. Chance is the same share with the positions on the map shuffled.",
-  interval: `This is a 95% bootstrap interval over ${data.wording.texts}; it is not drawn for fewer than eight.`,
-  query: "A query says what a token looks for; its dot product with every key gives the scores.",
-  key: "A key says what a token can be found by; the queries of all tokens are compared with it.",
+    "This is the share of a token's 15 nearest neighbours in the full space that are also among its 15 nearest neighbours on the map. Chance is the same share with the positions on the map shuffled.",
+  interval: `This is a 95% bootstrap interval over ${data.wording.texts}. It is not shown for fewer than eight.`,
+  query: "The query of a token is compared with the keys of all tokens; its dot products with them give the scores.",
+  key: "The key of a token is compared with the queries of all tokens.",
   softmax: "Softmax turns scores into weights that add up to 1.",
 };
 
-/** Whether the pointer itself moved, and not the page under it. */
+/** True if the pointer moved, rather than the page under it. */
 const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
 
 const MARGIN = 16; // pixels between an explanation and the window's edge
@@ -282,10 +281,10 @@ function moveInside(element: HTMLElement | null) {
   if (excess > 0) element.style.left = `${-excess}px`;
 }
 
-/** A word of the glossary, explained under the pointer and to a keyboard; Escape hides what is said. */
+/** A glossary term, explained on hover and on keyboard focus; Escape hides the explanation. */
 export function Term(props: {
   name: keyof typeof GLOSSARY;
-  withoutNote?: boolean; // on how many texts the run measured, which is not true of a single text's numbers
+  withoutNote?: boolean; // omit the run's sample size, which does not apply to a single text
   children?: ComponentChildren;
 }) {
   const { name, withoutNote, children } = props;

@@ -1,4 +1,4 @@
-// One weight unfolded: query, key, product, score, softmax, value, and for a short text what follows.
+// The computation of one weight: query, key, product, score, softmax and, for short texts, value and further steps.
 
 import { useSignal } from "@preact/signals";
 import { afterSoftmax, headCount, type Heads, largestOf, lengthOf, meeting, type Vector } from "./attention";
@@ -8,11 +8,11 @@ import { headsLayer, position, set, shownHead, state } from "./state";
 import { Cells, Pane, rowsOf, Term } from "./ui";
 import { nameOf } from "./words";
 
-const LISTED = 9; // sources of a longer text: the strongest, the token itself and the chosen one
-const WHOLE = 16; // sources of a short text, all of which are listed
-const USUAL = 0.98; // of a vector's numbers, whose largest has the strongest colour
+const LISTED = 9; // maximum number of listed sources of longer texts
+const WHOLE = 16; // up to this number, all sources are listed
+const USUAL = 0.98; // quantile of a vector's absolute numbers with the strongest colour
 
-/** A cell for each dimension; `most` has the strongest colour. */
+/** A strip with a cell for each dimension; the strongest colour stands for ±`most`. */
 function Strip({ values, most, label }: { values: Vector; most: number; label: string }) {
   const strengths = () => [values.map((value) => (most > 0 ? Math.max(-1, Math.min(1, value / most)) : 0))];
   return <Cells rows={strengths} by={[values, most]} class="strip" label={label} title={label} />;
@@ -22,17 +22,17 @@ const usual = (vector: Vector) =>
   Float64Array.from(vector, Math.abs).toSorted()[Math.floor(USUAL * (vector.length - 1))];
 
 const STEPS: Record<string, string> = {
-  attended: "Sum of the weighted values: what the head gathers",
-  given: "× W_O of this head: what it gives (W_O is the model's, not on the page)",
-  output: `+ the other ${headCount - 1} heads and the bias: attention's output`,
-  output_norm: "Its norm: what attention adds",
-  input: "The layer's input, which the skip connection brings",
+  attended: "Sum of the weighted values: the output of the head",
+  given: "× W_O of this head: its contribution to the attention output (W_O is not on the page)",
+  output: `+ the other ${headCount - 1} heads and the bias: the attention output`,
+  output_norm: "After the norm layer on the attention output: the vector added by attention",
+  input: "The layer's input, added by the skip connection",
   skip: "Attention + input: after the skip connection",
-  norm: "LayerNorm: what leaves attention's part of the layer",
-  stored: "The model's own vector, as it was stored",
+  norm: "After LayerNorm: the output of the attention block",
+  stored: "The same vector in the model's forward pass",
 };
 
-/** What the numbers of a head are of, as columns of a csv; heads are numbered from 0. */
+/** The columns that identify a head in csv files; heads are numbered from 0. */
 export const headColumns = (layer: number, head: number) => ({
   model: modelText(state.checkpoint.value),
   layer,
@@ -44,12 +44,13 @@ export function Weight({ heads }: { heads: Heads }) {
   const unfolded = open.value || state.source.value !== null;
   return (
     <details class="fold" id="weight" open={unfolded} onToggle={(e) => (open.value = e.currentTarget.open)}>
-      <summary>One weight, number by number: query, key, product, softmax{heads.vectors && ", value"}</summary>
+      <summary>Computation of one weight: query, key, product, softmax{heads.vectors && ", value"}</summary>
       {unfolded && <Numbers heads={heads} />}
     </details>
   );
 }
 
+/** The tables of a token's query, keys, scores and weights in one head, and of the further steps. */
 function Numbers({ heads }: { heads: Heads }) {
   const { start, name: text } = data.documents[state.document.value];
   const [layer, head] = [headsLayer.value, shownHead.value];
@@ -111,7 +112,7 @@ function Numbers({ heads }: { heads: Heads }) {
               <b>{figures(chosen.weight)}</b> = exp({figures(chosen.score)} − {figures(logSum)}).
             </>
           ) : (
-            "the mask hides it, so its weight is 0."
+            "the key is masked, so its weight is 0."
           )}
         </p>
         <div class="scroll" tabIndex={0} role="region" aria-label="Query, keys, scores and weights">
@@ -155,8 +156,8 @@ function Numbers({ heads }: { heads: Heads }) {
           Blue cells are above 0 and orange cells are below 0. The strongest colour stands for ±{figures(mostKeys)} in
           query and keys, and for ±{figures(mostProducts)} in products.{" "}
           {sources.length > listed.length &&
-            `Of ${sources.length} tokens, the table has those with the largest weights, the token itself and the chosen one; the csv has all. `}
-          {!after && "What follows the softmax is shown only for short texts, to keep the file small."}
+            `The table lists the tokens with the largest weights, the token itself and the selected source; the csv file lists all ${sources.length} tokens. `}
+          {!after && "The steps after the softmax are shown only for short texts, to keep the file small."}
         </p>
       </Pane>
       {after && (
@@ -175,8 +176,9 @@ function Numbers({ heads }: { heads: Heads }) {
             ))}
           </ol>
           <p class="small" id="off">
-            Computed here, the gathered vector differs from the model's own by {after.off.attended.toExponential(1)} at
-            most, the last by {after.off.stored.toExponential(1)}.
+            The largest differences between these numbers and the model's forward pass are{" "}
+            {after.off.attended.toExponential(1)} for the output of the head and {after.off.stored.toExponential(1)} for
+            the last vector.
           </p>
         </Pane>
       )}

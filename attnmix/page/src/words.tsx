@@ -1,4 +1,4 @@
-// Tokens of a text: shaded, found, selected, and marked by what they gave and took.
+// The tokens of a text, with colours, search, selection, and marks of sources and targets.
 
 import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
@@ -8,29 +8,32 @@ import { exchanged, placeOn, wordKind, wordRange, wordText, wordValue } from "./
 import { hovered, set, state } from "./state";
 import { ARROWS } from "./ui";
 
-const THICKEST = 6; // pixels, of the line at the token that gave or took most
+const THICKEST = 6; // pixels, line of the token with the largest share
 
-/** A token's name: with one reading the same in all layers, so that nothing that names tokens follows the layer. */
+/**
+ * A token's name. It depends on the layer only in encoder-decoder models, so that views of other models need not be
+ * rendered again after a change of the layer.
+ */
 export const nameOf =
   data.readings.length === 1
     ? (token: number) => data.readings[0].names[token]
     : (token: number) => readingAt(state.layer.value).names[token];
-/** A token's name, with its position where the text has other tokens of that name. */
+/** A token's name, with its position if other tokens of the text have the same name. */
 export function nameInText(token: number): string {
   const name = nameOf(token);
   const isOnly = tokensOf(documentOf[token]).every((each) => each === token || nameOf(each) !== name);
   return isOnly ? name : `${name} (${positionOf(token)})`;
 }
-// Search. It looks in the text as it reads, so that a phrase or a word of several tokens is found.
+// Search. It searches the joined tokens, so that phrases and words of several tokens are found.
 
 const sought = signal("");
-/** The tokens of each place in the text that is found. */
+/** The tokens of each match. */
 const found = computed(() => {
   const query = sought.value.trim().toLowerCase().replaceAll(/\s+/g, " ");
   if (!query) return [];
   const { words, apart } = data.readings[0];
   let text = "";
-  const tokenAt: number[] = []; // by letter
+  const tokenAt: number[] = []; // token of each character
   for (const token of tokensOf(state.document.value)) {
     text += (text && apart[token] ? " " : "") + words[token].toLowerCase();
     while (tokenAt.length < text.length) tokenAt.push(token);
@@ -65,14 +68,14 @@ export function Find() {
   );
 }
 
-/** By token, how thick its line is. */
+/** The thickness of the line of each token. */
 const widths = (shares: Share[] = []) => {
   const most = Math.max(...shares.map(({ share }) => Math.abs(share)));
   const width = (share: number) => Math.max(1, Math.round(THICKEST * Math.sqrt(Math.abs(share) / most)));
   return new Map(shares.map(({ token, share }) => [token, `${width(share)}px`]));
 };
 
-/** Tokens in a row, selected by mouse and keys; `prefix` is that of their ids. */
+/** Tokens as running text, which can be selected by mouse and keys; `prefix` starts the IDs of their elements. */
 export function Tokens(props: { id: string; tokens: number[]; prefix: string; label: string; marks?: boolean }) {
   const { id, tokens, prefix, label, marks } = props;
   const chosen = state.token.value;
@@ -110,7 +113,7 @@ export function Tokens(props: { id: string; tokens: number[]; prefix: string; la
       onMouseOver={(e) => (hovered.value = tokenAt(e))}
       onMouseLeave={() => (hovered.value = null)}
     >
-      {/* Elements and no components: of 512 tokens, components would take longer than what they draw. */}
+      {/* Plain elements, because the overhead of 512 components would exceed the time to draw them. */}
       {tokens.map((token) => {
         const value = wordValue(token);
         const said = value === null ? "" : wordText(value);
