@@ -515,7 +515,8 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(random_RR).Q
+    rotation_RR: Tensor = torch.linalg.qr(random_RR).Q
+    return rotation_RR
 
 
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:

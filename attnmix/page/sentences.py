@@ -144,7 +144,7 @@ def percent(share: float, digits: int = 0) -> str:
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
     names = table["checkpoint"].unique().tolist()
-    checkpoint = names[0]
+    checkpoint: str = names[0]
     if CAPTURED_CHECKPOINT in names:
         checkpoint = CAPTURED_CHECKPOINT
     is_of_checkpoint = table["checkpoint"] == checkpoint

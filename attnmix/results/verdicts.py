@@ -149,7 +149,7 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
     cases = [missing_texts, missing_trainings, agree]
-    verdicts = [between_models, NO_INTERVAL, between_models]
+    verdicts: Any = [between_models, NO_INTERVAL, between_models]
     return np.select(cases, verdicts, INCONCLUSIVE)
 
 
