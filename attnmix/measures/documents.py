@@ -175,8 +175,6 @@ class Corpus:
 
     def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
         """Return padded batches of documents of similar length, as lists of indices."""
-        rows = self.rows(row_group)
-        numbers = np.arange(len(self))[rows]
-        lengths = self.lengths[rows]
-        batches = batches_by_tokens(lengths.tolist(), batch_tokens)
+        numbers = np.arange(len(self))[self.rows(row_group)]
+        batches = batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)
         return [numbers[batch].tolist() for batch in batches]
