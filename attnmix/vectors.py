@@ -1,4 +1,4 @@
-"""Vectors of texts: `capture` reads them from a model, `layout` lays them out in a plane."""
+"""Vectors of texts: `capture` records them in a model, `layout` computes their coordinates on a UMAP map."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def capture(
 ) -> dict[str, xarray.DataArray] | Run:
     """Return the vectors of `texts` at the capture `points` of every layer, or write them to the folder `path`.
 
-    `texts` are as in `measure`, and give the same tokens. `points` are names of `attnmix.core.names.POINTS`, or one;
-    without them, those of the pipeline's default. Without a `path`, return by point an array in memory of dimensions
-    `layer`, `token` and `hidden`, with the coordinates `document`, `position` and those of `Measures.tokens`. With one,
-    each layer and point is one Zarr store `[tokens, hidden]` in that folder; return its run, which `open_run(path)`
-    reads again. Raise `InputError` for what is no text, an unknown point, a number that `dtype` cannot hold, or a
-    folder that holds anything else.
+    `texts` and their tokens are the same as in `measure`. `points` are one or more names of
+    `attnmix.core.names.POINTS`, by default those of the pipeline. If `path` is None, return an array for each point,
+    with the dimensions `layer`, `token` and `hidden`, and the coordinates `document`, `position` and those of
+    `Measures.tokens`. Otherwise, write each layer and point as one Zarr store `[tokens, hidden]` to this folder, and
+    return its run, which `open_run(path)` opens again. Raise `InputError` for invalid texts, an unknown point, a number
+    outside the range of `dtype`, or a folder with other contents.
 
     >>> vectors = attnmix.capture(model, ["time flies", "like an arrow"], points=["layer_output"])
     >>> vectors["layer_output"].sizes
@@ -112,12 +112,12 @@ def layout(
     min_dist: float = UMAP_DEFAULTS.min_dist,
     seed: int = UMAP_DEFAULTS.seed,
 ) -> npt.NDArray[np.float32]:
-    """Return a UMAP map `[..., 2]` of vectors `[..., hidden]`: all of them in one plane, from a PCA start.
+    """Return the coordinates `[..., 2]` of vectors `[..., hidden]` on one UMAP map, initialised with PCA.
 
-    An array, a tensor on any device, a table or list of numbers, or what `Run.features` returns. Equal vectors have one
-    place. The first call in a process takes seconds to load umap-learn. The arguments and their defaults are those of
-    `umap` in params.yaml; raise `InputError` for wrong ones, for NaN, and for fewer than 20 vectors that differ, of
-    which UMAP shows no neighbourhoods.
+    `vectors` is an array, a tensor on any device, a table or list of numbers, or a result of `Run.features`. Equal
+    vectors have equal coordinates. The first call in a process takes seconds to load umap-learn. The other arguments
+    and their defaults are those of `umap` in params.yaml. Raise `InputError` for invalid arguments, for NaN, and for
+    fewer than 20 distinct vectors, which are too few for neighbourhoods of UMAP.
 
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)
@@ -131,9 +131,9 @@ def layout(
     rows = array.reshape(-1, array.shape[-1])
     distinct = len(distinct_rows(rows)[0])
     if distinct < MIN_UMAP_VECTORS:
-        problem = f"{len(rows)}, of which {distinct} differ"
-        advice = "sklearn.decomposition.PCA(2) shows the principal components of fewer"
-        raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more that differ; {advice}")
+        problem = f"{len(rows)}, of which {distinct} are distinct"
+        advice = "for fewer, use sklearn.decomposition.PCA(2)"
+        raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more distinct vectors; {advice}")
     settings.check_neighbours(distinct, "n_neighbors")
     xy = fit_map(rows, settings)
     return xy.reshape(*array.shape[:-1], 2)

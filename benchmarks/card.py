@@ -1,14 +1,14 @@
 """Check and time one GPU: agreement with the CPU, reproducibility of training, and the speed of each stage.
 
     python -m benchmarks.card                                # five to six minutes on an H200; writes card.csv
-    python -m benchmarks.card --small                        # tiny, on a CPU too: does it all run?
-    python -m benchmarks.card --checkpoint models/mine       # compares a real model's numbers as well
+    python -m benchmarks.card --small                        # a short check of all rows, also on a CPU
+    python -m benchmarks.card --checkpoint models/mine       # also compares the results of a real model
     python -m benchmarks.card --pack models/mine mine.int8   # compresses a real model for the transfer
 
 No network is needed: the model has the shape of BERT-base and random weights, and the texts are random words, including
-words that determine the class. Each row of the table is a function below and is written immediately.
-benchmarks/RESULTS.md explains the rows. A failed row states the reason, the remaining rows still run, and the exit
-status is 1.
+words that determine the class. Each row of the table is computed by a function below and written immediately.
+benchmarks/RESULTS.md explains the rows. If a row fails, it states the reason, the remaining rows still run, and the
+exit status is 1.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Random models for the comparison with the CPU: post-LN, pre-LN, gated, and with rotary positions."""
 SCALE = ".scale"  # suffix of the names of scales in a packed model
-MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, less than the model needs
-KILL_SECONDS = 300  # timeout for the first checkpoint of a training run
+MEMORY_LIMIT = 0.002  # fraction of the GPU's memory that is less than the model needs
+KILL_SECONDS = 300  # timeout until the first checkpoint of a training run
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Size:
     model: dict[str, int] = field(default_factory=dict)  # changes to the configuration of BERT-base
     train: int = 1024
     test: int = 512
-    words: int = 250  # in the longest text
+    words: int = 250  # number of words in the longest text
     measured: int = 512
     batch_texts: int = 32
     batch_tokens: tuple[int, ...] = (4096, 16384, 65536)
@@ -106,7 +106,7 @@ class Card:
         write_parameters(self.run.root, **values)
 
     def stage(self, name: str) -> float:
-        """Run a stage in this process; return its seconds."""
+        """Run a stage in this process, and return its seconds."""
         with chdir(self.run.root):
             parameters = read_parameters()
             synchronize()
@@ -116,7 +116,7 @@ class Card:
             return time.perf_counter() - start
 
     def start_finetune(self, root: Path) -> subprocess.Popen[bytes]:
-        """Start the stage `finetune` of the folder `root` in a separate process."""
+        """Start the stage `finetune` in the folder `root`, in a separate process."""
         folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
         output: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
@@ -124,7 +124,7 @@ class Card:
 
 
 class NotHereError(Exception):
-    """A row that cannot be measured on this machine, with the reason."""
+    """The reason why a row cannot be measured on this machine."""
 
 
 def machine(card: Card) -> str:
@@ -195,7 +195,7 @@ def tensor_float(card: Card) -> str:
 
 
 def training(**changes: Any) -> Callable[[Card], str]:
-    """Return the row of a training run with these keys of `finetune`: speed, accuracy and memory."""
+    """Return the row of a training run with `changes` of the section `finetune`: speed, accuracy and memory."""
 
     def row(card: Card) -> str:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
@@ -210,7 +210,7 @@ def training(**changes: Any) -> Callable[[Card], str]:
 
 
 def training_twice(card: Card) -> str:
-    """Check that two training runs, and a third run that is killed and resumed, have identical weights."""
+    """Check that two training runs, and a third run that is killed and resumed, result in identical weights."""
     digests = {}
     for way in ("once", "again", "killed"):
         root = card.run.root / way
@@ -224,10 +224,10 @@ def training_twice(card: Card) -> str:
         if process.returncode:
             raise AssertionError(error.decode(errors="replace").strip().splitlines()[-1])
         if way == "killed" and b"resumes from" not in error:
-            raise AssertionError("the killed training began from the start")
+            raise AssertionError("the killed training run restarted from the beginning")
         digests[way] = hashlib.sha256((Run(root).finetuned / "model.safetensors").read_bytes()).hexdigest()
     if len(set(digests.values())) > 1:
-        raise AssertionError(f"other bytes: {digests}")
+        raise AssertionError(f"the weights differ: {digests}")
     return "the same bytes, resumed after SIGKILL too"
 
 
@@ -237,14 +237,14 @@ def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> Non
     while not list(root.glob(".unfinished/finetune/*/checkpoint-*/trainer_state.json")):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            raise AssertionError("the training left no checkpoint to resume from")
+            raise AssertionError("the training run ended without a checkpoint")
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
 
 def out_of_memory(stage: str) -> Callable[[Card], str]:
-    """Return the row of a stage with too little GPU memory: a one-line error that names the key to reduce."""
+    """Return the row of a stage with too little GPU memory, which must print one line with the key to reduce."""
 
     def row(card: Card) -> str:
         if card.device.type != "cuda":
@@ -257,7 +257,7 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
         except SystemExit as error:
             line = str(error.code)
         else:
-            raise AssertionError("the limit of memory was not reached")
+            raise AssertionError("the memory limit was not reached")
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         if not line.startswith(f"error: {stage}: out of memory (") or "; reduce " not in line:
@@ -297,7 +297,7 @@ def measure_speed(place: int) -> Callable[[Card], str]:
 
 
 def faithfulness(card: Card) -> str:
-    """Return time and memory of token scores, probes and interventions on the reviews measured by `measure`."""
+    """Return time and memory of token scores, probes and interventions on the texts measured by `measure`."""
     with watched(card.device) as use:
         seconds = card.stage("faithfulness")
     rows = len(card.run.table("faithfulness/faithfulness"))
@@ -313,7 +313,7 @@ def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> 
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
-    """Return the number of tokens in the texts of a kind, and the seconds of forward passes in transformers."""
+    """Return the number of tokens in the texts of `kind`, and the seconds of their forward passes in transformers."""
     base: Any = load_base(card.run.finetuned).to(card.device)
     base.set_attn_implementation("sdpa")
     run = Run(card.run.root)  # a new instance without cached tables
@@ -347,7 +347,7 @@ class Use:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Use]:
-    """Yield the use of the GPU, which is filled in when the context ends."""
+    """Yield the use of the GPU, whose fields are set when the context ends."""
     use = Use()
     if device.type != "cuda":
         yield use
@@ -389,7 +389,7 @@ def training_speed() -> Iterator[list[float]]:
 
 
 def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
-    """Return reviews with random words and lengths and alternating classes; some words determine the class."""
+    """Return texts of random words and lengths with alternating classes, which are determined by some words."""
     generator, rows = np.random.default_rng(seed), []
     for place in range(number):
         label = place % 2
@@ -419,7 +419,7 @@ def write_model(folder: Path, family: str, shape: dict[str, Any]) -> None:
 
 
 def lay_out(root: Path, size: Size) -> None:
-    """Write the inputs of `finetune`: reviews and a BERT model."""
+    """Write the inputs of `finetune`, a dataset and a BERT model."""
     run = Run(root)
     run.reviews.mkdir(parents=True)
     for seed, (split, number) in enumerate((("train", size.train), ("validation", size.test), ("test", size.test))):
@@ -442,7 +442,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint from a file of `pack`; its rounded weights are the same on every device."""
+    """Write the checkpoint in a file of `pack`; its rounded weights are the same on every device."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)
@@ -476,14 +476,14 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The rows of the table, in order. Rows from `capture` on use the model of the last fine-tuning row, in fp32."""
+"""The rows of the table, in order. Rows after the fine-tuning rows use the model of the last one (fp32)."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="a tiny model and few texts, on a CPU too")
-    parser.add_argument("--checkpoint", type=Path, help="folder of a real model, or a file that --pack made")
-    parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "FILE"), help="make a model small, and end")
+    parser.add_argument("--small", action="store_true", help="a tiny model and few texts, also for a CPU")
+    parser.add_argument("--checkpoint", type=Path, help="folder of a real model, or a file written by --pack")
+    parser.add_argument("--pack", nargs=2, type=Path, metavar=("FOLDER", "FILE"), help="only compress a model")
     parser.add_argument("--to", type=Path, default=Path("card.csv"), help="file of the table")
     arguments = parser.parse_args()
     if arguments.pack:

@@ -1,10 +1,10 @@
-"""Count the GPU operators, copies and waits of `measure` and `capture`, on a simulated device in host memory.
+"""Count the GPU operators, copies and waits of `measure` and `capture` on a simulated device in host memory.
 
     python -m benchmarks.launches
 
 The batch has 16 texts of 256 tokens; the model is a BERT with 12 layers and 12 heads. Each operator launches at least
 one kernel. The counts do not depend on the width of the vectors, so the model is narrow and has random weights.
-benchmarks/RESULTS.md has the table.
+The table is in benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[st
 
 
 def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the name and the function of each task; `counted_works` excludes caching by running it twice."""
+    """Yield the name and the function of each task; `counted_works` runs it twice to exclude the filling of caches."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "num_hidden_layers": layers,

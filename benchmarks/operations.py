@@ -3,8 +3,8 @@
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
 Every stage runs once, in pipeline order, in one thread under Python's profiler. The time of an operation is the time in
-its functions, excluding their callees. Other threads, which fit UMAP in `reduce`, appear as the operation of waiting
-for them. The profiler slows short calls: the shares show the bottlenecks, but not the duration of a stage.
+its functions, excluding their callees. Other threads, which fit UMAP in `reduce`, appear as time spent waiting for
+them. As the profiler slows short calls, the shares show the bottlenecks, but not the duration of a stage.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OPERATIONS = {
     "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
-"""Patterns of operations by name: a function belongs to the first operation that matches `file:function`."""
+"""Patterns of operations by name; a function belongs to the first operation whose pattern matches `file:function`."""
 OTHER = "other"
 
 
 def operation(file: str, function: str) -> str:
-    """Return the operation of a function; `OTHER` without a match."""
+    """Return the operation to which a function belongs; `OTHER` if no pattern matches."""
     for name, pattern in OPERATIONS.items():
         if re.search(pattern, f"{file}:{function}"):
             return name
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def prepare(folder: Path) -> None:
-    """Write the parameters and the data set of the default run."""
+    """Write the parameters and the dataset of the default run."""
     write_parameters(folder, PORTABLE)
     shutil.copytree(REPOSITORY / "data" / "sample", folder / "data" / "sample")
 

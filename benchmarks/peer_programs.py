@@ -1,4 +1,4 @@
-"""The programs of other packages for `benchmarks.peers`, each run by the Python of an environment with that package.
+"""Programs with other packages for `benchmarks.peers`, each run by Python in an environment with its package.
 
     python peer_programs.py PACKAGE FOLDER
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Program = Callable[[], Array]
-VALUE_ZEROING_TEXTS = 2  # texts of the slowest comparison
+VALUE_ZEROING_TEXTS = 2  # number of texts in the slowest comparison
 VALUE_ZEROING_WORDS = 20
 
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def cut_texts(texts: list[str]) -> list[str]:
-    """Return the few short texts for Value Zeroing."""
+    """Return a few texts, truncated, for Value Zeroing."""
     return [" ".join(text.split()[:VALUE_ZEROING_WORDS]) for text in texts[:VALUE_ZEROING_TEXTS]]
 
 
@@ -91,8 +91,8 @@ def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
 def run_inseq(folder: Path, texts: list[str]) -> Program:
     """Return Value Zeroing in the decoder `[texts, layers - 1, tokens, sources]`, without the last layer.
 
-    inseq measures the last layer after the final norm. It has no values for the tokens of the prompt except its last
-    one, nor for the last token of the text.
+    inseq measures the last layer after the final norm. It has no values for the tokens of the prompt except the last
+    one, and none for the last token of the text.
     """
     import inseq
 
@@ -112,7 +112,7 @@ def run_inseq(folder: Path, texts: list[str]) -> Program:
 
 
 def run_bertviz(folder: Path, texts: list[str]) -> Program:
-    """Write the page of one text, and return its attention weights, averaged over heads `[layers, tokens, tokens]`."""
+    """Write the page of one text, and return its attention weights `[layers, tokens, tokens]`, averaged over heads."""
     from bertviz import head_view
     from transformers import AutoModel, AutoTokenizer
 
@@ -132,7 +132,7 @@ def run_bertviz(folder: Path, texts: list[str]) -> Program:
 
 
 def run_attnmix(folder: Path, texts: list[str]) -> Program:
-    """Write the page of one text, and return its attention weights, averaged over heads `[layers, tokens, tokens]`."""
+    """Write the page of one text, and return its attention weights `[layers, tokens, tokens]`, averaged over heads."""
     import attnmix
 
     def run() -> Array:

@@ -1,11 +1,12 @@
-"""Compare attnmix with other packages, and with plain PyTorch and transformers code, for the same numbers.
+"""Compare the speed of attnmix with other packages and with plain PyTorch code that compute the same numbers.
 
     OMP_NUM_THREADS=1 python -m benchmarks.peers --clock processor
 
 The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
-pinned versions, each in its own virtual environment on top of the current one, so that all use the same torch;
-`--peers` without names omits them. Equal numbers are verified before timing, and runs of both sides alternate. The
-table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model (Linux only).
+pinned versions, each in its own virtual environment on top of the current one, so that all use the same torch.
+`--peers` without names omits them. Before timing, the numbers of both sides are compared; timed runs of both sides
+alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model
+(Linux only).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ REQUIREMENTS = {
     "inseq": ["inseq==0.7.1", "transformers==4.47.1"],  # its Value Zeroing fails with transformers 5
     "bertviz": ["bertviz==1.4.1"],
 }
-"""The pinned packages of each environment."""
+"""The pinned packages of each environment, by package."""
 
 
 class Seconds(NamedTuple):
@@ -88,7 +89,7 @@ class InProcess:
 
 
 class OtherProcess:
-    """A program of `peer_programs` in another Python, with a loaded model."""
+    """A program of `peer_programs` that runs in a different Python environment, with a loaded model."""
 
     def __init__(self, python: Path, package: str, folder: Path) -> None:
         self.package = package
@@ -125,7 +126,7 @@ class OtherProcess:
         return self._read(answer)
 
     def _read(self, answer: str) -> list[float]:
-        """Return the numbers of the next answer; skip other output of the package."""
+        """Return the numbers in the next line that begins with `answer`; skip other output of the package."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(answer):
@@ -158,7 +159,7 @@ class FreshProcess:
 
 
 class PeerError(Exception):
-    """A package that cannot be installed or fails, with the reason."""
+    """The reason why a package cannot be installed or fails."""
 
 
 class Contest(NamedTuple):
@@ -177,9 +178,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=16, help="number of texts (default: %(default)s)")
     parser.add_argument("--words", type=int, default=62, help="words of each text (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each side (default: %(default)s)")
-    parser.add_argument("--clock", choices=Seconds._fields, default="wall", help="times in the table (default: wall)")
+    parser.add_argument("--clock", choices=Seconds._fields, default="wall", help="clock of all times (default: wall)")
     parser.add_argument("--peers", nargs="*", choices=REQUIREMENTS, default=list(REQUIREMENTS), help="other packages")
-    parser.add_argument("--environments", type=Path, help="folder of the environments, to use them again")
+    parser.add_argument("--environments", type=Path, help="folder in which the environments are kept for reuse")
     parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     model = attnmix.load(options.model)
@@ -216,7 +217,7 @@ def run_peer(
     texts: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
-    """Return the row of a package, with the reason if it cannot be installed or fails."""
+    """Return the table row of a package; if the package cannot be installed or fails, the row has the reason."""
     label = " ".join(REQUIREMENTS[package])
     with ExitStack() as stack:
         try:
@@ -293,7 +294,7 @@ def write_texts(number: int, words: int) -> list[str]:
 
 
 def run_contest(contest: Contest, repeats: int, clock: str) -> str:
-    """Return the row of the table: verify equal numbers, then time alternating runs of both sides."""
+    """Compare the numbers of both sides, time alternating runs, and return the row of the table."""
     verify(contest)
     seconds: dict[str, list[float]] = {"ours": [], "peer": []}
     for _ in range(repeats):
@@ -315,7 +316,7 @@ def verify(contest: Contest) -> None:
 
 
 def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequence[str]) -> int:
-    """Return the peak memory of a call in bytes, minus the memory before the call."""
+    """Return the peak memory of a call in bytes, in excess of the memory before the call."""
     function(model, texts[:1])  # excludes one-time allocations
     before = read_memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
@@ -346,7 +347,7 @@ def capture(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 
 def capture_with_hooks(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return the outputs of all layers `[layers, tokens, hidden]`, kept by forward hooks."""
+    """Return the outputs of all layers `[layers, tokens, hidden]`, recorded by forward hooks."""
     base: Any = model.network.base_model
     outputs: list[Tensor] = []
 
@@ -368,7 +369,7 @@ def roll_out(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 
 def roll_out_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return attention rollout of the attention weights that transformers returns."""
+    """Return the attention rollout `[texts, layers, tokens, sources]` from the attention weights of transformers."""
     rollouts: list[Tensor] = []
     for layers in run_eagerly(model, texts).attentions:
         weights_NTT = layers.mean(1)
@@ -396,7 +397,7 @@ def measure_ratios(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 @torch.no_grad()
 def measure_ratios_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return the same ratios from the own part of each vector, and the remaining part without the biases."""
+    """Return the same ratios, from the own part of each vector and the remainder without biases."""
     base: Any = model.network.base_model
     output = run_eagerly(model, texts)
     by_layer = []

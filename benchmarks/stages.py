@@ -1,17 +1,18 @@
 """Time and memory of the stages, compared with bare forward passes and with simple alternatives for the same results.
 
     python -m benchmarks.stages                                   # all cases; needs more than an hour
-    python -m benchmarks.stages --cases capture --repeats 3       # some cases
+    python -m benchmarks.stages --cases capture --repeats 3       # only some cases
     python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
-    python -m benchmarks.stages --small --repeats 1               # does it all run? Writes nothing
+    python -m benchmarks.stages --small --repeats 1               # a short check of all cases, which writes nothing
 
 Each case replaces its section in benchmarks/RESULTS.md, with its command and machine. Every run is a new process with
-the same number of threads; the ways of a case alternate. Before timing, each way of a case runs once and the results
-are compared. Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews of the sample; the models are
-the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
-needs nnsight and TransformerLens, which are not in the lock files, in the Python environment.
+the same number of threads; the ways of a case alternate. Before timing, each way of a case runs once, and the results
+are compared (with `--small`, after timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews
+of the sample; the models are the fine-tuned default model and models with random weights. The outputs of `make repro`
+are required. The case `peers` requires nnsight and TransformerLens in the Python environment, which are not in the
+lock files.
 
-All cases are in one file, to make the ways comparable.
+All cases are in one file so that the ways remain comparable.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ MEASURED = "measured.json"
 
 
 class Timing(NamedTuple):
-    """One run of one way; the peak is None if several ways shared the process."""
+    """The time and peak memory of one run of a way; the peak is None if several ways shared the process."""
 
     seconds: float
     peak_mb: float | None
@@ -77,19 +78,19 @@ Seconds = dict[str, float]
 
 
 class Case(NamedTuple):
-    """Ways to the same result, by name."""
+    """A comparison of several ways to compute the same result."""
 
     title: str
     folder: str
     """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """Functions that run in separate processes; they return seconds if they measure themselves, or several ways."""
+    """Functions by name, which run in separate processes; they may return times of one or several ways."""
     check: Callable[[], str]
-    """Runs after the first run of every way; returns a description of the comparison, or raises if results differ."""
+    """A function that returns text on the comparison of the results, or raises an error if they differ."""
     references: Sequence[str] = ()
-    """The reference ways of the table; by default the first."""
+    """The ways to which others are compared in the table; by default the first."""
     growing: bool = False
-    """True for ways with increasing amounts of the same work: only the first warms up, and the last is checked."""
+    """True if the ways are increasing amounts of the same work; only the first warms up, and the last is checked."""
 
 
 def synchronize() -> None:
@@ -128,7 +129,7 @@ def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing
 
 
 def in_this_process(case: str, way: str) -> None:
-    """Run one way, or `check`, in the current folder; write its seconds and the peak of memory."""
+    """Run one way, or `check`, in the current folder, and write its seconds and peak memory to a file."""
     if read_parameters().arithmetic == PORTABLE:
         from attnmix.core.arithmetic.kernels import set_arithmetic
 
@@ -148,7 +149,7 @@ def peak_memory() -> float:
 
 
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
-    """Return a Markdown table with a row for each way, and its median relative to the `references`."""
+    """Return a Markdown table with a row for each way: its median, and ratios to the `references`."""
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     references = references or list(timings)[:1]
     ratios = [f"ratio to *{name}*" for name in references] if len(timings) > 1 else []
@@ -196,7 +197,7 @@ def processor() -> str:
 
 
 class Size(NamedTuple):
-    """Numbers of texts for the default model and for BERT-base's shape, tokens per text, BERT layers, documents."""
+    """The size of a benchmark; `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
 
     texts: int = 200
     bert_texts: int = 60
@@ -205,10 +206,10 @@ class Size(NamedTuple):
     documents: tuple[int, ...] = (10, 100, 1000, 10_000)
 
 
-SMALL = Size(texts=8, bert_texts=2, tokens=64, layers=2, documents=(10, 100))
-LENGTH, BATCH_TOKENS = 32, 1024  # tokens per text and per batch of the measured corpora: several batches for 100 texts
+SMALL = Size(texts=4, bert_texts=2, tokens=32, layers=2, documents=(10, 100))
+LENGTH, BATCH_TOKENS = 32, 1024  # tokens per text and per batch of the measured corpora; 100 texts are several batches
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-LONG = 330  # tokens per text of the captured corpora: 100 texts fill a shard of the default model
+LONG = 330  # tokens per text of the captured corpora; 100 texts fill a shard of the default model
 WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "intermediate_size": 1536}
 
 
@@ -256,12 +257,12 @@ def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return a text that joins this number of reviews."""
+    """Return a text that joins `count` reviews, starting with the review `first`."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 
 def real_reviews(number: int) -> list[str]:
-    """Return IMDb test reviews if IMDB_FOLDER is set to a copy in the hub's layout, else an empty list."""
+    """Return `number` IMDb test reviews if IMDB_FOLDER is set to a copy in the hub's layout, else an empty list."""
     if not (named := os.environ.get("IMDB_FOLDER")):
         return []
     (file,) = Path(named).rglob("test-*.parquet")
@@ -299,12 +300,12 @@ def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[st
         YAML(typ="safe", pure=True).dump(values, file)
 
 
-# Capture: the stage, bare forward passes, and alternatives for the same vectors, all with the same batches.
+# Capture: the stage, bare forward passes, and alternatives that write the same vectors, all with the same batches.
 
 FINETUNED = Run(Path()).finetuned
 PLAIN = Path("plain")
 PADDED = 512
-ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # of float16; results depend slightly on the batch
+ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # tolerance for float16; results depend slightly on the batch
 
 
 class Inputs(NamedTuple):
@@ -317,7 +318,7 @@ class Inputs(NamedTuple):
     folder: Path
 
     def batches(self, length: int | None = None) -> Iterator[tuple[list[int], Any]]:
-        """Yield text numbers and model inputs of each batch, optionally padded to `length`."""
+        """Yield the text indices and model inputs of each batch, optionally padded to `length`."""
         import torch
 
         from attnmix.models.encoding import batches_by_tokens, padded
@@ -369,7 +370,7 @@ def forward_passes(inputs: Inputs, length: int | None = None) -> None:
 
 
 def point_modules(base: Any) -> dict[str, tuple[str, str]]:
-    """Return the module path of every captured point, and whether the point is its input or output."""
+    """Return the module path of each captured point, and `input` or `output` of the module."""
     from attnmix.models.families import family_of
 
     family, points = family_of(base.config), read_parameters().capture.points
@@ -409,7 +410,7 @@ class Writer:
 
 
 def hooks(inputs: Inputs) -> None:
-    """Write the vectors from a forward hook at every point."""
+    """Write the vectors recorded by a forward hook at every point."""
     import torch
 
     features: dict[str, Any] = {}
@@ -449,7 +450,7 @@ def nnsight(inputs: Inputs) -> None:
     from nnsight import NNsight
 
     model = NNsight(inputs.base)
-    # nnsight's attribute `output` hides the BERT modules with this name, which are accessed by path instead.
+    # nnsight's attribute `output` hides the modules of BERT with this name, so modules are accessed by path.
     modules = dict(model.modules(names=True))
     envoys = [(name, modules[f"model.{path}"], side) for name, (path, side) in point_modules(inputs.base).items()]
     # nnsight requires that values are requested in the order of computation.
@@ -477,7 +478,7 @@ LENS_HOOKS = {
 
 
 def transformer_lens(inputs: Inputs) -> None:
-    """Write all points from the cache of each batch; the bridge needs a masked language model, which costs more."""
+    """Write all points from the cache of each batch; the bridge requires a masked language model, which costs more."""
     import torch
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
@@ -504,7 +505,7 @@ def transformer_lens(inputs: Inputs) -> None:
 
 
 def same_vectors() -> str:
-    """Raise an error if the rows of a way differ from the stage."""
+    """Return text on the compared vectors; raise an error if the vectors of a way differ from those of the stage."""
     sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     compared = []
@@ -543,16 +544,16 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, to distribute the load of a busy machine equally.
+# Ratios: all ways alternate in one process, batch by batch, so that the load of a busy machine affects them equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
 RATIO_ROUNDING = 1e-6  # tolerance of float32 ratios that are computed in different blocks of tokens
-Batch = list[Any]  # of attnmix.measures.documents.Document
+Batch = list[Any]  # a list of attnmix.measures.documents.Document
 
 
 class Measuring(NamedTuple):
-    """Model and batches."""
+    """The measurers of a model, and batches of texts."""
 
     measurer: Any
     six: Any
@@ -591,7 +592,7 @@ class Measuring(NamedTuple):
 
 
 def prepare_measuring() -> Measuring:
-    """Return the captured texts in batches, and what measures them."""
+    """Return the captured texts in batches, with their measurers."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -662,7 +663,7 @@ def same_ratios() -> str:
     )
 
 
-# Corpora: `measure` and `capture` for increasing numbers of documents, including imports.
+# Corpora: `measure` and `capture` for increasing numbers of texts, including imports.
 
 
 def measure_documents(documents: int) -> None:
@@ -710,7 +711,7 @@ def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Call
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage of the last commit, their sum, and the seconds with another `umap.metric`."""
+    """Return the seconds of each stage of the last commit, their sum, and the seconds after changing `umap.metric`."""
     subprocess.run(["git", "clean", "-qfdx"], check=True)
     parameters = Path("params.yaml").read_bytes()
     seconds = {stage: process_seconds("-m", "stages", stage) for stage in STAGES}
@@ -751,9 +752,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     usual = [name for name in CASES if name != "peers"]
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=usual, metavar="CASE")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of every library, on both sides")
-    parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="on both sides")
-    parser.add_argument("--small", action="store_true", help="few and short texts: does it all run?")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of all libraries, for all ways")
+    parser.add_argument("--arithmetic", choices=(FASTEST, PORTABLE), default=FASTEST, help="for all ways")
+    parser.add_argument("--small", action="store_true", help="few and short texts, for a short check")
     parser.add_argument("--way", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.way:
@@ -779,9 +780,13 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
         if case.folder != "clone":
             folder.mkdir()
         lay_out(case.folder, folder, size, arguments.arithmetic)
-        for way in ways[:1] if case.growing else ways:
+        warm_up = ways[:1] if case.growing else ways
+        if arguments.small:
+            warm_up = []
+        for way in warm_up:
             run_way(name, way, folder, threads)
-        compared = "" if case.growing else check(name, folder, threads)
+        checks_first = not (case.growing or arguments.small)
+        compared = check(name, folder, threads) if checks_first else ""
         for _ in range(arguments.repeats):
             for way in ways:
                 for timed_way, timing in run_way(name, way, folder, threads).items():
@@ -792,7 +797,7 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
 
 
 def check(name: str, folder: Path, threads: int) -> str:
-    """Return the report of `Case.check` on the files of a case."""
+    """Return the text of `Case.check` on the results in `folder`."""
     return fresh_process(["-m", "benchmarks.stages", "--way", name, "check"], folder, threads)[1]
 
 

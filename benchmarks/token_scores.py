@@ -1,4 +1,4 @@
-"""Compare integrated gradients of captum with the token scores of attnmix, in the tests of `faithfulness`.
+"""Compare the integrated gradients of captum with the token scores of attnmix, by the tests of `faithfulness`.
 
     python -m benchmarks.token_scores [--documents 100] [--steps 24] [--to benchmarks/token_scores.csv]
 
@@ -38,21 +38,21 @@ COMPARED = (RANDOM_REMOVAL, REFERENCE, "attnlrp", "gradient_x_input")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table of the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=100, help="number of reviews")
-    parser.add_argument("--steps", type=int, default=24, help="steps of the integral")
-    parser.add_argument("--to", type=Path, default=Path("benchmarks/token_scores.csv"), help="the table")
+    parser.add_argument("--documents", type=int, default=100, help="number of texts")
+    parser.add_argument("--steps", type=int, default=24, help="number of steps of the integral")
+    parser.add_argument("--to", type=Path, default=Path("benchmarks/token_scores.csv"), help="file of the table")
     options = parser.parse_args(arguments)
     try:
         from captum.attr import LayerIntegratedGradients
     except ImportError:
-        print("benchmarks.token_scores: captum is not installed; `pip install captum` adds it", file=sys.stderr)
+        print("error: captum is not installed; install it with `pip install captum`", file=sys.stderr)
         return 1
     parameters, run = read_parameters(), Run(Path())
     set_arithmetic(parameters.arithmetic)
     device = measuring_device(chosen_device())
     classifier = Classifier(run.finetuned, device, parameters.capture.batch_tokens // 2, run.drawn_reviews.pairs)
     if classifier.mask_id is None:
-        raise InputError(f"{run.finetuned}: its tokenizer has no mask token; allowed: models that have one")
+        raise InputError(f"{run.finetuned}: its tokenizer has no mask token; use a model with a mask token")
     words = classifier.base.get_submodule(classifier.family.word_embedding)
     gradients = LayerIntegratedGradients(lambda ids: classifier.model(input_ids=ids).logits, words)
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def integrate_gradients(gradients: Any, review: Review, steps: int) -> Doubles:
     """Return the integrated gradients `[T]` of the predicted class's logit, with the baseline [MASK]."""
-    baseline = review.without(review.words)
+    baseline = review.without(review.word_positions)
     device = review.classifier.model.device
     ids_1T, baseline_1T = (torch.tensor([ids], device=device) for ids in (review.ids, baseline))
     attributions_1TD = gradients.attribute(

@@ -1,10 +1,10 @@
-"""Compare writers of new shard files: GB per processor second and per second.
+"""Compare the speed of writers of new shard files, in GB per processor second and per second.
 
     pip install --target FOLDER --no-deps tensorstore ml_dtypes    # optional
     PYTHONPATH=FOLDER python -m benchmarks.writer                  # replaces the section in benchmarks/RESULTS.md
 
-Each way writes arrays `[5440, 768]` in float16 with chunks of 64 rows, one shard file each, in one thread. The files
-are removed after each round. `os.sync` before each round keeps earlier writes out of the times.
+Each way writes float16 arrays `[5440, 768]` in chunks of 64 rows, with one shard file per array, in one thread. The
+files are deleted after each round. `os.sync` before each round excludes earlier writes from the times.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(), help="a folder on the file system to measure")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder on the file system to measure")
     folder = parser.parse_args().folder
     vectors = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float16)
     rates: dict[str, list[tuple[float, float]]] = {}

@@ -1,1 +1,1 @@
-"""Experiments: the pipeline for several seeds, and one table and one figure of any experiments."""
+"""Experiments: pipeline runs with several seeds, and a table and a figure that compare experiments."""

@@ -5,11 +5,11 @@
     python -m experiments imdb --dataset stanfordnlp/imdb
     python -m experiments study --dataset stanfordnlp/imdb
 
-`run` clones the last commit into experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there without
-`render`, or until a stage, continues an interrupted run, and writes the table to reports/experiments/. `table` reads
-DVC's experiments of the current commit, or experiments, commits and folders by name. Experiments that differ only in
-the seed are one setting; means are over its seeds. `imdb` runs profiles/imdb.txt and writes docs/imdb
-(`experiments.imdb`), `study` runs docs/study/plan.md (`experiments.study`).
+`run` clones the last commit to experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there (all stages
+except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. An interrupted run
+continues. `table` compares DVC's experiments of the current commit, or experiments, commits and folders by name.
+Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb` runs
+profiles/imdb.txt and writes docs/imdb (`experiments.imdb`); `study` runs docs/study/plan.md (`experiments.study`).
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from attnmix.core.errors import InputError
 from experiments.tables import MIXING, write_table
 
 RUNS = Path("experiments/runs")
-SKIPPED_STAGES = ("sources", "render")  # DVC adds the first if it is needed; figures and page belong to a single run
-RESULTS = ("dvc.lock", "reports")  # the files in git that a run changes
+SKIPPED_STAGES = ("sources", "render")  # DVC adds `sources` if necessary; `render` is only useful for a single run
+RESULTS = ("dvc.lock", "reports")  # tracked files that a run changes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, or 1 if the run of a seed failed."""
+    """Run the command in `arguments`; return 0, or 1 if the run of a seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="the pipeline for each seed, and their table")
+    run = commands.add_parser("run", help="run the pipeline for each seed, and write a table of all seeds")
     run.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     run.add_argument("--seeds", default="0 1 2 3 4", help="whole numbers, separated by spaces")
-    run.add_argument("--profile", type=Path, default=Path("profiles/laptop.txt"), help="key=value overrides")
-    run.add_argument("--until", help="the last stage to run, with those that it needs; default: all but render")
+    run.add_argument("--profile", type=Path, default=Path("profiles/laptop.txt"), help="file of key=value overrides")
+    run.add_argument("--until", help="last stage to run, with the stages that it needs; default: all except render")
     run.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
-    imdb = commands.add_parser("imdb", help="the run on IMDb with two seeds, published in docs/imdb")
+    imdb = commands.add_parser("imdb", help="run the pipeline on IMDb with two seeds, and write docs/imdb")
     imdb.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     imdb.add_argument("--to", type=Path, default=Path("docs/imdb"), help="folder of tables and figures")
-    study = commands.add_parser("study", help="the runs of docs/study/plan.md, their table, tests and figure")
+    study = commands.add_parser("study", help="run docs/study/plan.md, and write its table, tests and figure")
     study.add_argument("--dataset", required=True, help="hub identifier, folder or file")
     study.add_argument("--seeds", default=" ".join(map(str, range(1, 11))), help="whole numbers, separated by spaces")
     study.add_argument("--to", type=Path, default=Path("docs/study"), help="folder of tables and figure")
-    table = commands.add_parser("table", help="experiments side by side")
-    table.add_argument("names", nargs="*", help="experiments, commits or folders; default: those of this commit")
-    table.add_argument("--csv", default=MIXING, help="of reports/plots; its keys are the columns before `mean`")
+    table = commands.add_parser("table", help="write a table that compares experiments")
+    table.add_argument("names", nargs="*", help="experiments, commits or folders; default: experiments of this commit")
+    table.add_argument("--csv", default=MIXING, help="table in reports/plots; columns before `mean` are its keys")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
     options = parser.parse_args(arguments)
     if options.command == "table":
@@ -83,9 +83,9 @@ def run_seeds(
 
     Args:
         dataset: Hub identifier, folder or file.
-        seeds: Seeds as written.
+        seeds: Seeds, as strings.
         profile: File of `key=value` overrides.
-        until: Last stage, which is run with the stages that it needs; default: all but `SKIPPED_STAGES`.
+        until: Last stage, which is run with the stages that it needs; by default all except `SKIPPED_STAGES`.
         setting: Name of a subfolder for these runs.
         changes: Further overrides, which define the setting.
 
@@ -97,10 +97,10 @@ def run_seeds(
         raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(declared)}")
     targets = [stage for stage in declared if stage not in SKIPPED_STAGES] if until is None else [until]
     if not profile.is_file():
-        raise InputError(f"--profile: there is no file {profile}")
+        raise InputError(f"--profile: there is no file {profile}; pass one, such as profiles/laptop.txt")
     lines = profile.read_text(encoding="utf-8").splitlines()
     overrides = [line for line in lines if line.strip() and not line.startswith("#")]
-    # A local path must be absolute in a clone; DVC's grammar accepts any path in single quotes.
+    # In a clone, a local path must be absolute; DVC's grammar accepts any path in single quotes.
     name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     name = name.replace("\\", "\\\\").replace("'", "\\'")
     command = [sys.executable, "-m", "dvc", "repro", *targets]
@@ -112,7 +112,7 @@ def run_seeds(
         apply_overrides(folder / "params.yaml", [*overrides, *changes, f"dataset.name='{name}'", f"seed={seed}"])
         print(f"{folder}: dvc repro", file=sys.stderr, flush=True)
         if subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, check=False).returncode:
-            print(f"left out: {folder}: `dvc repro` failed, see above", file=sys.stderr)
+            print(f"omitted: {folder}: `dvc repro` failed, see above", file=sys.stderr)
         else:
             folders.append(str(folder))
     return folders
@@ -132,7 +132,7 @@ def run_imdb(dataset: str, to: Path) -> int:
 
 
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
-    """Run every setting of the study for each seed; write its tables if all runs succeeded, else return 1."""
+    """Run every setting of the study for each seed, and write the tables; return 1 if a run failed."""
     from experiments.study import PROFILE, SETTINGS, write_study
 
     folders = {}
@@ -148,7 +148,7 @@ def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
 
 
 def _update_clone(folder: Path) -> None:
-    """Clone the repository in the current folder, or update its clone to the last commit and keep its results."""
+    """Clone the repository to `folder`, or update an existing clone to the last commit without changing its results."""
     if not (folder / ".git").exists():
         subprocess.run(["git", "clone", "--quiet", ".", folder], check=True)
     subprocess.run(["git", "fetch", "--quiet", Path.cwd(), "HEAD"], cwd=folder, check=True)

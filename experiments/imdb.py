@@ -25,17 +25,17 @@ TABLES = (
     "measure/mixing_controls",
     "reduce/map_quality",
 )
-"""Tables of the first run, below reports/plots."""
+"""Tables of the first run in reports/plots."""
 FIGURES = ("own_share", "joint")
 METRICS = ("download", "finetune", "measure")
 
 
 def publish(folders: Sequence[Path], to: Path) -> None:
-    """Copy tables, metrics and figures of the first run, and write `seeds.csv` of all runs.
+    """Copy tables, metrics and figures of the first run, and write `seeds.csv` with a row for each run.
 
     Args:
-        folders: Folder of each finished run, in the order of `SEEDS`.
-        to: Folder for the results.
+        folders: Folders of the finished runs, in the order of `SEEDS`.
+        to: Folder of the results.
     """
     to.mkdir(parents=True, exist_ok=True)
     reports = folders[0] / "reports"
@@ -51,7 +51,7 @@ def publish(folders: Sequence[Path], to: Path) -> None:
 
 
 def read_seed(folder: Path, seed: str) -> dict[str, object]:
-    """Return accuracy and own share after the last layer, before and after fine-tuning, with 95 % intervals."""
+    """Return a row with accuracy, and own shares after the last layer before and after fine-tuning, with intervals."""
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text(encoding="utf-8"))["test"]
     row: dict[str, object] = {"seed": seed}
     row |= {name: metrics[name] for name in ("accuracy", "accuracy_ci_low", "accuracy_ci_high")}

@@ -2,8 +2,8 @@
 
     python -m experiments study --dataset stanfordnlp/imdb
 
-Writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned rows) and `study.png`. Stages that are up to date are
-skipped; an interrupted study therefore continues.
+Writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. Stages that are up to date are
+skipped, so an interrupted study continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from experiments.tables import DIGITS, holm
 Doubles = npt.NDArray[np.float64]
 TRUE, PERMUTED, RARE_WORD = "true labels", "permuted labels", "rare word"
 SETTINGS = {TRUE: (), PERMUTED: ("finetune.labels=permuted",), RARE_WORD: ("dataset.rare_word=zebra",)}
-"""Overrides of each setting."""
+"""Overrides of params.yaml for each setting."""
 PROFILE = Path("profiles/study.txt")
 LAST_LAYER = 6
 METHOD = "attnresln_n"
@@ -41,7 +41,7 @@ COLOURS = {"before": "#666666", TRUE: "#D55E00", PERMUTED: "#0072B2", RARE_WORD:
 
 
 class PlannedRow(NamedTuple):
-    """A difference between two settings, and the sign that the plan expects (0: none)."""
+    """A difference between two settings (`first` minus `second`), and the sign that the plan expects (0: none)."""
 
     metric: str
     first: str
@@ -64,7 +64,7 @@ def write_study(folders: Mapping[tuple[str, int], Path], to: Path) -> None:
     """Write the tables and the figure of finished runs.
 
     Args:
-        folders: Folder of each run by setting and seed.
+        folders: Folders of the runs by setting and seed.
         to: Folder of `runs.csv`, `tests.csv` and `study.png`.
     """
     runs = pd.concat([read_run(folder, setting, seed) for (setting, seed), folder in folders.items()])
@@ -109,7 +109,7 @@ def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
 
 
 def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the planned tests and equivalences of `read_run`'s tables, with the number of pairs in each."""
+    """Return a row for each planned test and equivalence, with its outcome; `runs` are tables of `read_run`."""
     planned = [_compute_row(row, runs, is_test=True) for row in TESTS]
     planned += [_compute_row(row, runs, is_test=False) for row in EQUIVALENCES]
     table = pd.DataFrame(planned)
@@ -119,13 +119,13 @@ def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[str, object]:
-    """Return the difference between the changes of two settings in pairs of fitted runs; p only for a test."""
+    """Return the mean difference between two settings over pairs of fitted runs, with intervals; p only for a test."""
     fitted = fitted_seeds(runs)
     changes = change_by_seed(runs, row.metric)
     second_seeds = fitted.get(row.second, [])
     seeds = [seed for seed in fitted.get(row.first, []) if seed in second_seeds]
     if len(seeds) < 2:
-        raise InputError(f"{row.metric}: {len(seeds)} fitted pairs of seeds; the study needs 2 or more")
+        raise InputError(f"{row.metric}: {len(seeds)} fitted pairs of seeds; run the study with more --seeds")
     differences = (changes[row.first][seeds] - changes[row.second][seeds]).to_numpy()
     student = stats.ttest_1samp(differences, 0)
     interval = student.confidence_interval(LEVEL)
@@ -152,7 +152,7 @@ def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
-    """Return the metric of the plan for each setting, by seed: after fine-tuning minus before."""
+    """Return the change of a metric by fine-tuning (after minus before) for each setting, as a series by seed."""
     rows = runs[runs["quantity"] == metric]
     if metric not in (RATIO, RATIO_MINUS_CONTROL):  # means over layers
         rows = rows[rows["layer"] == LAST_LAYER]
@@ -164,13 +164,13 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
 
 
 def sign_flip_p(differences: Doubles) -> float:
-    """Return the exact two-sided p of the mean of paired differences, over all sign patterns."""
+    """Return the exact two-sided p of the mean of paired differences, by a permutation test over all sign patterns."""
     every_pattern = {"permutation_type": "samples", "n_resamples": np.inf}
     return float(stats.permutation_test((differences,), np.mean, **every_pattern).pvalue)
 
 
 def _find_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned row; rows without p are equivalences."""
+    """Return the outcome of a planned row as text; rows without p are equivalences."""
     if np.isnan(row["p"]):
         is_equivalent = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
         return "equivalent" if is_equivalent else "undecided"
@@ -185,7 +185,7 @@ def _find_outcome(row: pd.Series) -> str:
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png: own share by layer, one panel per donor kind; thin lines are single runs."""
+    """Save `path`.png, which shows the own share by layer in one panel per donor kind; thin lines are single runs."""
     with paper_style():
         figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)

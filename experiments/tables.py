@@ -1,9 +1,9 @@
-"""One table and one figure of experiments: means over the seeds of each setting, with Student's t interval.
+"""A table and a figure that compare experiments: means over the seeds of each setting, with Student's t interval.
 
-Each seed trains its own model and draws its own reviews, so the seeds' means are independent and vary with both:
-mean ± t(n - 1) sd / sqrt(n). Two settings are compared seed by seed. Changes of a checkpoint (`difference`) are tested
-against 0 by the two-sided t test; `p_holm` is adjusted by Holm's step-down method over the layers of one row's other
-keys.
+Each seed has its own trained model and sample of texts, so the means of seeds are independent and vary with both. The
+interval is mean ± t(n - 1) sd / sqrt(n). Two settings are compared in pairs of equal seeds. Changes by fine-tuning (the
+checkpoint `difference`) are tested against 0 by the two-sided t test; `p_holm` is adjusted for the layers by Holm's
+step-down method.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figu
 
 MIXING = "measure/mixing"
 DIGITS = 6
-REQUIRED_COLUMNS = ("checkpoint", "mean")  # of a csv file; the columns before `mean` are the keys of a row
+REQUIRED_COLUMNS = ("checkpoint", "mean")  # columns of each csv file; the columns before `mean` are the keys of a row
 MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors of equal numbers
 DRAWN_METHODS = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
-LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # Okabe and Ito's colours
+LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # colours of Okabe and Ito, and markers
 PANEL_HEIGHT = 1.9  # inches
 
 
 def write_table(names: Sequence[str], csv: str, to: Path) -> None:
-    """Write `<csv>.csv` to the folder `to` and, for mixing ratios, their figure as png and pdf."""
+    """Write `<csv>.csv` and, for mixing ratios, a figure as png and pdf to the folder `to`."""
     experiments = read_experiments(names, csv)
     table = over_seeds(pd.concat([experiments, paired_differences(experiments)], ignore_index=True))
     to.mkdir(parents=True, exist_ok=True)
@@ -51,10 +51,10 @@ def write_table(names: Sequence[str], csv: str, to: Path) -> None:
 
 
 def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
-    """Return `reports/plots/<csv>.csv` of the experiments in one table `[setting, seed, the csv's columns]`.
+    """Return `reports/plots/<csv>.csv` of all experiments as one table with additional columns `setting` and `seed`.
 
-    A name is a folder with a run, an experiment of DVC, or a commit; without names, all experiments of the current
-    commit are read. `setting` has the parameters that differ between the experiments, except the seed.
+    A name is a folder with a run, an experiment of DVC, or a commit; by default, all experiments of the current commit
+    are loaded. `setting` lists the parameters that differ between the experiments, except the seed.
     """
     path = f"reports/plots/{csv}.csv"
     parameters, tables = {}, {}
@@ -63,16 +63,16 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
             values, text = read(name, "params.yaml"), read(name, path)
             parameters[name] = pd.json_normalize(yaml.safe_load(values)).iloc[0].map(str)
         except (OSError, DvcException, yaml.YAMLError) as error:
-            print(f"left out: {name}: {first_line(error)}", file=sys.stderr)
+            print(f"omitted: {name}: {first_line(error)}", file=sys.stderr)
             continue
         tables[name] = read_results(io.StringIO(text))
         _check_columns(csv, list(tables[name]))
     if not tables:
-        made = "`dvc exp run` or `python -m experiments run` makes some"
-        raise InputError(f"no experiment with {path}; {made}; allowed tables: {_allowed_tables()}")
+        advice = "create some with `dvc exp run` or `python -m experiments run`"
+        raise InputError(f"no experiment with {path}; {advice}; allowed tables: {_allowed_tables()}")
     by_name = pd.DataFrame(parameters).fillna("absent").T
     differing = [key for key in by_name if key != "seed" and by_name[key].nunique() > 1]
-    parts = {}  # only the last experiment with the same parameters and seed is kept
+    parts = {}  # of several experiments with the same parameters and seed, the last one is kept
     for name, row in by_name.iterrows():
         setting = ", ".join(f"{key}={row[key]}" for key in differing) or "all"
         parts[setting, int(row["seed"])] = tables[name]
@@ -88,7 +88,7 @@ def _check_columns(csv: str, columns: Sequence[str]) -> None:
 
 
 def _allowed_tables() -> str:
-    """Return the tables of the run in the current folder that have `REQUIRED_COLUMNS`, for a message."""
+    """Return text that lists the tables of the run in the current folder that have `REQUIRED_COLUMNS`."""
     folder = Path("reports/plots")
     names = [
         file.relative_to(folder).with_suffix("").as_posix()
@@ -102,19 +102,20 @@ def experiments_of_commit() -> list[str]:
     """Return the names of DVC's finished experiments that started from the current commit, and print the others."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
     for name in filter(states.get, states):
-        print(f"left out: {name}: {states[name].lower()}", file=sys.stderr)
+        print(f"omitted: {name}: {states[name].lower()}", file=sys.stderr)
     return [name for name, state in states.items() if not state]
 
 
 def read(name: str, path: str) -> str:
-    """Return the text of a file of an experiment, identified by its folder or its DVC name."""
+    """Return the content of a file of an experiment, whose `name` is a folder or a name in DVC."""
     return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, interval, p and number of seeds for each setting and each combination of the csv's keys.
+    """Return mean, interval, p and number of seeds for each setting and each combination of keys.
 
-    The keys are the columns before `mean`. The interval is NaN for a single seed, p also where seeds do not differ.
+    The keys are the columns before `mean`. Interval and p are NaN for a single seed; p is also NaN if all seeds have
+    the same mean.
     """
     table = table.dropna(subset="mean")
     keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "seed"]
@@ -130,9 +131,10 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences of two settings (first minus second) for their common seeds; empty for other numbers.
+    """Return the differences of two settings (first minus second) for their common seeds.
 
-    A seed determines the reviews and the new head of both runs, so the runs are compared in pairs.
+    Runs are compared in pairs because a seed determines the sample of texts and the new head of both runs. The result
+    is empty unless there are two settings.
     """
     settings = list(table["setting"].unique())
     if len(settings) != 2:
@@ -151,7 +153,10 @@ def holm(p: pd.Series) -> pd.Series:
 
 
 def draw_ratios(table: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png and .pdf of a table of `over_seeds`: means and intervals, a row for each method."""
+    """Save a figure of means and intervals as `path`.png and .pdf, with a row of panels for each method.
+
+    `table` is a result of `over_seeds`.
+    """
     methods = [method for method in DRAWN_METHODS if method in set(table["method"])] or list(table["method"].unique())
     settings = list(table["setting"].unique())
     with paper_style():

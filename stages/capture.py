@@ -1,4 +1,4 @@
-"""Capture the feature vectors of the selected texts at every capture point, in one forward pass each.
+"""Capture the feature vectors of the selected texts at every capture point, with one forward pass per text.
 
     python -m stages capture
     torchrun --nproc-per-node 4 -m stages capture
@@ -36,5 +36,5 @@ def check_store(capture: CaptureParameters) -> None:
     folder = Path(capture.store)
     if folder.absolute().is_relative_to(ACTIVATIONS.absolute()):
         problem = f"{capture.store} is in {ACTIVATIONS}, which each run replaces"
-        raise InputError(f"capture.store: {problem}; allowed: {ACTIVATIONS}, or a place outside it")
+        raise InputError(f"capture.store: {problem}; allowed: {ACTIVATIONS}, or a folder outside it")
     check_folder("capture.store", folder, ["layer_[0-9]*"])

@@ -1,10 +1,10 @@
-"""Download the reviews and the pretrained model, and validate both.
+"""Download the dataset and the pretrained model, and validate both.
 
     python -m stages download
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/` with the
 files of `model.name`. If `model.base` is set, `models/pretrained/` contains `model.base`, and `model.name` has a
-separate folder. All outputs appear together at the end, or none. Also writes `reports/sources.json`, the hashes for
+separate folder. Outputs are published at the end, after validation. Also writes `reports/sources.json`, the hashes for
 `stages.sources`.
 """
 
@@ -62,18 +62,18 @@ def main(parameters: Parameters) -> None:
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:
-    """Raise `InputError` for a path inside the pipeline's own `outputs`, and for a circular link."""
+    """Raise `InputError` for a path inside the pipeline's `outputs`, and for a circular link."""
     try:
         Path(name).stat()
     except OSError as error:  # usually a hub identifier
         if error.errno == errno.ELOOP:
-            raise InputError(f"{key}: {name} is a link that leads back to itself; name the folder or file") from None
+            raise InputError(f"{key}: {name} is a circular link; use the path of the folder or file itself") from None
     if any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in outputs):
         raise InputError(f"{key}: {name} is an output of this pipeline; copy it to another folder first")
 
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
-    """Write reviews and models to the folder of `run`; return the metrics."""
+    """Write the dataset and the models to the folder of `run`, and return the metrics."""
     models = _models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
     for key, model, folder in models:
@@ -84,7 +84,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
             check_model(folder, texts)
-    # Report problems with the classifier now rather than in `finetune`, possibly much later.
+    # Problems with the classifier are reported now, because `finetune` may run much later.
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     with model_errors("model.name", parameters.model.name, run.initial):
         check_classifier(run.initial, names, texts, trained=not parameters.finetune.epochs)

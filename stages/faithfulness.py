@@ -1,11 +1,11 @@
-"""Measure the drop of the class's probability after replacing the highest-scored tokens, or all others.
+"""Measure the drop of the predicted class's probability after replacing the highest-scored tokens, or all others.
 
     python -m stages faithfulness
 
-The drops are compared with a random order of tokens. For the sampled reviews, `class_use.csv` contains the effect of
-replaced values on the class, predictions from single tokens by the head and by linear probes, and the correlation of
-the classifier's margin with the last layer's mixing ratio. The stage writes `reports/plots/faithfulness/` and
-`reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
+The drops are compared with those for a random order of tokens. For the sampled test texts, `class_use.csv` contains the
+effect of replaced values on the class, predictions from single tokens by the head and by linear probes, and the
+correlation of the classifier's margin with the last layer's mixing ratio. The stage writes
+`reports/plots/faithfulness/` and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,14 +45,14 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Number of reviews for the evaluation of references and costly scores."""
+"""Number of texts on which references and costly scores are evaluated."""
 
 
 def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
-    # Edits need memory for the weights of all heads and the outputs of layers.
+    # Batches are smaller because edits need memory for the weights of all heads and the outputs of layers.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
@@ -74,7 +74,7 @@ def main(parameters: Parameters) -> None:
 
 
 def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return `faithfulness.csv` for the reviews with replaced tokens, truncated to `max_length` tokens."""
+    """Return `faithfulness.csv` for the texts drawn for token removal, truncated to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
     sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))
@@ -95,7 +95,7 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
 
 
 def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return `margins.csv`, one row per sampled review, and the checkpoints with last-layer ratios as columns."""
+    """Return `margins.csv`, with one row per sampled text, and the checkpoints whose last-layer ratios are columns."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values
@@ -119,7 +119,7 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
 
 
 def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
-    """Return the training reviews of the probes, truncated and tokenised as in the stage `tokenize`."""
+    """Return the training texts of the probes, truncated and tokenised as in the stage `tokenize`."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
     reviews = reviews.assign(document="train/" + reviews.index.astype(str), measured=False, predicted_label=-1)

@@ -1,12 +1,12 @@
-"""Fine-tune the pretrained model to classify reviews, and test it.
+"""Fine-tune the pretrained model to classify texts, and test it.
 
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-Training uses AdamW, on all weights or on adapters (LoRA) merged at the end, and a constant learning rate after warm-up.
-The epoch with the lowest validation loss is kept, or the last one (always with permuted labels). A killed run resumes
-from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes.
-Writes `models/finetuned/`, `reports/metrics/finetune.json` and
+Training uses AdamW, on all weights or on adapters (LoRA) that are merged at the end, and a constant learning rate after
+warm-up. The weights of the epoch with the lowest validation loss are saved, or those of the last epoch (always with
+permuted labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
+tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
 
@@ -59,12 +59,15 @@ from stages.common.resume import unfinished_folder
 Doubles = npt.NDArray[np.float64]
 
 WEIGHT_DECAY = 0.01
-WARMUP_FRACTION = 0.2  # of all steps
+WARMUP_FRACTION = 0.2  # as a fraction of all steps
 CURVES = "finetune/finetune"
-MAX_FIT_TEXTS = 1000  # training texts in finetune_fit.csv
+MAX_FIT_TEXTS = 1000  # maximum number of training texts for finetune_fit.csv
 MAX_OVERFLOWS = 10
-"""Maximum number of consecutive logged steps with non-finite gradients in fp16. The loss scale grows until gradients
-overflow; that step is skipped and the scale halved. Longer sequences indicate divergence."""
+"""Maximum number of consecutive logged steps with non-finite gradients in fp16.
+
+The loss scale grows until gradients overflow; that step is skipped, and the scale is halved. Longer sequences of such
+steps indicate divergence.
+"""
 
 
 def main(parameters: Parameters) -> None:
@@ -97,7 +100,7 @@ def main(parameters: Parameters) -> None:
             output_dir=str(folder),
             seed=parameters.seed,
             num_train_epochs=finetune.epochs,
-            per_device_train_batch_size=finetune.batch_size,  # total batch size, split over the processes
+            per_device_train_batch_size=finetune.batch_size,  # total size, because `split_batches` divides batches
             per_device_eval_batch_size=2 * finetune.batch_size,
             accelerator_config={"split_batches": True},
             learning_rate=finetune.learning_rate,
@@ -105,18 +108,18 @@ def main(parameters: Parameters) -> None:
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=WARMUP_FRACTION,
             use_cpu=chosen_device().type == "cpu",
-            # The search for unused parameters at every step is needed only if there are any.
+            # DDP searches for unused parameters at every step only if there are any.
             ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
             bf16=finetune.precision == "bf16",
             fp16=finetune.precision == "fp16",
             train_sampling_strategy="group_by_length",
             eval_strategy="epoch",
             save_strategy="epoch",
-            save_total_limit=1,  # in addition to the best
+            save_total_limit=1,  # in addition to the best checkpoint
             logging_nan_inf_filter=False,  # the filter would hide non-finite losses from `TrainingGuard`
             load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
             logging_steps=0.05 if finetune.epochs < 5 else 0.02,
-            # If True, the loss is multiplied by the number of processes, as each process averages over its own texts.
+            # True would multiply the loss by the number of processes, as each process averages over its own texts.
             average_tokens_across_devices=False,
             disable_tqdm=not sys.stderr.isatty(),
         ),
@@ -145,7 +148,7 @@ def main(parameters: Parameters) -> None:
     write_table(run.test_predictions_file, predictions)
     merged = model.merge_and_unload() if finetune.lora else model
     merged.save_pretrained(folder / "best")
-    tokenizer.backend_tokenizer.no_truncation()  # otherwise this stage's max_length would be saved
+    tokenizer.backend_tokenizer.no_truncation()  # otherwise, the max_length of this stage would be saved
     tokenizer.save_pretrained(folder / "best")
     write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
     write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
@@ -162,19 +165,19 @@ def main(parameters: Parameters) -> None:
 
 
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
-    """Return the logits `[texts, classes]` of examples, in the original order, and their scores."""
+    """Return the logits `[texts, classes]` of `examples`, in the same order, and the test scores."""
     lengths = np.array([len(example["input_ids"]) for example in examples])
-    # Grouping by length would return the predictions in random order; sorting by length saves the same padding.
+    # Grouping by length would return the predictions in random order; sorting by length avoids as much padding.
     order = np.argsort(-lengths, kind="stable")
     trainer.args.train_sampling_strategy = "sequential"
-    # The annotation of transformers requires a torch Dataset, but a list works too.
+    # The type annotation of transformers requires a torch Dataset, but a list is sufficient.
     prediction = trainer.predict([examples[row] for row in order])  # type: ignore[arg-type]
     logits = np.asarray(prediction.predictions, np.float64)
     return logits[np.argsort(order)], prediction.metrics or {}
 
 
 def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return one row per example: label, predicted class, its probability, and number of tokens."""
+    """Return one row per example: label, predicted class, probability of this class, and number of tokens."""
     probabilities = softmax(logits, axis=-1)
     columns = {
         "label": [example["labels"] for example in examples],
@@ -192,7 +195,7 @@ def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
 
 
 def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return a row of `finetune_fit.csv`: accuracy and mean margin for the labels of the split.
+    """Return a row of `finetune_fit.csv`: accuracy and mean margin for the labels in `examples`.
 
     The margin is the logit of the label minus the largest logit of another class.
     """
@@ -213,12 +216,12 @@ def _kept_epoch(trainer: Trainer) -> int:
 
 
 def _check(parameters: Parameters, checkpoint: Path) -> None:
-    """Raise `InputError` before training for settings unsupported by this machine, the model or a later stage."""
+    """Raise `InputError` for settings that this machine, the model or a later stage does not support."""
     finetune, processes = parameters.finetune, process_count()
     for name in ("finetune", "capture", "faithfulness"):
         check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
     if finetune.batch_size % processes:
-        problem = f"{finetune.batch_size} texts cannot be dealt out evenly to {processes} processes"
+        problem = f"{finetune.batch_size} texts cannot be divided evenly among {processes} processes"
         raise InputError(f"finetune.batch_size: {problem}; allowed: a multiple of {processes}")
     check_precision("finetune.precision", finetune.precision, chosen_device())
     family_of(load_config(checkpoint)).check_precision("finetune.precision", finetune.precision)
@@ -236,7 +239,7 @@ def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, examp
 
 
 class OneDeviceArguments(TrainingArguments):
-    """Training arguments for a single device; transformers would split batches over all GPUs, and so enlarge them."""
+    """Training arguments for one device per process; by default, transformers uses all GPUs with larger batches."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -250,7 +253,7 @@ class OneDeviceArguments(TrainingArguments):
 
 
 class TrainingGuard(transformers.TrainerCallback):
-    """A callback that stops a diverging training run, and synchronises the random states of its processes."""
+    """A callback that stops a diverging training run, and synchronises the random states of the run's processes."""
 
     def __init__(self) -> None:
         self.overflows = 0
@@ -258,29 +261,30 @@ class TrainingGuard(transformers.TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
         for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not self._is_usual(name, value, args.fp16):
-                problem = f"makes the training fail, {name} is {value} after step {state.global_step}"
-                allowed = "allowed: a smaller one (2e-5 to 1e-4 are usual)"
-                raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {allowed}")
+                problem = f"makes training diverge ({name} is {value} after step {state.global_step})"
+                advice = "use a smaller one (2e-5 to 1e-4 are usual)"
+                raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {advice}")
 
     def _is_usual(self, name: str, value: float, fp16: bool) -> bool:
-        """Return True for a finite number, and in fp16 for up to `MAX_OVERFLOWS` consecutive non-finite gradients."""
+        """Return True for finite numbers, and in fp16 for up to `MAX_OVERFLOWS` consecutive non-finite gradients."""
         if name == "grad_norm" and fp16:
             self.overflows = 0 if np.isfinite(value) else self.overflows + 1
             return self.overflows <= MAX_OVERFLOWS
         return bool(np.isfinite(value))
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
-        # Each process draws the order of an epoch's texts itself, and dropout desynchronises their generators.
+        # Each process draws the order of an epoch's texts itself, but dropout desynchronises their random generators.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
 
 
 class GrowingCurves(transformers.TrainerCallback):
-    """A callback that rewrites `finetune.csv` at each logged step, for monitoring; the final file is identical.
+    """A callback that rewrites `finetune.csv` at each logged step, for monitoring.
 
-    It logs the training loss at the end of each epoch, before its checkpoint. Checkpoints do not contain the losses
-    since the last logged step, so a resumed run would otherwise log a mean without them.
-    DVCLive would append to separate files, which after a kill contain the steps since the last checkpoint twice.
+    It also logs the training loss at the end of each epoch, before the checkpoint is saved. Checkpoints do not contain
+    the losses since the last logged step, so a resumed run would otherwise log a mean without these losses. DVCLive is
+    not used because it appends to separate files; after a kill, they would contain the steps since the last checkpoint
+    twice.
     """
 
     def __init__(self, tables: Path) -> None:
@@ -297,7 +301,7 @@ class GrowingCurves(transformers.TrainerCallback):
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return the reviews with randomly permuted labels."""
+    """Return a split with randomly permuted labels."""
     order = np.random.default_rng(seed).permutation(len(reviews))
     labels = reviews[["label", "label_name"]].to_numpy()[order]
     return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
@@ -315,7 +319,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return `finetune_by_class.csv`; precision is empty for a class never predicted, recall for an absent class."""
+    """Return `finetune_by_class.csv`; precision is empty for classes never predicted, recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)
@@ -333,11 +337,11 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
 
 
 def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
-    """Return the newest complete checkpoint; the first process removes newer, incomplete checkpoints of a killed run.
+    """Return the newest complete checkpoint; the first process deletes newer, incomplete checkpoints of a killed run.
 
-    The first process writes the trainer state last, and only then removes older checkpoints. Each process writes its
-    random state as a zip file, complete only with its final directory. If one of these files is missing, transformers
-    would resume with a different random state.
+    The first process writes the trainer state last, and only then deletes older checkpoints. Each process writes its
+    random state as a zip file, which ends with a directory and is therefore only valid if it is complete. If one of
+    these files were missing, transformers would resume with a different random state.
     """
     ranks = range(trainer.args.world_size)
     generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
@@ -345,7 +349,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
         with suppress(OSError, ValueError):
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
             if all(is_zipfile(checkpoint / name) for name in generators):
-                logging.info("resumes from %s", checkpoint.name)
+                logging.info("training resumes from %s", checkpoint.name)
                 return str(checkpoint)
         if trainer.is_world_process_zero():
             shutil.rmtree(checkpoint)
@@ -353,7 +357,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return one row per logged step and epoch end (`train`) and per epoch (`validation`)."""
+    """Return `finetune.csv`: a row per logged step and epoch end for `train`, and a row per epoch for `validation`."""
     rows = [
         (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
         for entry in history
@@ -364,7 +368,7 @@ def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
-    """Return test scores, accuracy with its 95 % interval (Wilson), and the accuracy of the majority class."""
+    """Return the test scores, with Wilson's 95 % interval of the accuracy, and the accuracy of the majority class."""
     interval = binomtest(round(scores["test_accuracy"] * len(labels)), len(labels)).proportion_ci(0.95, method="wilson")
     return {
         "accuracy": scores["test_accuracy"],

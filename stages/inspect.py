@@ -1,4 +1,4 @@
-"""Measure the captured texts in detail: ratios of every token, contribution matrices, heads, evidence for the class.
+"""Measure the captured texts in detail: ratios of every token, contribution matrices, heads, and token scores.
 
     python -m stages inspect
     torchrun --nproc-per-node 4 -m stages inspect

@@ -1,4 +1,4 @@
-"""Measure how much attention mixes the tokens of the sampled test reviews.
+"""Measure how much attention mixes the tokens of the sampled test texts.
 
     python -m stages measure
     torchrun --nproc-per-node 4 -m stages measure

@@ -31,17 +31,17 @@ from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
 ANIMATION = "gif"
-"""The entry of `render.formats` that adds the animation of the map."""
-MAX_PROCESSES = 4  # the start of a process needs a second
+"""The entry of `render.formats` that adds an animation of the map."""
+MAX_PROCESSES = 4  # starting a process takes a second
 
 TYPICAL = (
-    "The captured texts were chosen by rule: one short review of each class that is classified right, and one that is "
-    "classified wrong. Each has the median probability among such reviews of at most "
-    f"{TYPICAL_TOKENS} tokens; if no such review is that short, it has that among the shortest."
+    "The captured texts were chosen by a rule: one short, correctly classified review of each class, and one short, "
+    "misclassified review. Each has the median probability among such reviews of at most "
+    f"{TYPICAL_TOKENS} tokens or, if there are none, among the shortest ones."
 )
 
 Drawing = tuple[Any, ...]
-"""A path without suffix (None for functions that save their own files), a drawing function, and its arguments."""
+"""A path without suffix (None if the function saves its own files), a drawing function, and its arguments."""
 
 
 def main(parameters: Parameters) -> None:
@@ -81,13 +81,13 @@ def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
 
 
 def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
-    """Return a sentence on the origin of a model or data set, including the commit of a hub repository."""
+    """Return a sentence on the origin of a model or dataset, including the commit of a hub repository."""
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
     return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each parameter with a non-default value, formatted as in YAML."""
+    """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
     values, defaults = _by_key(parameters), _by_key(Parameters())
     return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
 
@@ -126,19 +126,19 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
         yield run.figures / "joint", draw_joint, run.map("joint"), captured
         yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint_pages.pdf"
     else:
-        logging.info("no figures of the joint map: umap.layouts does not hold joint, or its vectors are too few")
+        logging.info("no figures of the joint map, because umap.layouts does not contain joint or has too few vectors")
     if animated:
         plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
         if plane:
             yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
         else:
-            logging.warning("no animation: umap.layouts has none of %s", ", ".join(ONE_PLANE))
-    # The last layout represents single points best.
+            logging.warning("no animation, because umap.layouts contains none of %s", ", ".join(ONE_PLANE))
+    # The atlas shows the last layout, which represents single points best.
     yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing in reviews."""
+    """Yield the figures of mixing in the sampled texts."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     controls = run.table("measure/mixing_controls")
@@ -150,7 +150,7 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 
 
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
-    """Yield the figures of single texts; with an encoder and a decoder, separate decoder figures end in `_decoder`."""
+    """Yield the figures of single texts; in encoder-decoder models, the names of decoder figures end in `_decoder`."""
     ratios = run.captured_ratios(list(documents))
     main_text = first_text(documents)
     for document, rows in ratios.groupby("document", sort=False):

@@ -1,8 +1,8 @@
-"""Record hashes of local data and models, to rerun `download` when their files change.
+"""Record hashes of local datasets and models, so that `download` runs again when their files change.
 
     python -m stages sources
 
-DVC cannot watch a path that may also be a hub identifier. With a local source, this stage therefore runs at every
+DVC cannot watch a path that may also be a hub identifier. If a source is local, this stage therefore runs at every
 `dvc repro`; otherwise dvc.yaml omits the stage. Packages are pinned by the lock files, data/sample by dvc.yaml, and hub
 repositories by their revision. Writes `reports/sources.json`.
 """
@@ -28,7 +28,7 @@ Sources = dict[str, dict[str, dict[str, str]]]
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""The folder in a repository where `dvc exp run --temp` and `--queue` run a copy of the tracked files."""
+"""Parts of the folder in which `dvc exp run --temp` and `--queue` run copies of a repository's tracked files."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
@@ -39,9 +39,9 @@ def main(parameters: Parameters) -> None:
 
 
 def hash_sources(parameters: Parameters) -> Sources:
-    """Return the hashes; files missing locally, as in a clone, keep their last recorded hashes.
+    """Return the hashes of all local sources; sources missing on this machine keep their last recorded hashes.
 
-    Raise `InputError` for an unreadable folder, and in DVC's copy of a repository for a missing file.
+    Raise `InputError` for an unreadable folder, and for a missing file in DVC's copy of a repository.
     """
     before = read_sources()
     hashes: Sources = {}
@@ -54,8 +54,9 @@ def hash_sources(parameters: Parameters) -> Sources:
             if _hash_files(key, _files(key, str(original), parameters)) != known:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
-            advice = "DVC reuses the outputs of that run from its cache or a remote"
-            logging.warning("%s: %s is missing here; it counts as unchanged since its last run: %s", key, name, advice)
+            reason = "DVC can take the outputs from its cache or a remote"
+            message = "%s: %s does not exist on this machine and is treated as unchanged since the last run, because %s"
+            logging.warning(message, key, name, reason)
         hashed = _hash_files(key, _files(key, name, parameters)) or known
         if hashed:
             hashes[key] = {name: hashed}
@@ -63,16 +64,16 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
-    """Return the names of the data set and of each model, by parameter."""
+    """Return the names of the dataset and of each model, by parameter."""
     names = {"dataset.name": split_name(parameters.dataset.name)[0], "model.name": parameters.model.name}
     base = parameters.model.base_model
     return names | ({"model.base": base.name} if base else {})
 
 
 def original_of(name: str) -> Path | None:
-    """Return the original of a relative path missing in DVC's copy of a repository.
+    """Return the original of a relative path that is missing in DVC's copy of a repository.
 
-    Return None outside such a copy, or if the path exists in the copy.
+    Return None outside such a copy, and if the path exists in the copy or does not exist in the original.
     """
     for folder in Path.cwd().parents:
         if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
@@ -82,21 +83,21 @@ def original_of(name: str) -> Path | None:
 
 
 def missing_in_copy(key: str, name: str, original: Path) -> InputError:
-    """Return the error for a file missing in this copy of a repository."""
+    """Return the error for a file that is missing in DVC's copy of a repository."""
     problem = f"{name} is missing in this copy of the repository, because DVC copies tracked files only"
-    allowed = f"add `--copy-paths {name}` to `dvc exp run`, name the full path {original}, or commit the file"
-    return InputError(f"{key}: {problem}; {allowed}")
+    advice = f"add `--copy-paths {name}` to `dvc exp run`, use the full path {original}, or commit the file"
+    return InputError(f"{key}: {problem}; {advice}")
 
 
 def missing_in_clone(key: str, name: str) -> InputError:
-    """Return the error for a missing file, as in a clone, required by `download`."""
-    problem = f"{name} is missing here, and so are the outputs of a run with it and these parameters"
-    allowed = f"put it there or commit it, or get the outputs from a remote: `dvc repro --pull`, {REMOTES}"
-    return InputError(f"{key}: {problem}; {allowed}")
+    """Return the error for a file that `download` needs and that is missing on this machine, as in a clone."""
+    problem = f"{name} does not exist on this machine, nor do outputs of a run with it and these parameters"
+    advice = f"copy or commit the file, or get the outputs from a remote with `dvc repro --pull` ({REMOTES})"
+    return InputError(f"{key}: {problem}; {advice}")
 
 
 def read_sources() -> Sources:
-    """Return the hashes in `reports/sources.json`, empty if it is missing; raise `InputError` for a damaged file."""
+    """Return the hashes in `reports/sources.json`, or {} if it is missing; raise `InputError` for a damaged file."""
     if not SOURCES_FILE.exists():
         return {}
     try:
@@ -104,16 +105,16 @@ def read_sources() -> Sources:
         for sources in files.values():
             for hashes in sources.values():
                 if not all(isinstance(text, str) for pair in hashes.items() for text in pair):
-                    raise TypeError("hashes that are not text")
+                    raise TypeError("a hash is not a string")
     except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError) as error:
-        problem = f"{SOURCES_FILE} does not hold hashes of files by parameter ({in_one_line(error)})"
-        remedy = f"restore it: `git checkout HEAD {SOURCES_FILE}`, which also ends a conflict of a merge"
+        problem = f"{SOURCES_FILE} does not contain hashes of files by parameter ({in_one_line(error)})"
+        remedy = f"restore it with `git checkout HEAD {SOURCES_FILE}`, which also resolves a merge conflict"
         raise InputError(f"{problem}; {remedy}") from error
     return dict(files)
 
 
 def write_sources(files: Sources) -> None:
-    """Write the hashes, and the list `watched` for dvc.yaml, empty without local sources."""
+    """Write the hashes, and the list `watched` for dvc.yaml, which is empty if there are no local sources."""
     part = SOURCES_FILE.with_name(f"{SOURCES_FILE.name}.part")  # an incomplete file would make DVC fail at start
     part.parent.mkdir(parents=True, exist_ok=True)
     content = {"files": files, "watched": ["own"] if files else []}
@@ -122,7 +123,7 @@ def write_sources(files: Sources) -> None:
 
 
 def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
-    """Return the files of a source that `download` reads, by name; empty for a hub identifier."""
+    """Return the files of a local source that `download` loads, by name; empty for a hub identifier."""
     if key == "dataset.name":
         configuration = parameters.dataset.name.removeprefix(split_name(parameters.dataset.name)[0])
         return source_files(parameters.dataset.model_copy(update={"name": f"{name}{configuration}"}))
@@ -154,4 +155,4 @@ def _missing_files(key: str) -> Iterator[None]:
         yield
     except OSError as error:
         problem = f"{error.filename} cannot be read ({error.strerror})"
-        raise InputError(f"{key}: {problem}; let no program change the files while they are read") from error
+        raise InputError(f"{key}: {problem}; check its permissions, and that no program changes it now") from error

@@ -1,8 +1,8 @@
-"""Select, truncate and tokenise the texts for all later stages: the captured texts and the drawn reviews.
+"""Select, truncate and tokenise the texts for all later stages: the captured texts and the drawn test reviews.
 
     python -m stages tokenize
 
-Writes `features/tokenize/`, described in `attnmix.core.store.texts`.
+Writes `features/tokenize/`, which `attnmix.core.store.texts` documents.
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ def main(parameters: Parameters) -> None:
 
 
 def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the texts to capture: reviews (named, then drawn), then free texts.
+    """Yield the texts to capture: reviews of `capture.documents`, then drawn reviews, then `capture.texts`.
 
-    `typical_reviews` are the default.
+    By default, these are the reviews selected by `typical_reviews`.
     """
     capture, reviews = parameters.capture, _test_reviews(run)
     capture.check_documents(len(reviews))
@@ -61,7 +61,7 @@ def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
 
 
 def _test_reviews(run: Run) -> pd.DataFrame:
-    """Return the test reviews without their texts, in the columns of `texts.parquet`."""
+    """Return a table of the test reviews with columns of `texts.parquet`, but without the texts."""
     reviews = store.read_split("test", run.reviews, ["label", "label_name"])
     predicted = read_table(run.test_predictions_file, "finetune")["predicted"]
     names = "test/" + reviews.index.astype(str)

@@ -159,6 +159,11 @@ def digest(folder: Path) -> str:
 
 BOOTSTRAP_SAMPLES = 200
 """Number of bootstrap samples of stages in tests; tests of intervals set their own number."""
+FEW_SAMPLES = {
+    f"attnmix.{module}:BOOTSTRAP_SAMPLES": BOOTSTRAP_SAMPLES
+    for module in ("core.statistics", "faithfulness.class_use", "measures.sample_tables", "runs.measure")
+}
+"""The constants of `few_samples`, by module and name."""
 PROBE_TEXTS = 16
 """Number of training reviews for probes of stages in tests."""
 
@@ -166,10 +171,9 @@ PROBE_TEXTS = 16
 @contextmanager
 def few_samples() -> Iterator[None]:
     """Use `BOOTSTRAP_SAMPLES`, because the library's tenfold number dominates the time of a tiny run."""
-    modules = ("core.statistics", "faithfulness.class_use", "measures.sample_tables", "runs.measure")
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            patch.setattr(f"attnmix.{module}.BOOTSTRAP_SAMPLES", BOOTSTRAP_SAMPLES)
+        for name, number in FEW_SAMPLES.items():
+            patch.setattr(name.replace(":", "."), number)
         yield
 
 
@@ -306,6 +310,15 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use `SMALL_SHARDS` in stages that run in this process."""
     for name, value in SMALL_SHARDS.items():
         monkeypatch.setattr(name.replace(":", "."), value)
+
+
+@pytest.fixture
+def threads_of_a_stage() -> Iterator[None]:
+    """Use the thread number of a stage in this process, because it determines the last digits of sums."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(environment.TORCH_THREADS)
+    yield
+    torch.set_num_threads(threads)
 
 
 SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}

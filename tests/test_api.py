@@ -165,9 +165,9 @@ def test_intervals_over_texts_and_paired_comparison(model: attnmix.Model, tiny_b
     rows = before.by_layer()
     assert (rows["ci_low"] <= rows["mean"]).all()
     assert (rows["mean"] <= rows["ci_high"]).all()
-    with pytest.raises(InputError, match=r"^compare: results of 8 and 7 texts; allowed: the same texts for both$"):
+    with pytest.raises(InputError, match=r"^compare: results of 8 and 7 texts; measure the same texts for both$"):
         attnmix.compare(before, attnmix.measure(model, texts[:-1]))
-    with pytest.raises(InputError, match=r"^compare: other tokens in text 7; allowed: the same texts, with the same "):
+    with pytest.raises(InputError, match=r"^compare: tokens of text 7 differ; measure the same texts, with the same "):
         attnmix.compare(before, attnmix.measure(model, [*texts[:-1], "good"]))
 
 
@@ -185,14 +185,14 @@ def test_long_text_is_truncated_with_warning(model: attnmix.Model) -> None:
         (lambda m: attnmix.measure(m, "good").matrix("alti", layer=0), r"^layer: 0; allowed: 1 to "),
         (lambda m: attnmix.measure(m, "good").matrix("alti", text=1), r"^text: 1; allowed: 0 to 0"),
         (lambda m: attnmix.capture(m, "good", "run", points=["out"]), r"^points\[0\]: 'out' .*: word_embedding, "),
-        (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* holds "),
+        (lambda m: attnmix.capture(m, "good", REPOSITORY), r"^path: .* contains "),
         (
             lambda _: attnmix.layout([[1.0]], metric="cosinus"),
             r"^metric: 'cosinus' is not allowed: no such name; ",
         ),
         (lambda _: attnmix.layout([1.0, 2.0]), r"^vectors: an array of shape \(2,\)"),
         (lambda m: attnmix.load(m.network), r"^tokenizer: a model in memory needs its fast tokenizer"),
-        (lambda m: attnmix.load(m), r"^model: Model is not supported; allowed: a name, a folder, "),
+        (lambda m: attnmix.load(m), r"^model: Model is not supported; pass a name, a folder, "),
         (lambda _: attnmix.load("no folder"), r"there is no folder no folder"),
     ],
 )
@@ -252,7 +252,7 @@ def test_name_of_another_kind_is_explained(model: attnmix.Model, argument: str, 
         (lambda r: r.matrix("alti", text=-1), r"^text: -1; "),
         (lambda r: r.matrix(["alti"] * 40), r"^matrix: \['alti', .{,75}\.\.\.; allowed: "),
         (lambda r: r.parts(text=2), r"^text: 2; allowed: 0 to 0"),
-        (lambda r: r.parts(rows=[7]), r"^rows: \[7\]; allowed: positions of tokens, 0 to 6"),
+        (lambda r: r.parts(rows=[7]), r"^rows: \[7\]; allowed: token positions, 0 to 6"),
         (lambda r: r.parts(rule="secant"), r"^rule: 'secant'; allowed: chord, tangent"),
     ],
 )
@@ -269,7 +269,7 @@ def test_missing_matrix_fails_before_forward_pass(tmp_path: Path) -> None:
     model = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
     result = attnmix.measure(model, TEXTS[0], methods="attn_w")
     for name in ("globenc", "globenc_rollout"):
-        with pytest.raises(InputError, match=f"^matrix: the model family gpt2 has no {name}$"):
+        with pytest.raises(InputError, match=f"^matrix: {name} is not available for the model family gpt2$"):
             result.matrix(name)
 
 
@@ -339,7 +339,7 @@ def test_unwritable_output_fails_before_any_work(
         with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
             write(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
-    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} cannot be written; "):
+    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} is not a folder with write permission; "):
         write(tmp_path / "new")
     assert digest(tmp_path) == before
 
@@ -403,7 +403,7 @@ def test_show_command_writes_page_and_reports_mistakes(
     for arguments, error in (
         ([" "], "texts: number 0: the text is empty"),
         (["a", "--to", "no/x"], "--to: there is"),
-        (["a", "--model", "broken model"], "model: there is no folder broken model, and it is not a hub identifier"),
+        (["a", "--model", "broken model"], "model: broken model is neither an existing folder nor a hub identifier"),
     ):
         with pytest.raises(SystemExit, match=f"^error: {error}"):
             command.main(["show", "--model", str(tiny_bert), *arguments])

@@ -5,31 +5,54 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
+from attnmix.core.arithmetic.environment import PORTABLE
 from attnmix.core.store.runs import Run
-from benchmarks import operations
+from benchmarks import operations, stages
 
-CASES = ["capture", "measure", "capture-corpora"]
+CASES = ["capture", "capture-corpora"]
+has_run = pytest.mark.skipif(not Run(REPOSITORY).test_predictions_file.exists(), reason="needs the run of `make repro`")
 
 
+def assert_table_is_complete(section: str) -> None:
+    assert "| MB |" in section
+    assert section.count("\n| ") > 3
+
+
+@has_run
 @pytest.mark.long
-def test_stage_benchmarks_print_their_tables() -> None:
-    if not Run(REPOSITORY).test_predictions_file.exists():
-        pytest.skip("needs what `make repro` writes")
-    command = [sys.executable, "-m", "benchmarks.stages", "--small", "--repeats", "1", "--cases", *CASES]
-    environment = {name: value for name, value in os.environ.items() if name != "IMDB_FOLDER"}
-    printed = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+def test_stage_benchmark_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IMDB_FOLDER", raising=False)
+    command = [sys.executable, "-m", "benchmarks.stages", "--small", "--repeats", "1", "--cases", "measure"]
+    printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert printed.returncode == 0, printed.stderr
-    tables = printed.stdout.split("\n## ")
-    assert len(tables) == len(CASES)
-    for each in tables:
-        assert "| MB |" in each
-        assert each.count("\n| ") > 3
+    assert_table_is_complete(printed.stdout)
+
+
+def run_here(arguments: list[str], folder: Path, _threads: int) -> tuple[float, str]:
+    """Run a way of a benchmark as `fresh_process` does, but in this process: imports would take most of the time."""
+    *_, case, way = arguments
+    with chdir(folder), redirect_stdout(StringIO()) as printed:
+        stages.in_this_process(case, way)
+    return 1.0, printed.getvalue()
+
+
+@has_run
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_ways_of_a_stage_benchmark_agree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IMDB_FOLDER", raising=False)
+    monkeypatch.setattr(stages, "fresh_process", run_here)
+    options = Namespace(small=True, repeats=1, threads=1, arithmetic=PORTABLE)
+    assert_table_is_complete(stages.run_case(name, "", options))
 
 
 @pytest.mark.long  # three training runs in separate processes, one of them killed

@@ -197,7 +197,7 @@ def test_failed_write_ends_stage_and_leaves_shard_unmarked(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse_third_shard)
-        with pytest.raises(InputError, match=r"cannot write .*/c/2/0: No space left on device; free some space"):
+        with pytest.raises(InputError, match=r"cannot write .*/c/2/0 \(No space left on device\); free some space"):
             run_capture(
                 workspace(capture={"documents": list(range(6)), "max_length": 40, "chunk_tokens": 2}), tiny_bert
             )
@@ -238,12 +238,12 @@ def test_unknown_documents_and_truncated_texts_are_named(
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warned == [
         "truncated to capture.max_length: text/0 (32 tokens)",
-        "mostly tokens that the model does not know: text/1 (5 tokens)",
+        "mostly tokens unknown to the model: text/1 (5 tokens)",
     ]
     shutil.rmtree(ACTIVATIONS)
     for impossible, expected in (
-        ({"documents": [12]}, r"capture\.documents: there is no test review 12; rows 0 to 11"),
-        ({"max_length": 65}, r"capture\.max_length: 65 is more than the 64 tokens"),
+        ({"documents": [12]}, r"capture\.documents: the test split has no row 12; allowed: 0 to 11"),
+        ({"max_length": 65}, r"capture\.max_length: 65 exceeds the 64 tokens"),
     ):
         with pytest.raises(InputError, match=expected):
             run_capture(workspace(capture={"max_length": 40} | impossible), tiny_bert)
@@ -275,9 +275,9 @@ def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) 
 @pytest.mark.parametrize(
     ("value", "dtype", "problem"),
     [
-        (1e5, "float16", r"a feature of \d+ does not fit float16 .*; set capture\.dtype"),
-        (np.nan, "float32", "the model's features hold NaN"),
-        (np.inf, "float32", "the model's features hold NaN or infinite"),
+        (1e5, "float16", r"a feature of \d+ exceeds the range of float16 .*; set capture\.dtype"),
+        (np.nan, "float32", "the model's features contain NaN"),
+        (np.inf, "float32", "the model's features contain NaN or infinite"),
     ],
 )
 def test_unstorable_feature_stops_stage_without_store(

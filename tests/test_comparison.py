@@ -183,8 +183,8 @@ ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
 def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model, token_class: str) -> None:
     texts = [*PLAIN_TEXTS[:3], ALONE[token_class], *PLAIN_TEXTS[3:]]
     options = {"methods": ["attn_w", RATIO], "controls": ["text_mean_value", "corpus_value"]}
-    cause = f"no other text has a token of its class {token_class}."
-    reason = f"corpus_value leaves out 1 of 25 texts, first text 3: {cause}"
+    cause = f"no other text has a token of the class {token_class}, which occurs in text 3."
+    reason = f"corpus_value excludes 1 of 25 texts; for example, {cause}"
     with pytest.warns(UserWarning, match=re.escape(reason)):
         result = attnmix.measure(model, texts, **options)
     with pytest.warns(UserWarning, match=re.escape(reason)):
@@ -351,13 +351,16 @@ def test_own_share_sample_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_
     loaded = attnmix.load_result(measured.save(tmp_path / "result.zip"))
     pd.testing.assert_frame_equal(loaded.own_share(max_texts=100, max_length=5), table)
     pd.testing.assert_frame_equal(loaded.own_share("parts", max_texts=3), measured.own_share("parts", max_texts=3))
-    with pytest.raises(InputError, match=r"^model: .* was not saved with the result; allowed: values"):
+    with pytest.raises(InputError, match=r"^model: .* was not saved with the result; call load_result"):
         loaded.own_share(max_texts=4)
     compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
     np.testing.assert_allclose(compared.by_layer("own_share")["after"], expected, atol=1e-5)
-    assert "own_share is of 24 texts, truncated to 5 tokens where longer." in compared.notes
+    assert "own_share is measured on 24 texts, truncated to at most 5 tokens." in compared.notes
     tokens = sum(map(len, measured.documents))
-    assert f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean of a text." in compared.notes
+    assert (
+        f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean number per text."
+        in compared.notes
+    )
     with pytest.raises(InputError, match=r"^by: 'gradient'; allowed: exchange, parts"):
         measured.own_share("gradient")
 
@@ -464,7 +467,7 @@ def test_training_verdict_exceeds_text_and_seed_variation(
         assert "difference [over texts]" in printed[0]
         assert "between_seeds [over runs]" in printed[0]
     if trainings == "too few runs":
-        assert "`too few runs`: an interval over training runs needs 3 runs or more" in compared.caution
+        assert "`too few runs`: an interval over training runs needs at least 3 runs" in compared.caution
 
 
 def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:
@@ -597,15 +600,15 @@ real = compare_module.measure_tokenized
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, r, o: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\)"),
-        (lambda m, r, o: attnmix.compare([m, m], [m]), r"^texts: none; "),
+        (lambda m, r, o: attnmix.compare(m, m), r"^texts: missing; call compare\(before, after, texts\)"),
+        (lambda m, r, o: attnmix.compare([m, m], [m]), r"^texts: missing; "),
         (
             lambda m, r, o: attnmix.compare(m, r, TEXTS),
-            r"^compare: models and results; allowed: two models, names or folders with texts",
+            r"^compare: models cannot be compared with results; allowed: compare\(before, after, texts\) for models",
         ),
-        (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models and results; "),
+        (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models cannot be compared with results; "),
         (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: BertModel; allowed: "),
-        (lambda m, r, o: attnmix.compare(__file__, m, TEXTS), r"^compare: .*\.py is a file; load_result\(path\) "),
+        (lambda m, r, o: attnmix.compare(__file__, m, TEXTS), r"^compare: .*\.py is a file; pass load_result\(path\)"),
         (
             lambda m, r, o: attnmix.compare("no model", m, TEXTS, methods="attn"),
             r"^methods\[0\]: 'attn' is not allowed",
@@ -624,10 +627,13 @@ real = compare_module.measure_tokenized
         (lambda m, r, o: attnmix.compare(r, r, own_share_length=1.5), r"^own_share_length: 1\.5; allowed: a whole "),
         (lambda m, r, o: r.own_share(max_texts=True), r"^max_texts: True; allowed: a whole number, 1 or more"),
         (lambda m, r, o: r.plot("own"), r"^measure: 'own'; allowed: attn_w, "),
-        (lambda m, r, o: attnmix.compare(r, r, TEXTS), r"^texts: no effect on results, .*; allowed: compare\("),
-        (lambda m, r, o: attnmix.compare(r, r, controls="swap"), r"^controls: no effect on results"),
-        (lambda m, r, o: attnmix.compare(r, r, labels=np.array([0, 1])), r"^labels: no effect on results"),
-        (lambda m, r, o: attnmix.compare(r, r, max_length=5), r"^max_length: no effect on results"),
+        (
+            lambda m, r, o: attnmix.compare(r, r, TEXTS),
+            r"^texts: has no effect on results, .*; omit it, or pass models",
+        ),
+        (lambda m, r, o: attnmix.compare(r, r, controls="swap"), r"^controls: has no effect on results"),
+        (lambda m, r, o: attnmix.compare(r, r, labels=np.array([0, 1])), r"^labels: has no effect on results"),
+        (lambda m, r, o: attnmix.compare(r, r, max_length=5), r"^max_length: has no effect on results"),
         (lambda m, r, o: attnmix.compare(m, m, []), r"^texts: none; allowed: \"one text\""),
         (lambda m, r, o: attnmix.compare(m, m, TEXTS, methods="attn"), r"^methods\[0\]: 'attn' is not allowed"),
         (lambda m, r, o: attnmix.compare(m, m, TEXTS, controls=3), r"^controls: 3; allowed: a list of random_weights"),
@@ -718,7 +724,7 @@ def test_weights_changed_after_measuring_are_detected(model: attnmix.Model) -> N
     assert attnmix.compare(asked, after).rows["measure"].tolist() == ["own_share", RATIO]
     compared = attnmix.compare(before, after)
     assert compared.rows["measure"].tolist() == [RATIO]
-    assert "own_share is left out: the weights of" in repr(compared)
+    assert "own_share is omitted, because the weights of" in repr(compared)
     assert re.search(r"`before` is (\S+) \(1\), `after` is \1 \(2\)\.", repr(compared))
 
 
@@ -726,50 +732,53 @@ def test_models_with_different_norms_use_common_ratio(model: attnmix.Model) -> N
     results = [attnmix.measure(model, TEXTS[:2], methods=names) for names in (["attnres_n", RATIO], ["attnres_n"])]
     compared = attnmix.compare(*results)
     assert compared.rows["measure"].tolist() == ["own_share", "attnres_n"]
-    assert f"Not all models have {RATIO}; compared is attnres_n." in compared.notes
+    assert f"Not all models have {RATIO}; attnres_n is compared instead." in compared.notes
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda m: attnmix.measure(m, TEXTS, controls="shuffle"), r"^controls: 'shuffle'; allowed: random_weights, "),
-        (lambda m: attnmix.measure(m, TEXTS, controls=["class_share"]), "^controls: class_share needs `labels`"),
+        (
+            lambda m: attnmix.measure(m, TEXTS, controls=["class_share"]),
+            "^controls: class_share .*; pass `labels` with a",
+        ),
         (
             lambda m: attnmix.measure(m, TEXTS[0], controls="swap"),
-            "^controls: swap needs other texts, and one is given",
+            "^controls: swap needs other texts; pass two texts or more",
         ),
         (
             lambda m: attnmix.measure(m, TEXTS, labels=[1, 2]),
             "^labels: 2 labels for 24 texts; allowed: a class for",
         ),
-        (lambda m: attnmix.measure(m, TEXTS, labels=3), "^labels: 3; allowed: a list with a class for each text"),
-        (lambda m: attnmix.compare(m, m, TEXTS, labels=3), "^labels: 3; allowed: a list with a class for each text"),
+        (lambda m: attnmix.measure(m, TEXTS, labels=3), "^labels: 3; pass a list with a class for each text"),
+        (lambda m: attnmix.compare(m, m, TEXTS, labels=3), "^labels: 3; pass a list with a class for each text"),
         (lambda m: attnmix.measure(m, TEXTS[0], labels=[1, 2]), "^labels: 2 labels for 1 text; allowed"),
         (lambda m: attnmix.measure(m, TEXTS, methods=b"attn_n"), "^methods.*b'attn_n' is not allowed: [^;:]*$"),
         (lambda m: attnmix.measure(m, TEXTS, labels=[None] * 24), "^labels: 24 of 24 labels missing"),
         (
             lambda m: attnmix.measure(m, TEXTS, controls="class_share", labels=[0] * 22 + [1] * 2),
-            "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two classes or more",
+            "^labels: 2 classes, of which the smallest has 2 texts; class_share needs two or more classes",
         ),
         (
             lambda m: attnmix.measure(m, ["the films good", "the film ."], controls="corpus_value"),
-            "^controls: corpus_value is undefined for all texts: no other text has a token of text 0's class subword; "
-            "allowed: texts of which at least one has no token class to itself",
+            "^controls: corpus_value is undefined for all texts, because each has a token class that no other text has "
+            r"\(subword in text 0\); pass more texts",
         ),
-        (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none were requested"),
+        (lambda m: attnmix.measure(m, TEXTS[0]).controls(), "^controls: none were measured"),
         (lambda m: attnmix.measure(m, TEXTS[0]).controls("attn"), "^method: 'attn'; allowed: attn_w, "),
-        (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: an empty list; allowed: two models"),
+        (lambda m: attnmix.compare([], attnmix.measure(m, TEXTS[0])), "^compare: an empty list; allowed: compare"),
         (
             lambda m: attnmix.compare(
                 attnmix.measure(m, TEXTS[:2], controls="shuffled_words"), attnmix.measure(m, TEXTS[:2])
             ),
-            "^compare: the two have other controls, shuffled_words and none; allowed: the same",
+            "^compare: the controls differ: shuffled_words and none; measure the same controls",
         ),
         (
             lambda m: attnmix.compare(
                 attnmix.measure(m, TEXTS[:2], methods="attn_w"), attnmix.measure(m, TEXTS[:2], methods="attn_n")
             ),
-            "^compare: the two have no ratio in common",
+            "^compare: the results have no ratio in common",
         ),
         (
             lambda m: attnmix.compare(*[attnmix.measure(m, TEXTS[:2])] * 2).by_layer("own"),
@@ -829,7 +838,7 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
         others = [each for place, each in enumerate(measured) if place != number]
         compared = attnmix.compare([one], others)
         assert set(compared.rows["between_seeds"]) == {"inconclusive"}
-        assert "another base model" in compared.caution
+        assert "other data, base models and settings" in compared.caution
         assert "use five or more" in compared.caution
 
 

@@ -129,10 +129,10 @@ class Code:
         (lambda state: state | {"out.weight": torch.ones(3, 24)}, "size mismatch for classifier.weight"),
         (
             lambda state: {"student": state, "teacher": state},
-            r"it holds 2 state dicts \(student, teacher\); allowed: a",
+            r"it contains 2 state dicts \(student, teacher\); allowed: a",
         ),
-        (lambda _state: [torch.ones(2)], r"it holds 0 state dicts \(none\); allowed: a state dict, which holds te"),
-        (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict, which holds te"),
+        (lambda _state: [torch.ones(2)], r"it contains 0 state dicts \(none\); allowed: a state dict of te"),
+        (lambda state: state | {"out.bias": Code()}, "UnpicklingError; allowed: a state dict of te"),
     ],
 )
 def test_other_files_raise_error_without_executing_code(
@@ -198,12 +198,16 @@ def test_merged_model_matches_adapter(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "remove", "expected"),
     [
-        ({"base_model_name_or_path": None}, None, "its adapter_config.json names no base_model_name_or_path"),
-        ({"base_model_name_or_path": "nowhere/"}, None, "is an adapter of nowhere/: there is no folder"),
+        ({"base_model_name_or_path": None}, None, "its adapter_config.json has no base_model_name_or_path"),
+        (
+            {"base_model_name_or_path": "nowhere/"},
+            None,
+            "is an adapter of nowhere/: nowhere/ is neither an existing folder",
+        ),
         ({"task_type": "CAUSAL_LM"}, None, "is an adapter for CAUSAL_LM; allowed: SEQ_CLS, FEATURE_EXTRACTION"),
         ({"r": 5}, None, "does not fit its base model"),
         ({"target_modules": ["nothing"]}, None, "does not fit its base model"),
-        ({}, "adapter_model.safetensors", "holds no adapter_model.safetensors; other formats, which may hold code"),
+        ({}, "adapter_model.safetensors", "has no adapter_model.safetensors; other formats are not loaded"),
     ],
 )
 def test_unmergeable_adapter_is_one_error(
@@ -245,8 +249,8 @@ def test_missing_lora_targets_are_one_error(workspace: Workspace) -> None:
     with pytest.raises(InputError, match=r"^finetune\.lora\.targets: .*allowed: all-linear, or some of dense, key"):
         finetune.main(read_parameters())
     workspace("other", finetune={"epochs": 0, "lora": lora})
-    with pytest.raises(InputError, match="lora needs epochs of 1 or more"):
+    with pytest.raises(InputError, match="lora requires training; set epochs to 1 or more"):
         read_parameters()
     workspace("third", finetune={"epochs": 1, "frozen_layers": 1, "lora": lora})
-    with pytest.raises(InputError, match="lora and frozen_layers exclude each other"):
+    with pytest.raises(InputError, match="set frozen_layers to 0, or remove lora"):
         read_parameters()

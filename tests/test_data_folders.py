@@ -248,7 +248,7 @@ def test_saved_data_sets_are_read_without_caches(tmp_path: Path) -> None:
     splits["learn"].save_to_disk(tmp_path / "alone")
     assert len(read(tmp_path / "alone")["train"]) == 60
     (tmp_path / "alone/data-00000-of-00001.arrow").unlink()
-    with pytest.raises(InputError, match=r"state\.json names data-00000-of-00001\.arrow, which is not in that folder"):
+    with pytest.raises(InputError, match=r"state\.json lists data-00000-of-00001\.arrow, which is not in this folder"):
         read(tmp_path / "alone")
 
 
@@ -267,7 +267,7 @@ def test_equal_rows_of_two_files_are_a_warning(tmp_path: Path, caplog: pytest.Lo
     reviews().to_csv(tmp_path / "train.csv", index=False)
     reviews().iloc[:40].to_csv(tmp_path / "train (copy).csv", index=False)
     assert len(read(tmp_path)["train"]) == 100
-    assert "train: 40 rows of train.csv are in train (copy).csv too; remove one of the files" in caplog.text
+    assert "train: 40 rows of train.csv are also in train (copy).csv; remove one of the files" in caplog.text
 
 
 @pytest.mark.parametrize("target", ["/nowhere/a.csv.gz", "train-2.csv.gz"])
@@ -281,21 +281,21 @@ def test_broken_link_to_data_file_is_an_error(tmp_path: Path, target: str) -> No
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        ("data_files: ../other.csv", r"names \.\./other\.csv, which is not in it; download it yourself"),
-        ("data_files: /etc/other.csv", r"names /etc/other\.csv, which is not in it"),
-        ("data_files: hf://datasets/a/b.csv", r"names hf://datasets/a/b\.csv, which is not in it"),
+        ("data_files: ../other.csv", r"refers to \.\./other\.csv, which is outside the dataset; copy this file"),
+        ("data_files: /etc/other.csv", r"refers to /etc/other\.csv, which is outside the"),
+        ("data_files: hf://datasets/a/b.csv", r"refers to hf://datasets/a/b\.csv, which is outside"),
         (
             "data_files: train.csv.bak",
-            r"names 'train\.csv\.bak', which is not a data file in it; allowed: names that end",
+            r"refers to 'train\.csv\.bak', but it has no such data file; allowed: names that end",
         ),
-        ("data_dir: none", r"names the folder none, which holds no data file in it; allowed: names that end"),
-        ("data_dir: ..", r"names the folder \.\., which holds no data file in it"),
-        ("data_files: none/*", r"names 'none/\*', which is not a data file in it"),
-        ('quotechar: "\'"', r"sets quotechar: ', which is not supported for \.csv files; allowed: sep, data_files"),
-        ("skiprows: 3", r"sets skiprows: 3, which is not supported"),
-        ("encoding: latin-1", r"sets encoding: latin-1, which is not supported"),
-        ("names: [label, text]", r"sets names: \['label', 'text'\], which is not supported"),
-        ("sep: '\\s+'", r"sets sep: '.+'; allowed: one character"),
+        ("data_dir: none", r"refers to the folder none, which contains no data file; allowed: names that end"),
+        ("data_dir: ..", r"refers to the folder \.\., which contains no data file"),
+        ("data_files: none/*", r"refers to 'none/\*', but it has no such data file"),
+        ('quotechar: "\'"', r"sets quotechar=', unsupported for \.csv files; allowed: sep, data_files"),
+        ("skiprows: 3", r"sets skiprows=3, unsupported for"),
+        ("encoding: latin-1", r"sets encoding=latin-1, unsupported for"),
+        ("names: [label, text]", r"sets names=\['label', 'text'\], unsupported for"),
+        ("sep: '\\s+'", r"sets sep='.+'; allowed: one character"),
     ],
 )
 def test_description_of_missing_files_is_an_error(tmp_path: Path, head: str, expected: str) -> None:
@@ -353,12 +353,12 @@ def test_json_lists_and_sequences_are_read(tmp_path: Path) -> None:
         path.write_text(f"\ufeff {content}\n")
         assert read(path)["train"].to_dict("records") == rows
     for content, expected in (
-        ("[]", "it holds no reviews"),
-        ('[{"text": "a"}, ', "its list does not end with the file"),
-        ('[{"text": "a"} {}]', "after the object of line 1 there is no comma"),
-        ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; allowed: one object for each row"),
+        ("[]", "it contains no rows"),
+        ('[{"text": "a"}, ', "its list must end at the end of the file"),
+        ('[{"text": "a"} {}]', "the object of line 1 is not followed by a comma"),
+        ('{"text": ["a", "b"]} 3', "line 1 is not a JSON object; write one object per row"),
         ('["a"]', "line 1 is not a JSON object"),
-        ('[{"text": }]', "line 1 is not a JSON object: Expecting value"),
+        ('[{"text": }]', r"line 1 is not a JSON object \(Expecting value"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=expected):
@@ -377,9 +377,7 @@ def test_damaged_or_expanding_compressed_file_is_an_error(
             read(tmp_path)
     monkeypatch.setattr("attnmix.data.opening.FREE_BYTES", 2**20)
     path.write_bytes(COMPRESS[compression](b"text,label\n" + b" " * 2_000_000))
-    with pytest.raises(
-        InputError, match=r"it is larger decompressed than expected of a data set; 0\.00105 GB are allowed"
-    ):
+    with pytest.raises(InputError, match=r"its decompressed size exceeds the limit of 0\.00105 GB for a file"):
         read(tmp_path)
 
 
@@ -387,17 +385,17 @@ def test_archive_of_several_files_is_an_error(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "train.csv.zip", "w") as archive:
         for name in ("a.csv", "b.csv", "__MACOSX/a.csv"):
             archive.writestr(name, "text,label\na,b\n")
-    with pytest.raises(InputError, match="it is an archive of 2 files; allowed: one"):
+    with pytest.raises(InputError, match="it is an archive of 2 files; unpack it"):
         read(tmp_path)
 
 
 def test_folder_without_data_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "train.csv.bak").write_text("text,label\n")
-    with pytest.raises(InputError, match=r"holds no data file \(there is train\.csv\.bak\); allowed: names that end"):
+    with pytest.raises(InputError, match=r"contains no data file \(it has train\.csv\.bak\); allowed: names that end"):
         read(tmp_path)
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
-    with pytest.raises(InputError, match=r"holds no data file \(there is no file\)"):
+    with pytest.raises(InputError, match=r"contains no data file \(it has no file\)"):
         read(tmp_path)
 
 
@@ -418,7 +416,7 @@ def test_editor_copies_and_trash_are_reported_as_unread(tmp_path: Path, caplog: 
     for name in ("reviews.csv", "other-checkpoint.csv", *copies):
         write_rows(tmp_path / name)
     assert len(read(tmp_path)["train"]) == 8
-    assert all(name in caplog.text.split("4 of 6 files are not read:")[1] for name in copies)
+    assert all(name in caplog.text.split("4 of 6 files are not used:")[1] for name in copies)
 
 
 def save_set(folder: Path) -> None:
@@ -454,7 +452,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "a/up").symlink_to(tmp_path)
     assert len(read(tmp_path)["train"]) == 12
     (tmp_path / "a/to b").symlink_to(tmp_path / "b")
-    with pytest.raises(InputError, match=r"are one folder, by a link; remove the link"):
+    with pytest.raises(InputError, match=r"are one folder due to a link; remove the link"):
         read(tmp_path)
 
 
@@ -484,7 +482,7 @@ def test_capitalised_splits_are_found_with_warning(tmp_path: Path, caplog: pytes
     for name in ("Train.csv", "TEST.csv"):
         write_rows(tmp_path / name)
     assert {split: len(table) for split, table in read(tmp_path).items()} == {"train": 4, "test": 4}
-    assert "by names in capitals (train: Train.csv, test: TEST.csv)" in caplog.text
+    assert "by names with capitals (train: Train.csv, test: TEST.csv)" in caplog.text
 
 
 def test_class_names_apply_to_their_configuration_only(tmp_path: Path) -> None:
@@ -504,7 +502,7 @@ def test_class_names_apply_to_their_configuration_only(tmp_path: Path) -> None:
 def test_description_with_list_is_an_error(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / "train.csv")
     (tmp_path / name).write_text("[1]")
-    with pytest.raises(InputError, match=rf"{re.escape(name)} holds a list; allowed: a mapping"):
+    with pytest.raises(InputError, match=rf"{re.escape(name)} contains a list; allowed: a mapping"):
         read(tmp_path)
 
 
@@ -517,7 +515,7 @@ def test_trailing_bytes_after_compressed_content_are_an_error(tmp_path: Path, co
     with pytest.raises(InputError, match=rf"train\.csv\{compression}: \S+"):
         read(tmp_path)
     path.write_bytes(compress(gzip.compress(b"text,label\n")))
-    with pytest.raises(InputError, match=r"its content is compressed once more \(\.gz\); unpack it"):
+    with pytest.raises(InputError, match=r"its content is compressed twice \(\.gz\); unpack it"):
         read(tmp_path)
     if compression != ".zip":
         path.write_bytes(first + compress(b"c,x\n"))

@@ -70,7 +70,7 @@ REFUSED: list[tuple[str | None, int, dict[str, str], str]] = [
         "cuda",
         4,
         {"ATTNMIX_DEVICE": "cuda:1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"},
-        r"^ATTNMIX_DEVICE: cuda:1 is one device, and the launcher started 4 processes; allowed: cpu, cuda$",
+        r"^ATTNMIX_DEVICE: cuda:1 is one device, but the launcher started 4 processes; allowed: cpu, cuda$",
     ),
     (
         "cuda",
@@ -132,7 +132,7 @@ def test_unused_gpu_is_logged_with_reason(
     with pytest.raises(InputError) as error:
         device.device_named("cuda", device.VARIABLE)
     problem = "ATTNMIX_DEVICE: cuda is not a device of this machine"
-    assert str(error.value) == f"{problem}, as its driver {reason}; allowed: cpu"
+    assert str(error.value) == f"{problem} (its driver {reason}); allowed: cpu"
     monkeypatch.setenv(device.VARIABLE, "cpu")  # no reason for an explicit choice of the CPU
     caplog.clear()
     device.prepare_device(device.chosen_device())
@@ -245,7 +245,7 @@ def test_unsupported_precision_is_one_error(monkeypatch: pytest.MonkeyPatch) -> 
         device.check_precision("a.key", "fp16", CPU)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "Tesla T4")
-    with pytest.raises(InputError, match=r"^a\.key: bf16 needs .* and this one is a Tesla T4; allowed: fp32, fp16$"):
+    with pytest.raises(InputError, match=r"^a\.key: bf16 needs .* but this one is a Tesla T4; allowed: fp32, fp16$"):
         device.check_precision("a.key", "bf16", torch.device("cuda", 0))
     for precision in ("fp32", "fp16"):
         device.check_precision("a.key", precision, torch.device("cuda", 0))
@@ -302,7 +302,7 @@ def test_skipped_fp16_steps_do_not_end_training() -> None:
         logged(guard, True, loss=0.6, grad_norm=1.0)
     for _ in range(MAX_OVERFLOWS):
         logged(guard, True, loss=0.7, grad_norm=float("nan"))
-    with pytest.raises(InputError, match=r"learning_rate: 0\.0001 makes the training fail, grad_norm is inf"):
+    with pytest.raises(InputError, match=r"learning_rate: 0\.0001 makes training diverge \(grad_norm is inf"):
         logged(guard, True, loss=0.7, grad_norm=float("inf"))
     with pytest.raises(InputError, match="loss is nan"):
         logged(TrainingGuard(), True, loss=float("nan"), grad_norm=1.0)

@@ -1,10 +1,12 @@
-"""DVC and CI scripts with the project's dvc.yaml: reruns, clones, experiments, and pull requests in shallow clones."""
+"""DVC and CI scripts with the project's dvc.yaml: reruns, clones, experiments, pull requests, and cluster jobs."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,7 @@ FEATURES = (
     "features/inspect/token_scores.parquet",
     "features/inspect/tokens.parquet",
 )
+SCALE = REPOSITORY / "docs/scale"
 METRICS, CURVES = Path("reports/metrics/reduce.json"), Path("reports/plots/measure/mixing.csv")
 
 pytestmark = pytest.mark.long  # every test runs DVC three to ten times
@@ -103,9 +106,6 @@ def test_experiments_need_the_users_file(author: Repository, tmp_path: Path) -> 
     run = author.run("dvc", *temporary, succeeds=False)
     assert "own.csv is missing in this copy of the repository" in run.stdout + run.stderr
     assert stages_run(author.dvc(*temporary, "--copy-paths", "own.csv")) == STAGES
-    author.dvc("exp", "run", "--queue", "--name", "queued", "-S", "umap.metric=cosine")
-    author.dvc("exp", "run", "--run-all")
-    assert "own.csv is missing in this copy of the repository" in author.dvc("queue", "logs", "queued")
 
 
 def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:
@@ -184,3 +184,48 @@ def test_pull_request_of_document_has_no_rows(author: Repository, tmp_path: Path
     assert "|" not in text
     assert re.findall("## (.*) changed", text) == ["Metrics: 0", "Parameters: 0", "Plots: 0"]
     assert not (checkout.folder / "changed-plots").exists()
+
+
+SIMULATED_PROGRAMS = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
+
+
+def test_slurm_job_runs_each_stage_once(author: Repository, tmp_path: Path) -> None:
+    by_slurm = new_repository(tmp_path / "slurm")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, line in SIMULATED_PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    (programs / "torchrun").symlink_to(shutil.which("torchrun", path=Path(sys.executable).parent) or "torchrun")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    job = {"SLURM_JOB_NODELIST": "node[1]", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PORT": port}
+    job |= {"SLURM_SUBMIT_DIR": str(by_slurm.folder), "PYTHONPATH": str(by_slurm.folder)}
+    job["PATH"] = os.pathsep.join([str(programs), by_slurm.environment()["PATH"]])
+    output = by_slurm.run("bash", str(SCALE / "slurm.sh"), **job).stdout
+    launched = ("finetune", "capture", "inspect", "measure")  # started by torchrun, outside DVC
+    assert stages_run(output) == [stage for stage in STAGES if stage not in launched]
+    assert (by_slurm.folder / "dvc.lock").read_text() == (author.folder / "dvc.lock").read_text()
+    assert stages_run(by_slurm.run("bash", str(SCALE / "slurm.sh"), **job).stdout) == []
+
+
+def test_new_machine_resumes_lost_run(tmp_path: Path) -> None:
+    """Run the commands of the SkyPilot job on a machine that is lost during `measure`, and then on a new machine.
+
+    The loop has every third stage: `dvc repro` also runs the stages before it, and every command takes seconds.
+    """
+    project = new_repository(tmp_path / "project")
+    project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))
+    project.commit("A remote")
+    job = yaml.safe_load((SCALE / "sky.yaml").read_text(encoding="utf-8"))["run"]
+    loop = "for stage in {};"
+    assert job.count(loop.format(" ".join(STAGES))) == 1
+    job = job.replace(loop.format(" ".join(STAGES)), loop.format("tokenize measure render"))
+    first, second = (project.clone(tmp_path / name) for name in ("first", "second"))
+    (tmp_path / "state").mkdir()
+    lost = job.replace("dvc repro", '[ "$stage" != measure ] || exit 9; dvc repro')
+    assert lost != job
+    state = {"STATE": str(tmp_path / "state")}
+    assert stages_run(first.run("bash", "-c", lost, succeeds=False, **state).stdout) == STAGES[:3]
+    assert sorted(stages_run(second.run("bash", "-c", job, **state).stdout)) == sorted(STAGES[3:])
+    assert stages_run(second.dvc("repro", "--dry", "--allow-missing")) == []

@@ -81,7 +81,7 @@ def test_arrays_of_another_run_are_refused(workspace: Workspace, tiny_bert: Path
     before = run_capture(workspace("before", capture=shared), tiny_bert)
     after = run_capture(workspace("after", capture=shared | {"max_length": 12}), tiny_bert)
     stored.read_features(after / ACTIVATIONS, SITE)
-    with pytest.raises(InputError, match=r"layer_output\.zarr is not .*manifest\.json names, because another run"):
+    with pytest.raises(InputError, match=r"layer_output\.zarr was overwritten by another run .*manifest\.json; rerun"):
         stored.read_features(before / ACTIVATIONS, SITE)
 
 
@@ -93,7 +93,7 @@ def test_unwritable_store_fails_before_forward_pass(
 
     monkeypatch.setattr("attnmix.runs.capture.fill_rows", no_forward_pass)
     missing = f"s3://no-such-{bucket.removeprefix('s3://')}"
-    message = "cannot write s3://no-such-.*: The specified bucket does not exist"
+    message = r"cannot write s3://no-such-.* \(The specified bucket does not exist\)"
     for store, expected in ((missing, message), ("/proc/run", "/proc")):
         with pytest.raises(InputError, match=expected):
             run_capture(workspace(capture=CAPTURED | {"store": store}), tiny_bert)
@@ -106,7 +106,7 @@ def test_folder_with_other_files_is_refused(workspace: Workspace, tiny_bert: Pat
     folder = run_capture(workspace(capture=CAPTURED | {"store": str(store)}), tiny_bert)
     (store / "passwd").write_text("kept", encoding="utf-8")
     before = digest(store)
-    expected = rf"^capture\.store: {store} holds passwd, .*; allowed: a folder that is new, empty or holds only layer_"
+    expected = rf"^capture\.store: {store} contains passwd, .*; choose a folder .* or contains only layer_"
     with pytest.raises(InputError, match=expected):
         run_capture(folder, tiny_bert)
     assert digest(store) == before

@@ -148,7 +148,7 @@ def test_failed_seed_is_resumed_and_finished_seeds_are_kept(
     profile.write_text("# little\nmodel.name=big\n", encoding="utf-8")
     arguments = ["run", "--dataset", str(data), "--seeds", "0 2 0", "--profile", str(profile), "--to", str(output)]
     assert command.main(arguments) == 1
-    assert "left out: experiments/runs/quick/seed_2: `dvc repro` failed" in capfd.readouterr().err
+    assert "omitted: experiments/runs/quick/seed_2: `dvc repro` failed" in capfd.readouterr().err
     (data / "broken").unlink()
     assert command.main(arguments) == 0
     clones = [Path(f"experiments/runs/quick/seed_{seed}") for seed in (0, 2)]
@@ -194,7 +194,7 @@ def test_experiments_of_commit_are_tabulated(
     repository.dvc("exp", "run", "--queue", "--name", "waits", "-S", "seed=3", "measure")
     assert command.main(["table", "--to", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
-    assert "left out: waits" in printed.err
+    assert "omitted: waits" in printed.err
     assert "model.name=small (2 seeds)" in printed.out
     table = pd.read_csv(tmp_path / "out/mixing.csv").set_index(KEYS)
     assert table.loc[("model.name=big", "pretrained", 2, "attn_w"), "mean"] == pytest.approx(0.32, abs=1e-6)

@@ -128,7 +128,7 @@ def test_wrong_decomposition_is_an_error(tiny_bert: Path) -> None:
     review = reviewed(tiny_bert)
     values = review.classifier.values
     values[1] = values[1]._replace(W=values[1].W * 1.1)
-    with pytest.raises(InputError, match=r"parts of the class scores of test/0 do not sum to them"):
+    with pytest.raises(InputError, match=r"parts of the class scores of test/0 do not sum to the scores"):
         review.decomposed()
 
 

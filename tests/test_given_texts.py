@@ -160,8 +160,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not a number": (float("nan"), r"missing \(nan\); allowed: "),
     "number": (3, r"int 3; allowed: "),
     "boolean": (True, r"bool True; allowed: "),
-    "bytes": (b"good film", r"bytes, which may be text\.decode\(\): b'good film'; allowed: "),
-    "path": (Path("review.txt"), r"the path 'review\.txt', which may be Path\(\.\.\.\)\.read_text\(\); allowed: "),
+    "bytes": (b"good film", r"bytes b'good film' \(convert them with decode\(\)\); allowed: "),
+    "path": (Path("review.txt"), r"the path 'review\.txt' \(load the file with Path\(.*; allowed: "),
     "function": (len, r"builtin_function_or_method .*; allowed: "),
     "set": ({"good film"}, r"a set is not ordered; allowed: "),
     "data frame": (
@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "table with numbers as names": (pd.DataFrame({0: [1, 2], 1: TEXTS}), r".* such as df\[1\]$"),
     "splits": (DatasetDict(train=Dataset.from_dict({"id": ["a", "b"], "t": TEXTS})), r".*texts\[\"train\"\]\[\"t\"\]$"),
-    "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* none or several of which contain texts; allowed: "),
+    "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* label; pass only the texts; allowed: "),
     "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; select one"),
     "labels": (pd.Series([0, 1]), r"a Series of numbers; allowed: "),
     "labels of a data set": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
@@ -189,41 +189,41 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "number among texts": (["good", 3.5], r"number 1 is float 3\.5; allowed: "),
     "bytes among texts": (["good", b"bad"], r"number 1 is bytes, "),
     "empty text": (["good", " "], r"number 1: the text is empty"),
-    "words": ([["the", "film", "was"]], r"number 0 is a list of 3 texts; a pair has two; allowed: "),
-    "text and pair": (["good", ("good", "bad")], r"number 1 is a pair of texts, number 0 one text; allowed: all alike"),
-    "text and ids": (["good", [CLS, TIME, SEP]], r"number 1 is token ids, number 0 one text; allowed: all alike"),
-    "half a pair": ([("good", None)], r"number 0 holds a missing value \(None\); allowed: "),
-    "pair with a number": ([("good", 3)], r"number 0 holds int 3; allowed: "),
+    "words": ([["the", "film", "was"]], r"number 0 is a list of 3 texts, but a pair has two; allowed: "),
+    "text and pair": (["good", ("good", "bad")], r"number 1 is a pair of texts, but number 0 is one text; pass items "),
+    "text and ids": (["good", [CLS, TIME, SEP]], r"number 1 is token ids, but number 0 is one text; pass items "),
+    "half a pair": ([("good", None)], r"number 0 contains a missing value \(None\); allowed: "),
+    "pair with a number": ([("good", 3)], r"number 0 contains int 3; allowed: "),
     "empty half of a pair": ([("good", " ")], r"number 0, the second of the pair: the text is empty"),
-    "fractions": ([[2.5, 3.0]], r"number 0 holds float 2\.5; allowed: "),
-    "batch in a list": ([np.array([[2, 5, 3], [2, 6, 3]])], r"number 0 holds list \[2, 5, 3\]; allowed: "),
+    "fractions": ([[2.5, 3.0]], r"number 0 contains float 2\.5; allowed: "),
+    "batch in a list": ([np.array([[2, 5, 3], [2, 6, 3]])], r"number 0 contains list \[2, 5, 3\]; allowed: "),
     "no ids": ([[]], r"number 0 is empty; allowed: "),
     "special tokens alone": ([[CLS, SEP]], r"number 0: the text is empty"),
     "padding alone": ([[CLS, TIME, SEP], [PAD, PAD, PAD]], r"number 1: the text is empty"),
-    "padding between tokens": ([[CLS, PAD, TIME, SEP]], r"number 0 holds \[PAD\], the padding token, as token 1; "),
+    "padding between tokens": ([[CLS, PAD, TIME, SEP]], r"number 0 contains \[PAD\], the padding token, as token 1; "),
     "id above the vocabulary": (
         [[CLS, TIME, SEP], [CLS, 10**6, SEP]],
-        r"number 1 holds the token id 1000000; allowed: 0 ",
+        r"number 1 contains the token id 1000000; allowed: 0 ",
     ),
-    "id below 0": ([CLS, -100, SEP], r"number 0 holds the token id -100; allowed: 0 to "),
+    "id below 0": ([CLS, -100, SEP], r"number 0 contains the token id -100; allowed: 0 to "),
     "ids longer than the model": ([CLS, *[TIME] * 70, SEP], r"number 0 has 72 token ids; allowed: at most 64"),
-    "mask of another shape": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 1]), "attention_mask has another shape"),
-    "mask of nothing": (encoded(input_ids=[2, 5, 3], attention_mask=[0, 0, 0]), r"attention_mask leaves no token"),
-    "mask with a hole": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 0, 1]), r"attention_mask leaves out tokens"),
-    "mask with weights": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 2, 1]), r"attention_mask holds 2; allowed"),
+    "mask of another shape": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 1]), "attention_mask and input_ids "),
+    "mask of nothing": (encoded(input_ids=[2, 5, 3], attention_mask=[0, 0, 0]), r"attention_mask is 0 for all "),
+    "mask with a hole": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 0, 1]), r"attention_mask is 0 within the "),
+    "mask with weights": (encoded(input_ids=[2, 5, 3], attention_mask=[1, 2, 1]), r"attention_mask contains 2; "),
     "mask of a square": (
         encoded(input_ids=[[2, 5, 3]], attention_mask=np.ones((1, 3, 3))),
         r"attention_mask, number 0",
     ),
-    "ids that are no numbers": (encoded(input_ids=["time"]), r"input_ids, number 0: not whole numbers; allowed: "),
+    "ids that are no numbers": (encoded(input_ids=["time"]), r"input_ids, number 0: not whole numbers; pass "),
     "encoding of nothing": (encoded(input_ids=[]), r"input_ids is empty; allowed: "),
-    "other inputs": (encoded(input_ids=[2, 5, 3], position_ids=[4, 5, 6]), r"position_ids is not read; allowed: "),
-    "batch among encodings": ([encoded(input_ids=[[2, 5, 3], [2, 6, 3]])], r"number 0 holds 2 texts; allowed: one"),
+    "other inputs": (encoded(input_ids=[2, 5, 3], position_ids=[4, 5, 6]), r"position_ids is not supported; "),
+    "batch among encodings": ([encoded(input_ids=[[2, 5, 3], [2, 6, 3]])], r"number 0 contains 2 texts; pass one"),
     "other segments": (
         encoded(input_ids=[2, 5, 3, 6, 3], token_type_ids=[0, 1, 1, 1, 1]),
         r"number 0: its token_type_",
     ),
-    "third segment": (encoded(input_ids=[2, 5, 3], token_type_ids=[0, 0, 2]), r"number 0: token_type_ids holds 2; "),
+    "third segment": (encoded(input_ids=[2, 5, 3], token_type_ids=[0, 0, 2]), r"number 0: token_type_ids contains 2; "),
 }
 
 
@@ -241,15 +241,17 @@ def test_invalid_texts_are_one_error(model: attnmix.Model, name: str, tmp_path: 
 def test_token_id_outside_tokenizer_is_one_error(tmp_path: Path) -> None:
     model = attnmix.load(write_family("bert", tmp_path))
     first = len(model.tokenizer)  # the family's embedding has further rows
-    with pytest.raises(InputError, match=rf"^texts: number 0 holds the token id {first}; allowed: ids of the tokeni"):
+    with pytest.raises(
+        InputError, match=rf"^texts: number 0 contains the token id {first}; allowed: ids of the tokeni"
+    ):
         attnmix.measure(model, [CLS, first, SEP])
     model.tokenizer.add_tokens(["covid19", "covid20", "covid21", "covid22"])
-    with pytest.raises(InputError, match=rf"^texts: number 1: the tokenizer gives the token {first + 3}, the model's "):
+    with pytest.raises(InputError, match=rf"^texts: number 1: the tokenizer returned the token ID {first + 3}, but"):
         attnmix.measure(model, ["time flies", "time covid22"])
 
 
 def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w+") as file, pytest.raises(InputError, match=r"^texts: an open file, which may be"):
+    with (tmp_path / "file").open("w+") as file, pytest.raises(InputError, match=r"^texts: an open file \(load"):
         attnmix.measure(model, file)
     with pytest.raises(InputError, match=r"^texts: Model Model\(.*; allowed: "):
         attnmix.measure(model, model)
@@ -264,12 +266,12 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
             r"^model: BertModel; allowed: the result of load\(\.\.\.\)",
         ),
         (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
-        (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list; allowed: .* as in capture\(model, texts, path\)$"),
+        (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list is not .* as in capture\(model, texts, path\)$"),
         (
             lambda m: attnmix.measure(m, "good film").to_html(None),
-            r"^path: NoneType; allowed: .* as in to_html\(path\)$",
+            r"^path: NoneType is not a path; .* as in to_html\(path\)$",
         ),
-        (lambda m: attnmix.compare(m, m), r"^texts: none; allowed: compare\(before, after, texts\) "),
+        (lambda m: attnmix.compare(m, m), r"^texts: missing; call compare\(before, after, texts\), "),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
             for n in (0, 1, 2, 3.0, 65)
@@ -398,7 +400,7 @@ def test_special_names_are_read_by_tokenizer_in_memory(model: attnmix.Model, tok
     ids = tokenizer(MASKED)["input_ids"]
     result = check_one_reading(model, MASKED, [ids], tmp_path)
     assert result.tokens["token"].tolist() == ["[CLS]", "time", "[MASK]", "like", "an", "arrow", "[SEP]"]
-    with pytest.raises(InputError, match=r"^texts: number 1 holds \[PAD\], the padding token, as token 2; "):
+    with pytest.raises(InputError, match=r"^texts: number 1 contains \[PAD\], the padding token, as token 2; "):
         attnmix.measure(model, ["time", "time [PAD] like"])
 
 

@@ -33,21 +33,21 @@ TEMPORARY = [
     *(Trouble("file", kind) for kind in ("503", "reset", "cut", "corrupt", "short", "endless")),
     *(Trouble("storage", kind) for kind in ("503", "cut", "stall", "reset", "corrupt", "short", "portal", "endless")),
 ]
-OVER = f"for more than {LIMIT_SECONDS:g} s; try again later"
+OVER = f"even after {LIMIT_SECONDS:g} s; try again later"
 RESET = f"the connection broke ([Errno 104] Connection reset by peer), {OVER}"
 SPOILT = "did not match the hub's listing in two downloads"
 # Lasting failures, with the expected part of the error.
 LASTING = [
-    (Trouble("info", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
-    (Trouble("info", "429", None), f"it answers 429 Too Many Requests, {OVER}"),
-    (Trouble("tree", "hang", None), f"it does not respond, {OVER}"),
-    (Trouble("tree", "drip", None), f"its answer does not end, {OVER}"),
+    (Trouble("info", "503", None), f"the server answers 503 Service Unavailable, {OVER}"),
+    (Trouble("info", "429", None), f"the server answers 429 Too Many Requests, {OVER}"),
+    (Trouble("tree", "hang", None), f"the server does not respond, {OVER}"),
+    (Trouble("tree", "drip", None), f"the response is incomplete, {OVER}"),
     (Trouble("tree", "reset", None), RESET),
-    (Trouble("tree", "portal", None), "is no hub; log in to the network, where that shows a page"),
-    (Trouble("file", "portal", None), "is no hub; log in"),
+    (Trouble("tree", "portal", None), "is not a hub; log in to the network if it has a login page"),
+    (Trouble("file", "portal", None), "is not a hub; log in"),
     (Trouble("file", "corrupt", None), SPOILT),
-    (Trouble("storage", "503", None), f"it answers 503 Service Unavailable, {OVER}"),
-    (Trouble("storage", "stall", None), f"it does not respond, {OVER}"),
+    (Trouble("storage", "503", None), f"the server answers 503 Service Unavailable, {OVER}"),
+    (Trouble("storage", "stall", None), f"the server does not respond, {OVER}"),
     (Trouble("storage", "cut", None), "the connection broke (peer closed connection without sending complete "),
     (Trouble("storage", "reset", None), RESET),
     (Trouble("storage", "corrupt", None), SPOILT),
@@ -262,11 +262,11 @@ def test_load_reports_lasting_failure(served: Served, trouble: Trouble, expected
 
 
 REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
-    ("model", {"name": "owner/nothing"}, None, "it shows no model of that name; correct the name, or"),
+    ("model", {"name": "owner/nothing"}, None, "the hub has no public model of this name; correct the name, or"),
     ("dataset", {"name": "owner/private"}, None, "for a private one, log in (`hf auth login`, or a token in HF"),
-    ("model", {"name": "owner/bert"}, "hf_old", "the hub refuses the token of HF_TOKEN or of the login; log in"),
+    ("model", {"name": "owner/bert"}, "hf_old", "the hub rejects the token of HF_TOKEN or of the login; log in"),
     ("model", {"name": "owner/gated"}, STRANGER, "it is gated; accept its terms at {address}/owner/gated and log"),
-    ("model", {"name": "owner/forbidden"}, STRANGER, "the hub forbids it; log in"),
+    ("model", {"name": "owner/forbidden"}, STRANGER, "the hub denies access; log in"),
     ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: this branch, tag or commit does not ex"),
     (
         "dataset",
@@ -274,8 +274,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
         None,
         "this branch, tag or commit does not exist; {address}/d",
     ),
-    ("model", {"name": "owner/pickled"}, None, "holds no model.safetensors; other formats, which may hold code"),
-    ("model", {"name": "owner/foreign"}, None, "is of the type 'nothing_of_the_kind', which needs code of its re"),
+    ("model", {"name": "owner/pickled"}, None, "has no model.safetensors; other formats are not loaded"),
+    ("model", {"name": "owner/foreign"}, None, "has the type 'nothing_of_the_kind', which requires code from its re"),
 ]
 
 
@@ -367,4 +367,4 @@ def test_unreachable_hub_is_one_error(tmp_path: Path, served: Served) -> None:
     served.stop()
     error = served.failure(tmp_path)
     start = "model.name: owner/bert is not a local folder and cannot be downloaded from the hub: "
-    assert error.startswith(f"{start}{served.address} cannot be reached: [Errno 111] Connection refused")
+    assert error.startswith(f"{start}{served.address} cannot be reached ([Errno 111] Connection refused)")

@@ -255,7 +255,7 @@ def test_incompatible_cache_is_an_error() -> None:
     model = in_memory("llama", _from(generating_class("llama")), torch.float32)
     inputs = batch(model, TEXTS[:1])
     cache = StaticCache(config=model.network.config, max_cache_len=40)
-    message = r"^edit: the cache of keys in layer 1 does not hold one key"
+    message = r"^edit: the cache of keys in layer 1 does not contain one key"
     with model.intervene(without_edges(slice(3, None), [1])) as network, pytest.raises(InputError, match=message):
         network(**inputs, past_key_values=cache)
     with torch.no_grad(), model.intervene(without_heads({1: [0]})) as network:
@@ -336,7 +336,7 @@ def test_measures_refuse_an_edited_network(tiny_bert: Path, edit: Any) -> None:
     with model.intervene(edit):
         for measure in MEASURES.values():
             with pytest.raises(
-                InputError, match=r"^model: (?!model).* has an active intervention.*; allowed: measures and capt"
+                InputError, match=r"^model: (?!model).* has an active intervention.*; measure and capture outsid"
             ):
                 measure(model, result)
         assert model.layers == 3
@@ -398,7 +398,7 @@ def test_changing_attention_implementation_inside_is_an_error(tiny_bert: Path) -
     model = attnmix.load(network, load_tokenizer(tiny_bert))
     with model.intervene(without_heads({1: [0]})):
         network.set_attn_implementation("eager")
-        with pytest.raises(InputError, match=r"^attn_implementation: 'eager' was chosen inside an intervention"):
+        with pytest.raises(InputError, match=r"^attn_implementation: 'eager' was set inside an intervention"):
             network(**batch(model))
 
 
@@ -549,6 +549,6 @@ def test_shared_layer_outside_its_stack_is_an_error() -> None:
     model = in_memory("albert")
     base: Any = model.network.base_model
     width = base.config.hidden_size
-    message = r"^edit: a layer that is called several times cannot be selected by number"
+    message = r"^edit: a shared layer has no index outside of a forward pass of its stack"
     with model.intervene(replaced_values({1: torch.zeros(())})), pytest.raises(InputError, match=message):
         base.encoder.albert_layer_groups[0](torch.zeros(1, 3, width, dtype=torch.float64), None)

@@ -53,7 +53,7 @@ NO_LAYERS: list[tuple[Any, str]] = [
 ]
 NO_NUMBERS: list[tuple[Any, str]] = [
     *(([number], "; allowed: whole numbers$") for number in (True, 1.0, "1", None, [1])),
-    *((empty, "none; allowed: one whole number or more") for empty in ([], (), range(0), torch.empty(0))),
+    *((empty, "empty; allowed: one or more whole numbers") for empty in ([], (), range(0), torch.empty(0))),
     *((given, "allowed: a list of whole numbers") for given in (1, "1", {1: 2}, torch.tensor(1))),
 ]
 NO_TOKENS: list[tuple[Any, str]] = [
@@ -61,17 +61,17 @@ NO_TOKENS: list[tuple[Any, str]] = [
     (np.array([0, 9]), "token 9; allowed: 0 to 6"),
     (slice(7, None), "token 7; allowed: 0 to 6"),
     (slice(0, 9), "token 8; allowed: 0 to 6"),
-    (slice(-1, None), "allowed: positions from 0 on"),
-    (slice(3, 3), "holds no token; allowed: 0 to 6"),
-    (slice(0, 2, 0), "allowed: positions from 0 on"),
+    (slice(-1, None), "allowed: bounds of 0 or more"),
+    (slice(3, 3), "selects no token; allowed: 0 to 6"),
+    (slice(0, 2, 0), "allowed: bounds of 0 or more"),
     (slice(0.0, 1), "0.0; allowed: whole numbers"),
     (torch.ones(TOKENS + 1, dtype=torch.bool), "a mask of 8 tokens; allowed: 7 in layer 1"),
-    (torch.zeros(TOKENS, dtype=torch.bool), "allowed: one token or more"),
-    (torch.ones(1, TOKENS, dtype=torch.bool), "allowed: one token or more"),
+    (torch.zeros(TOKENS, dtype=torch.bool), r"allowed: `\[tokens\]` that selects one or more"),
+    (torch.ones(1, TOKENS, dtype=torch.bool), r"allowed: `\[tokens\]` that selects one or more"),
     (torch.tensor([0.0]), "0.0; allowed: whole numbers"),
     *((given, message) for given, message in NO_NUMBERS if given is not None),
 ]
-NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; allowed"), ([1], "list; allowed: a dictionary")]
+NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; pass a"), ([1], "list; pass a dictionary")]
 
 
 def at_layers(right: Any) -> list[tuple[Any, str]]:
@@ -93,13 +93,16 @@ WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
         (torch.ones(TOKENS), r"shape \[7\]; allowed: `\[texts, tokens\]`"),
         (torch.ones(1, TOKENS - 1), r"shape \[1, 6\]; allowed: \[1, 7\] in layer 1"),
         (torch.ones(2, TOKENS), r"shape \[2, 7\]; allowed: \[1, 7\] in layer 1"),
-        (torch.zeros(1, TOKENS), "a token or more in each text"),
-        (torch.full((1, TOKENS), -1e9), "of 1 and, for padding, 0"),
+        (torch.zeros(1, TOKENS), "at least one token in each text"),
+        (torch.full((1, TOKENS), -1e9), "of 1 for tokens and 0 for padding"),
     ],
     ("replaced_values", "values"): [
         *at_layers(torch.ones(())),
         *(
-            ({1: torch.ones(shape)}, rf"shape .*; allowed: \[1, {HEADS}, {TOKENS}, {WIDTH}\]")
+            (
+                {1: torch.ones(shape)},
+                rf"shape .*; allowed: a shape that broadcasts to \[1, {HEADS}, {TOKENS}, {WIDTH}\]",
+            )
             for shape in ((WIDTH + 1,), (HEADS, TOKENS + 1, WIDTH), (3, 1, WIDTH), (1, 1, 1, 1, WIDTH), (2, 1, 1, 1))
         ),
         *(({1: given}, "allowed: a tensor of real numbers") for given in (1.0, [1.0], torch.ones(1) * 1j)),
@@ -112,12 +115,12 @@ WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ({1: 3}, "int; allowed: an `Eraser`, or a function"),
     ],
     ("chained", "edits"): [
-        ((), "no edits; allowed: one or more"),
+        ((), "no edits; pass one or more"),
         ((3,), "edit: int; allowed"),
         ((without_heads({1: [0]}), without_heads({4: [0]})), "layer 4; allowed: 1 to 3"),
         ((chained(without_heads({0: [0]})),), "layer 0; allowed: 1 to 3"),
     ],
-    ("recorded", "values"): [(None, "NoneType; allowed: a dictionary"), ([], "list; allowed: a dictionary")],
+    ("recorded", "values"): [(None, "NoneType; pass a dictionary"), ([], "list; pass a dictionary")],
 }
 """Invalid values by maker and argument, with the expected message."""
 
@@ -219,7 +222,7 @@ def test_custom_weights_broadcast_over_heads(model: attnmix.Model) -> None:
 
 def test_padding_token_is_an_error_in_index_but_not_slice(model: attnmix.Model) -> None:
     texts = [TEXT, "time"]
-    with pytest.raises(InputError, match="sources: token 5 is padding in text 1 of the batch; allowed: tokens that"):
+    with pytest.raises(InputError, match="sources: token 5 is padding in text 1 of the batch; allowed: positions w"):
         run(model, without_edges(slice(0, 1), [5]), texts)
     assert run(model, without_edges(slice(0, 1), slice(1, None)), texts).isfinite().all()
 
@@ -227,7 +230,7 @@ def test_padding_token_is_an_error_in_index_but_not_slice(model: attnmix.Model) 
 def test_edges_against_causal_mask_are_an_error(tmp_path: Path) -> None:
     causal = attnmix.load(str(write_family("gpt2", tmp_path / "gpt2")))
     for layers in (None, [2]):
-        with pytest.raises(InputError, match=r"sources: no target attends to them in layer [12]; allowed: "):
+        with pytest.raises(InputError, match=r"sources: no target attends to them in layer [12]; pass tokens "):
             run(causal, without_edges([0, 1], [2, 3], layers))
     assert run(causal, without_edges([2, 3], [0, 1])).isfinite().all()
 
@@ -249,13 +252,13 @@ VECTORS, CLASSES = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)
     [
         (lambda: class_eraser(VECTORS[0], CLASSES), r"^class_eraser: vectors: \[5\]; allowed: a tensor `\[vectors, w"),
         (lambda: class_eraser(VECTORS, CLASSES[:9]), r"^class_eraser: classes of shape \[9\]; allowed: \[40\]"),
-        (lambda: class_eraser(VECTORS / CLASSES[:, None], CLASSES), r"^class_eraser: vectors: row 0 holds NaN or an"),
-        (lambda: class_eraser(VECTORS, CLASSES * 0), "^class_eraser: vectors of a single class"),
+        (lambda: class_eraser(VECTORS / CLASSES[:, None], CLASSES), r"^class_eraser: vectors: row 0 contains NaN or"),
+        (lambda: class_eraser(VECTORS, CLASSES * 0), "^class_eraser: all vectors have the same class"),
         (lambda: remaining_eraser(VECTORS[:, :4], class_eraser(VECTORS, CLASSES)), "allowed: 5 in the last dimension"),
         (lambda: remaining_eraser(VECTORS, "class"), "^remaining_eraser: eraser: str; allowed: an `Eraser`"),
         (lambda: remaining_eraser(VECTORS, class_eraser(VECTORS, CLASSES), 1.5), "seed: 1.5; allowed: whole numbers"),
         (lambda: class_eraser(VECTORS, CLASSES).scaled(float("nan")), "^scaled: factor nan; allowed: a finite number"),
-        (lambda: probe_predictions(VECTORS.numpy(), [1] * 40, VECTORS.numpy()), "^probe: .* of a single label"),
+        (lambda: probe_predictions(VECTORS.numpy(), [1] * 40, VECTORS.numpy()), "^probe: .* have the same label"),
         (lambda: probe_predictions(VECTORS.numpy(), CLASSES.tolist(), VECTORS[:, :4].numpy()), r"^probe: .*\(40, 4\)"),
     ],
 )

@@ -74,37 +74,37 @@ def test_column_holds_codes_or_names(
             ".csv",
             [1, 2],
             RATINGS,
-            r"holds '1', '2', which are names of classes, and codes of other ones, in a file wit",
+            r"contains '1', '2', which are names of classes and codes of other classes; save the file",
         ),
         (
             ".csv",
             [0, 3],
             RATINGS,
-            r"holds codes in .*train-0.csv and names in .*train-1.csv; write all labels as",
+            r"contains codes in .*train-0.csv and names in .*train-1.csv; write all labels as",
         ),
         (
             ".csv",
             [0, 4],
             RATINGS,
-            r"holds '4', which is not a class in its description; the names '1', '2', '3', or in",
+            r"contains '4', which is not a class in its description; allowed: the names '1', '2', '3', or",
         ),
-        (".jsonl", [0, 3], RATINGS, r"holds 3, which is not a class in its description; .* the codes 0 to 2"),
-        (".jsonl", [0, 0.5], RATINGS, r"holds 0\.5, which is not a class"),
-        (".csv", ["01", "1"], ("bad", "good"), r"holds '01', which is not a class"),
-        (".jsonl", [0, "good"], ("bad", "good"), r"holds codes in .* and names in .*; write all labels as codes"),
+        (".jsonl", [0, 3], RATINGS, r"contains 3, which is not a class in its description; .* only codes, 0 to 2"),
+        (".jsonl", [0, 0.5], RATINGS, r"contains 0\.5, which is not a class"),
+        (".csv", ["01", "1"], ("bad", "good"), r"contains '01', which is not a class"),
+        (".jsonl", [0, "good"], ("bad", "good"), r"contains codes in .* and names in .*; write all labels as codes"),
         (
             ".jsonl",
             [0, 1, "good"],
             ("bad", "good"),
-            r"mixes words and numbers \(0, 'good'\); write all labels as codes",
+            r"mixes strings and numbers \(0, 'good'\); write all labels as codes",
         ),
         (
             ".jsonl",
             [True, False],
             ("bad", "so so", "good"),
-            r"holds truth values, and its classes have the names 'bad'",
+            r"contains booleans, but its classes have the names 'bad'",
         ),
-        (".jsonl", ["good", "x" * 1000], ("bad", "good"), r"holds 'x{80}\.\.\.', which is not a class"),
+        (".jsonl", ["good", "x" * 1000], ("bad", "good"), r"contains 'x{80}\.\.\.', which is not a class"),
         (".csv", [0, -1], ("bad", "good"), r"the label is missing in column 'label', row 1"),
     ],
 )
@@ -138,9 +138,9 @@ def test_similar_class_names_are_a_warning(
     frame.to_csv(tmp_path / "reviews.csv", index=False)
     read_splits(DatasetParameters(name=str(tmp_path / "reviews.csv")), 1)
     if shown is None:
-        assert "differ only in how" not in caplog.text
+        assert "differ only in spelling" not in caplog.text
     else:
-        assert f"classes that differ only in how they are written: {shown}" in caplog.text
+        assert f"classes that differ only in spelling: {shown}" in caplog.text
 
 
 def test_message_truncates_user_values(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_message_truncates_user_values(tmp_path: Path) -> None:
         ({"text": ["a"], long: ["b"]}, "no column 'label'"),
         ({"text": ["a"], "label": [f"={long}"]}, "1 class"),
         ({"text": ["a", "b"], "label": [f"={long}", "b"]}, "a spreadsheet would execute as a formula"),
-        ({"text": ["a", "b"], "label": [f"1.5{'0' * 100_000}", "1"]}, "numbers that are not whole"),
-        ({"text": ["a", "b"], "label": [0, {long: 1}]}, "not a word, number or boolean"),
+        ({"text": ["a", "b"], "label": [f"1.5{'0' * 100_000}", "1"]}, "non-integer numbers"),
+        ({"text": ["a", "b"], "label": [0, {long: 1}]}, "not a string, number or boolean"),
     ):
         path = tmp_path / "a.jsonl"
         pd.DataFrame(columns).to_json(path, orient="records", lines=True)
@@ -158,7 +158,7 @@ def test_message_truncates_user_values(tmp_path: Path) -> None:
             read_splits(DatasetParameters(name=str(path)), 1)
         assert len(str(raised.value)) < 600
     for name in ("a/" * 3000, f"{'x' * 300}.csv", f"{'x' * 300}:small"):
-        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} cannot be read: File name too long"):
+        with pytest.raises(InputError, match=r"^dataset\.name: \S{83} cannot be read \(File name too long\)"):
             read_splits(DatasetParameters(name=name), 1)
     with pytest.raises(InputError) as raised:
         checked_section(DatasetParameters, validation_fraction=long)

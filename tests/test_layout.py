@@ -51,16 +51,16 @@ def with_number(number: float) -> Any:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        *((with_number(each), "^vectors: row 1, 3 holds NaN or a number too") for each in (np.nan, -np.inf, 1e300)),
+        *((with_number(each), "^vectors: row 1, 3 contains NaN or a number") for each in (np.nan, -np.inf, 1e300)),
         (TENSOR * torch.nan, "^vectors: row 0 holds NaN"),
         ([1.0, 2.0], r"^vectors: an array of shape \(2,\); allowed: numbers \[points, hidden\]"),
         (np.empty((0, 3)), r"^vectors: an array of shape \(0, 3\)"),
         (None, r"^vectors: an array of shape \(\)"),
-        ("vectors", "^vectors: str holds no array of numbers"),
-        ([[1, 2], [3]], "^vectors: list holds no array of numbers"),
-        (pd.DataFrame({"a": ["x"] * 30, "b": 1.0}), "^vectors: DataFrame holds no array of numbers"),
-        (NUMBERS * 1j, "^vectors: ndarray holds no array of numbers"),
-        (NUMBERS[:19], "^vectors: 19, of which 19 differ; allowed: 20 or more that differ; .*PCA"),
+        ("vectors", "^vectors: str is not an array of numbers"),
+        ([[1, 2], [3]], "^vectors: list is not an array of numbers"),
+        (pd.DataFrame({"a": ["x"] * 30, "b": 1.0}), "^vectors: DataFrame is not an array of numbers"),
+        (NUMBERS * 1j, "^vectors: ndarray is not an array of numbers"),
+        (NUMBERS[:19], "^vectors: 19, of which 19 are distinct; allowed: 20 or more distinct vectors; .*PCA"),
         (np.repeat(NUMBERS[:3], 100, axis=0), "^vectors: 300, of which 3 differ; allowed: 20 or more"),
     ],
 )

@@ -376,7 +376,7 @@ def test_equal_vectors_share_a_position_in_every_layout(workspace: Workspace, di
 def test_too_many_neighbours_are_one_error(workspace: Workspace) -> None:
     workspace(umap={"layouts": list(LAYOUTS), "n_neighbors": 40})
     write_stores(40)
-    with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 of 40 vectors; allowed: 2 to 39$"):
+    with pytest.raises(InputError, match=r"^umap\.n_neighbors: 40 is too large for 40 vectors; allowed: 2 to 39$"):
         reduce.main(read_parameters())
 
 
@@ -439,7 +439,7 @@ def test_dask_cluster_gives_same_bytes(workspace: Workspace, monkeypatch: pytest
     workers = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(**workers, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
-        with pytest.raises(InputError, match=r"arithmetic: portable, but Dask's workers use other arithmetic"):
+        with pytest.raises(InputError, match=r"arithmetic: is portable, but the Dask workers use different arithmetic"):
             reduce.main(read_parameters())
     with LocalCluster(**workers, env=SETTINGS | {"OMP_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)
@@ -467,7 +467,7 @@ def test_unreachable_scheduler_is_one_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("attnmix.maps.parallel.CONNECT_TIMEOUT_SECONDS", 1)
     for address in ("tcp://127.0.0.1:9", "nonsense"):
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
-        with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no Dask scheduler answers"):
+        with pytest.raises(InputError, match=f"DASK_SCHEDULER_ADDRESS={address}: no Dask scheduler responds"):
             in_parallel(len, [("a",)], "maps")
 
 

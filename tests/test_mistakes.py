@@ -61,7 +61,7 @@ def test_defaults_match_shipped_parameters() -> None:
         ("finetune.learning_rate", float("nan"), ["finetune.learning_rate", "finite"]),
         ("finetune.precision", "fp8", ["finetune.precision: 'fp8'", "fp32", "bf16", "fp16"]),
         ("dataset.label_column", "text", ["dataset: text_column and label_column need different names"]),
-        ("dataset.text_column", ["text"], ["dataset.text_column: ['text'] is not allowed: give one name, or the two"]),
+        ("dataset.text_column", ["text"], ["dataset.text_column: ['text'] is not allowed: specify one column name"]),
         ("finetune.lora", {"rank": 0}, ["finetune.lora.rank: 0 is not allowed"]),
         ("finetune.lora", {"ranks": 2}, ["ranks is unknown; did you mean finetune.lora.rank?", "targets"]),
         ("finetune.lora", {"targets": "query"}, ["finetune.lora.targets: 'query'", "all-linear, or a list of names"]),
@@ -73,15 +73,15 @@ def test_defaults_match_shipped_parameters() -> None:
             (
                 "capture.texts",
                 ["a", each],
-                [f"capture.texts[1]: {each!r} is not allowed: give a text, or a list of two"],
+                [f"capture.texts[1]: {each!r} is not allowed: specify a text, or a list of two"],
             )
             for each in (None, float("nan"), 3, True, [], ["a", "b", "c"], ["a", None])
         ),
         ("capture.texts", [["a", " "]], ["capture.texts[0]", "the text is empty"]),
-        ("capture.texts", [["a"]], ["capture.texts[0]: ['a'] is not allowed: give a text, or a list of two"]),
+        ("capture.texts", [["a"]], ["capture.texts[0]: ['a'] is not allowed: specify a text, or a list of two"]),
         ("capture.points", ["attention_nrom"], ["capture.points[0]: 'attention_nrom'", "allowed: word_embedding"]),
-        ("capture.store", "s4://bucket/run", ["capture.store", "fsspec knows no file system s4://"]),
-        ("umap.stability_seeds", [3, 2], ["umap.stability_seeds", "umap.seed itself"]),
+        ("capture.store", "s4://bucket/run", ["capture.store", "fsspec has no file system s4://; allowed: "]),
+        ("umap.stability_seeds", [3, 2], ["umap.stability_seeds", "2 is also umap.seed; choose"]),
     ],
 )
 def test_mistake_names_key_and_allowed_values(tmp_path: Path, key: str, value: Any, expected: list[str]) -> None:
@@ -127,8 +127,8 @@ def test_numbers_in_dvc_format_are_accepted(tmp_path: Path) -> None:
     [
         (b"seed: 1\nmodel: {}\nseed: 2\n", 'is not valid YAML: .*found duplicate key "seed".*line 3'),
         (b"seed: \xff", "is not valid YAML"),
-        (b"", "must hold the sections seed, arithmetic, dataset, model"),
-        (None, "is missing; run the pipeline from the repository's root"),
+        (b"", "must contain the sections seed, arithmetic, dataset, model"),
+        (None, "is missing; run the pipeline in the repository's root"),
     ],
 )
 def test_invalid_parameter_file_is_one_error(tmp_path: Path, content: bytes | None, expected: str) -> None:
@@ -162,7 +162,7 @@ def test_insufficient_disk_is_reported_before_writing(
     shutil.rmtree(ACTIVATIONS)
     set_free_disk(monkeypatch, written / 2)
     reduce = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
-    expected = rf"^capture: \d+ tokens at 17 points need \S+ GB of disk, and .* reduce {reduce}$"
+    expected = rf"^capture: \d+ tokens at 17 points need \S+ GB of disk space, but .* reduce {reduce}$"
     with pytest.raises(InputError, match=expected):
         run_capture(folder, tiny_bert)
     assert not list(Path().rglob("*.zarr"))
@@ -196,11 +196,11 @@ def test_class_and_file_names_are_escaped_on_terminal(
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
     logging.warning("own.csv holds %s", code)
-    assert r"holds the class '\x1b[31mbad'" in str(end.value)
+    assert r"contains the class '\x1b[31mbad'" in str(end.value)
     printed = "".join(capfd.readouterr())
     assert r"own.csv holds \x1b[31m" in printed
     assert code not in str(end.value) + printed
-    with pytest.raises(InputError, match=r"there is no file or folder \\x1b\[31mown.csv") as error:
+    with pytest.raises(InputError, match=r"\\x1b\[31mown.csv is neither an existing file") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
     assert code not in str(error.value)  # the error text of a stage
 
@@ -286,7 +286,7 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
     with subprocess.Popen([sys.executable, "-c", HOLD], env=os.environ | PATHS, **pipes) as first:
         assert first.stdout
         assert first.stdout.readline() == b"\n"
-        message = f"^another run of render is at work in {folder}; wait for its end, or stop it$"
+        message = f"^another run of render is in progress in {folder}; wait until it finishes, or stop it$"
         with pytest.raises(InputError, match=message), lock_stage("render"):
             pytest.fail("the work has begun")
         with monkeypatch.context() as patch:  # the first process of a run holds the lock
@@ -303,7 +303,7 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
 def test_unwritable_folder_is_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace()
     monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
-    with pytest.raises(InputError, match=f"^{folder} cannot be written; it must be a folder"), lock_stage("render"):
+    with pytest.raises(InputError, match=f"^{folder} is not a folder with write permission"), lock_stage("render"):
         pytest.fail("the work has begun")
 
 
@@ -316,7 +316,9 @@ def test_missing_inputs_name_the_stage_that_writes_them(
     if with_models:
         for checkpoint in Run(Path()).checkpoints.values():
             shutil.copytree(tiny_bert, folder / checkpoint)
-    expected = r"^(models|data|features)/\S+ (is missing|holds no feature store); the stage \w+ writes (it|them)$"
+    expected = (
+        r"^(models|data|features)/\S+ (is missing|contains no feature store); run the stage \w+(, which writes it)?$"
+    )
     with pytest.raises(InputError, match=expected):
         stage.main(read_parameters())
 

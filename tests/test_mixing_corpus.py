@@ -163,7 +163,7 @@ def test_corpus_returns_its_documents(tmp_path: Path, tiny_bert: Path, monkeypat
         assert document.ids.tolist() == tokenizer(text["text"])["input_ids"]
         assert document.words.tolist() == [-1, *range(len(document) - 2), -1]
         assert (document.name, document.label) == (text["document"], text["label"])
-    batches = [batch for group in corpus.row_groups for batch in corpus.batches(group, 12)]
+    batches = [task.numbers for task in engine.batch_tasks(corpus, 12)]
     assert sorted(number for batch in batches for number in batch) == list(range(11))
     for batch in batches:
         lengths = [len(documents[number]) for number in batch]

@@ -164,7 +164,7 @@ def scaled(base: Any) -> None:
     [
         (with_nan, r"layer 2 of text/0 holds NaN or infinite values"),
         (scaled, r"the identity attention_output fails in layer 3 of text/0 .*0\.0"),
-        (lambda base: base.set_attn_implementation("sdpa"), "layer 1 did not call the library's attention function"),
+        (lambda base: base.set_attn_implementation("sdpa"), "layer 1 did not call the attention function"),
     ],
 )
 def test_incompatible_model_is_one_error(tiny_bert: Path, change: Any, message: str) -> None:

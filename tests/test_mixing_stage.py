@@ -125,7 +125,7 @@ def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpo
 def test_run_has_two_checkpoints_only(finished: Path) -> None:
     with pytest.raises(InputError, match=r"^checkpoint: 'trained'; allowed: pretrained, finetuned"):
         attnmix.load_result(finished, checkpoint="trained")
-    with pytest.raises(InputError, match=r"^model: a run has its models"):
+    with pytest.raises(InputError, match=r"^model: a run contains its models"):
         attnmix.load_result(finished, model=attnmix.load(finished / "models/pretrained"))
 
 
@@ -221,8 +221,8 @@ def test_review_without_corpus_value_is_excluded_from_pair(
     reviews.to_parquet("data/reviews/test.parquet", index=False)
     with caplog.at_level("INFO"):
         run_tokenized(inspect, measure)
-    reason = "no other text has a token of its class punctuation."
-    assert f"corpus_value leaves out 1 of 12 texts, first test/4: {reason}" in caplog.text
+    reason = "no other text has a token of the class punctuation, which occurs in test/4."
+    assert f"corpus_value excludes 1 of 12 texts; for example, {reason}" in caplog.text
     run = Run(Path())
     controls = run.table("measure/mixing_controls").query("checkpoint == 'finetuned'").set_index(["layer", "method"])
     table = run.ratios()
@@ -263,7 +263,7 @@ def test_damaged_matrix_is_one_error_that_names_it(finished: Path, tmp_path: Pat
     shutil.copytree(Run(finished).inspected, Run(tmp_path).inspected)
     shard = arrays_folder("contributions", "pretrained", "test/3", Run(tmp_path).inspected) / "alti.zarr" / "c/0/0/0"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*force the stage inspect"):
+    with pytest.raises(InputError, match=r"test_3/alti\.zarr is damaged .*rerun the stage inspect"):
         Run(tmp_path).matrix("pretrained", "test/3", "alti")
 
 

@@ -106,19 +106,19 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "one layer twice": (
         lambda folder: with_layers(folder, lambda layers: layers.__setitem__(1, layers[0])),
-        "several of its layers are one module",
+        "several of its layers share a module",
     ),
     "an adapter around every Linear": (
         lambda folder: with_adapter(folder, "all-linear"),
-        r"output.dense is a peft\..*Linear, in place of Linear; allowed: .*merge_and_unload",
+        r"output.dense is a peft\..*Linear instead of Linear; allowed: .*merge_and_unload",
     ),
     "a bottleneck adapter": (
         lambda folder: with_module(folder, wrap_output),
-        r"encoder.layer.1.output.dense is a torch.*Sequential, in place of Linear",
+        r"encoder.layer.1.output.dense is a torch.*Sequential instead of Linear",
     ),
     "another norm": (
         lambda folder: with_module(folder, lambda layer: setattr(layer.output, "LayerNorm", nn.RMSNorm(24))),
-        r"encoder.layer.1.output.LayerNorm is a torch.*RMSNorm, in place of LayerNorm",
+        r"encoder.layer.1.output.LayerNorm is a torch.*RMSNorm instead of LayerNorm",
     ),
     "another prefix": (
         lambda folder: Wrapper(network(folder, attn_implementation="eager").config),
@@ -134,7 +134,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "layers in another dtype": (
         lambda folder: with_module(folder, lambda layer: layer.to(torch.bfloat16)),
-        "cannot read a text: .*BFloat16",
+        r"fails on a text \(.*BFloat16",
     ),
     "a model with infinite weights": (
         lambda folder: with_module(folder, lambda layer: layer.output.dense.weight.data.fill_(torch.inf)),
@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a model of peft": (
         lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
-        r"PeftModel is not supported; allowed: .*model.merge_and_unload\(\)",
+        r"PeftModel is not supported; pass .*model.merge_and_unload\(\)",
     ),
     "a compiled model": (lambda folder: torch.compile(network(folder)), r"OptimizedModule.*allowed: .*model._orig_mod"),
     "a parallel model": (lambda folder: nn.DataParallel(network(folder)), r"DataParallel.*allowed: .*model.module"),
@@ -173,12 +173,12 @@ def test_attention_adapter_equals_merged_model(tiny_bert: Path) -> None:
 @pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])
 def test_unused_argument_is_an_error(argument: str, value: str, tiny_bert: Path) -> None:
     options: dict[str, Any] = {argument: value}
-    with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; allowed: none"):
+    with pytest.raises(InputError, match=f"^{argument}: '{value}' has no effect on a model in memory; omit it"):
         attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert), **options)
 
 
 def test_revision_of_folder_is_an_error(tiny_bert: Path) -> None:
-    with pytest.raises(InputError, match="is not on a hub, so there is no revision 'main'; allowed: no revision"):
+    with pytest.raises(InputError, match="is not a hub model and has no revision 'main'; leave the revision empty"):
         attnmix.load(tiny_bert, revision="main")
 
 
@@ -186,7 +186,7 @@ def test_folder_with_model_and_adapter_is_an_error(tiny_bert: Path, tmp_path: Pa
     folder = shutil.copytree(tiny_bert, tmp_path / "both")
     adapted = peft.get_peft_model(network(tiny_bert), peft.LoraConfig(target_modules=["query"]))
     adapted.save_pretrained(folder)
-    with pytest.raises(InputError, match=r"holds a whole model and an adapter \(adapter_config.json\)"):
+    with pytest.raises(InputError, match=r"contains a full model and an adapter \(adapter_config.json\)"):
         attnmix.load(folder)
 
 
@@ -222,7 +222,7 @@ def test_model_change_after_measuring_is_an_error(change: Callable[[Any], None],
     result = attnmix.measure(attnmix.load(changed, load_tokenizer(tiny_bert)), TEXT)
     kept = result.matrix("alti")
     change(changed)
-    message = r"^model: the output of .* changed since measure\(model, texts\); allowed"
+    message = r"^model: the output of .* changed since measure\(model, texts\); measure"
     if change is change_attention:
         message = (
             r"^model: .*: its attention function 'hot' is .*hot_attention; allowed: implementations of transformers"

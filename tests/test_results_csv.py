@@ -77,10 +77,10 @@ def test_damaged_result_file_is_one_error(tmp_path: Path, content: str) -> None:
         file.parent.mkdir(parents=True)
         file.write_text(content)
     for read in (lambda: run.table("measure/mixing"), lambda: run.metrics("measure")):
-        with pytest.raises(InputError, match=r"mixing\.csv|measure\.json is damaged .*force the stage measure"):
+        with pytest.raises(InputError, match=r"mixing\.csv|measure\.json is damaged .*rerun the stage measure"):
             read()
     (run.metrics_folder / "measure.json").write_text(json.dumps([1]))
-    with pytest.raises(InputError, match=r"measure\.json is damaged or cannot be read: it holds no JSON object"):
+    with pytest.raises(InputError, match=r"measure\.json is damaged or cannot be read \(it is not a JSON object\)"):
         run.metrics("measure")
 
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
+from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import (
+    FEW_SAMPLES,
     REPOSITORY,
     SHORT,
     SMALL_SHARDS,
     Workspace,
     digest,
+    few_samples,
     prepared_for_capture,
     run_capture,
+    run_tokenized,
     write_parameters,
     write_reviews,
     write_tiny_bert,
@@ -36,7 +41,7 @@ from attnmix.core.store import features as store
 from stages import capture
 from stages.common import resume
 from stages.common.parameters import read_parameters
-from stages.common.resume import UNFINISHED, unfinished_folder
+from stages.common.resume import UNFINISHED, lock_stage, unfinished_folder
 
 CAPTURE = {"documents": list(range(12)), "max_length": 40, "chunk_tokens": 2}
 MEASURE = {
@@ -59,7 +64,7 @@ def test_stopped_stage_computes_unfinished_shards_only(
     stopped = prepared_for_capture(workspace("stopped", capture=CAPTURE), tiny_bert)
 
     stop = {"kill_at": "open .*/done/3.begun$", "kill_by": signal.SIGINT}  # Ctrl-C after three shards
-    message = "the work that capture has finished is kept in .unfinished/capture; `dvc repro` resumes from there"
+    message = "the completed work of capture is stored in .unfinished/capture; `dvc repro` resumes from it"
     assert run_stage(stopped, "capture", constants=SMALL_SHARDS, **stop) == f"{FIRST_LINES}\n\nstopped; {message}\n"
     assert not (stopped / ACTIVATIONS).exists()
     (work,) = (stopped / UNFINISHED / "capture").iterdir()
@@ -109,7 +114,8 @@ def test_changed_code_or_inputs_discard_unfinished_work(
 
 
 @pytest.mark.parametrize(
-    ("rank", "message"), [("0", "\nstopped; capture had finished nothing that is kept\n"), ("1", "")]
+    ("rank", "message"),
+    [("0", "\nstopped; capture had not completed any work from which it could resume\n"), ("1", "")],
 )
 def test_signal_during_imports_is_one_line(workspace: Workspace, tmp_path: Path, rank: str, message: str) -> None:
     (tmp_path / "first").mkdir()
@@ -136,28 +142,49 @@ def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[i
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("stage", "changes", "moment", "outputs"),
+    ("stage", "changes", "moment", "outputs", "nodes"),
     [
-        ("finetune", {"finetune": RECIPE, **SHORT}, "os.mkdir .*/checkpoint-12$", ["models/finetuned", "reports"]),
-        ("capture", {"capture": CAPTURE}, "open .*/done/3.begun$", ["features/capture"]),
-        ("inspect", MEASURE, "os.rename .*heads/finetuned/text_0", ["features/inspect"]),
-        ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"]),
+        ("finetune", {"finetune": RECIPE, **SHORT}, "os.mkdir .*/checkpoint-12$", ["models/finetuned", "reports"], 2),
+        ("capture", {"capture": CAPTURE}, "open .*/done/3.begun$", ["features/capture"], 1),
+        ("inspect", MEASURE, "os.rename .*heads/finetuned/text_0", ["features/inspect"], 1),
+        ("measure", MEASURE, "open .*/finetuned/measures-.*part", ["features/measure", "reports"], 2),
     ],
 )
 def test_killed_process_resumes_to_identical_bytes(
-    tmp_path: Path, small_shards: None, stage: str, changes: dict[str, Any], moment: str, outputs: list[str]
+    tmp_path: Path,
+    small_shards: None,
+    threads_of_a_stage: None,
+    stage: str,
+    changes: dict[str, Any],
+    moment: str,
+    outputs: list[str],
+    nodes: int,
 ) -> None:
+    """Kill one of two processes, and resume the stage in two processes on two machines, or in one process."""
     for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
         write_reviews(folder / "data/reviews")
         for seed, checkpoint in enumerate(("finetuned", "pretrained")):
             write_tiny_bert(folder / "models" / checkpoint, seed=seed)
         write_parameters(folder, **changes)
-    constants = SMALL_SHARDS if stage == "capture" else {}
-    # Another number of processes changes the order of sums in `finetune` (tests/test_finetune.py).
-    run_stage(undisturbed, stage, constants=constants, processes=2 if stage == "finetune" else 1)
+    constants = {"capture": SMALL_SHARDS, "measure": FEW_SAMPLES}.get(stage, {})
     errors = run_stage(killed, stage, constants=constants, processes=2, kill_at=moment)
     assert "Signal 9 (SIGKILL)" in errors
     assert any((killed / UNFINISHED / stage).rglob("*"))
-    assert run_two_nodes(killed, stage, constants) == [0, 0]
+    if nodes == 2:
+        assert run_two_nodes(killed, stage, constants) == [0, 0]
+    else:
+        run_here(killed, stage)
+    if stage == "finetune":  # another number of processes changes the order of sums (tests/test_finetune.py)
+        run_stage(undisturbed, stage, processes=2)
+    else:
+        with chdir(undisturbed):
+            run_tokenized()
+        run_here(undisturbed, stage)
     assert [digest(killed / each) for each in outputs] == [digest(undisturbed / each) for each in outputs]
     assert not (killed / UNFINISHED).exists()
+
+
+def run_here(folder: Path, stage: str) -> None:
+    """Run a stage in this process, without the imports of a new one."""
+    with chdir(folder), few_samples(), lock_stage(stage):
+        import_module(f"stages.{stage}").main(read_parameters())

@@ -111,8 +111,8 @@ def test_values_are_read_lazily(run_and_vectors: RunAndVectors) -> None:
     ("arguments", "message"),
     [
         (("attention_norm",), "'attention_norm' was not captured in .*; captured: embedding_output, layer_output"),
-        (("attention_heads", [1]), r"layers: 1; attention_heads was captured in 2$"),
-        (("layer_output", []), r"layers: none; layer_output was captured in 1, 2$"),
+        (("attention_heads", [1]), r"layers: 1; allowed for attention_heads: 2$"),
+        (("layer_output", []), r"layers: none; allowed for layer_output: 1, 2$"),
         (("layer_output", None, "test/4"), "'test/4' was not captured in .*; captured: test/3, test/5, text/0"),
     ],
 )
@@ -124,9 +124,9 @@ def test_uncaptured_features_are_one_error(
 
 
 def test_missing_stores_name_their_stage(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="features/capture holds no feature store; the stage capture writes them"):
+    with pytest.raises(InputError, match="features/capture contains no feature store; run the stage capture"):
         open_run(tmp_path)
-    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is missing; the stage capture writes it"):
+    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is missing; run the stage capture"):
         store.read_features(tmp_path, SITE)
 
 
@@ -173,7 +173,7 @@ def test_damaged_store_is_one_error_that_names_it(
 ) -> None:
     write_run(tmp_path, {"test/3": tokens}, chunk_tokens)
     damage(Run(tmp_path).activations / f"{SITE}.zarr" / name)
-    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*force the stage capture"):
+    with pytest.raises(InputError, match=r"layer_01/layer_output\.zarr is damaged .*rerun the stage capture"):
         Run(tmp_path).read(SITE, np.arange(tokens))
 
 
@@ -181,7 +181,7 @@ def test_damaged_tokens_table_is_one_error(tmp_path: Path) -> None:
     write_run(tmp_path, LENGTHS)
     path = Run(tmp_path).captured.tokens_file
     path.write_bytes(path.read_bytes().replace(b"piece0", b"piece8", 1))
-    with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*force the stage tokenize"):
+    with pytest.raises(InputError, match=r"tokens\.parquet is damaged .*rerun the stage tokenize"):
         _ = Run(tmp_path).tokens
 
 
@@ -239,7 +239,7 @@ def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, limits[1]))
     try:
-        with pytest.raises(InputError, match=rf"^cannot write .*/{SITE}\.zarr: File too large; free some space"):
+        with pytest.raises(InputError, match=rf"^cannot write .*/{SITE}\.zarr \(File too large\); free some space"):
             store.write_unit(store.open_to_write(tmp_path, SITE), slice(0, 256), np.ones((256, 768), dtype="float16"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -93,7 +93,7 @@ def test_head_is_reordered_by_class_names(name: str) -> None:
 
 def test_unknown_class_names_keep_their_order_with_warning(prepared: Path, caplog: pytest.LogCaptureFixture) -> None:
     finetune.main(read_parameters())
-    warning = "their names differ from the data's: LABEL_0 for negative, LABEL_1 for positive"
+    warning = "their names differ from those of the data: LABEL_0 for negative, LABEL_1 for positive"
     assert [message for message in caplog.messages if message.endswith(warning)]
     kept = Path("models/finetuned")
     assert (kept / "model.safetensors").read_bytes() == (prepared / "model.safetensors").read_bytes()
@@ -114,18 +114,21 @@ THREE = {"id2label": {0: "bad", 1: "so so", 2: "good"}}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (write_headless, r"lacks a trained classification head \(classifier\.bias, classifier\.weight are not in it"),
+        (
+            write_headless,
+            r"has no trained classification head \(its weights lack classifier\.bias, classifier\.weight\)",
+        ),
         (
             lambda folder: write_classifier(folder, **THREE),
-            r"with 3 classes \(bad, so so, good\); .*: one of 2 classes \(negative, positive\)",
+            r"with 3 classes \(bad, so so, good\); .*: 2 classes \(negative, positive\)",
         ),
         (
             lambda folder: write_classifier(folder, problem_type="multi_label_classification"),
-            "is made for multi_label_classification with 2 classes",
+            "is trained for multi_label_classification with 2 classes",
         ),
         (
             lambda folder: write_classifier(folder, num_labels=1),
-            r"is made for regression with 1 classes \(LABEL_0\); .*: one of 2 classes",
+            r"is trained for regression with 1 classes \(LABEL_0\); .*: 2 classes",
         ),
     ],
 )
@@ -146,10 +149,10 @@ def test_head_with_other_classes_is_replaced_in_training(prepared: Path, workspa
 @pytest.mark.parametrize(
     ("base", "expected"),
     [
-        ("./layers", r"^model\.base: its num_hidden_layers is 3, that of model\.name 2; allowed: the same"),
-        ("./tokenizer", r"^model\.base: its tokenizer reads 'the .*' otherwise than that of model\.name"),
-        ("./nowhere", r"^model\.base: there is no folder \./nowhere, and it is not a hub identifier"),
-        ("./cut", r"^model\.base: \./cut: the model cannot be loaded: "),
+        ("./layers", r"^model\.base: its num_hidden_layers is 3, but that of model\.name is 2; choose models"),
+        ("./tokenizer", r"^model\.base: its tokenizer encodes 'the .*' differently from that of model\.name"),
+        ("./nowhere", r"^model\.base: \./nowhere is neither an existing folder nor a hub identifier"),
+        ("./cut", r"^model\.base: \./cut: the model cannot be loaded \("),
     ],
 )
 def test_incomparable_base_is_one_error(workspace: Workspace, base: str, expected: str) -> None:

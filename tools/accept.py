@@ -1,11 +1,11 @@
-"""Accept the existing results for a change of the code that does not affect them: `make accept`.
+"""Accept the existing results after a change of the code that does not affect them (`make accept`).
 
     python -m tools.accept
 
 The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders, with the code of the last commit and of
 the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that the existing results
 belong to the current code, and no stage runs again. Otherwise the first difference of each output is printed, the exit
-status is 1, and nothing changes. Only the code may differ: changed parameters or data need a run.
+status is 1, and nothing changes. Only the code may differ, because changed parameters or data require a run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("not accepted; run `dvc repro`:", *lines, sep="\n")
         return 1
     subprocess.run([sys.executable, "-m", "dvc", "commit", "--force", "--quiet"], check=True)
-    print(f"accepted: {len(compared)} outputs of both have the same bytes; commit dvc.lock with the change")
+    print(f"accepted: {len(compared)} outputs are identical; commit dvc.lock together with the change")
     return 0
 
 
@@ -58,21 +58,21 @@ def check_tree(tree: Path) -> None:
     """Raise `SystemExit` if more than the code has changed, or if the outputs differ from `dvc.lock`."""
     changed = git(tree, "diff", "--name-only", "HEAD", "--", *INPUTS).split("\n")
     if changed[0]:
-        sys.exit(f"error: {changed[0]} has changed since the last commit, not the code alone; run `dvc repro`")
+        sys.exit(f"error: {changed[0]} has changed since the last commit, not only the code; run `dvc repro`")
     command = [sys.executable, "-m", "dvc", "status", "--json"]
     status = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     for entries in status.values():
         for entry in entries:
             changed_outputs = entry.get("changed outs", {}) if isinstance(entry, dict) else {}
             for path, state in changed_outputs.items():
-                sys.exit(f"error: {path}: {state}; it must be as dvc.lock names it: run `dvc checkout {path}`")
+                sys.exit(f"error: {path}: {state}; run `dvc checkout {path}` to restore the version in dvc.lock")
 
 
 def check_lock(commit: Path) -> None:
     """Raise `SystemExit` if the `dvc.lock` of the last commit does not belong to its code."""
     run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
     if run.returncode:
-        sys.exit(f"error: dvc.lock of the last commit is stale there already\n{run.stdout}{run.stderr}".rstrip())
+        sys.exit(f"error: dvc.lock of the last commit is already stale\n{run.stdout}{run.stderr}".rstrip())
 
 
 def copy_changes(tree: Path, clone: Path) -> None:

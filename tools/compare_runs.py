@@ -1,9 +1,9 @@
-"""Compare two runs, output by output, and name the first difference of each.
+"""Compare the outputs of two runs, and print the first difference of each output.
 
     python -m tools.compare_runs ../before .
 
-Both folders contain a finished run. A difference is a key, row or number in known formats, otherwise a byte offset.
-The exit status is 1 if anything differs.
+Both folders must contain a finished run. In known formats, a difference is located by key, row or index, otherwise by
+byte offset. The exit status is 1 if any output differs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "python -m tools.compare_runs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("before", type=Path, help="folder of a finished run")
-    parser.add_argument("after", type=Path, help="folder of another one")
+    parser.add_argument("after", type=Path, help="folder of a second finished run")
     options = parser.parse_args(arguments)
     compared = outputs(options.before, options.after)
     lines = differences(options.before, options.after, compared)
-    print("\n".join(lines or [f"{len(compared)} outputs, the same bytes"]))
+    print("\n".join(lines or [f"{len(compared)} outputs are identical"]))
     return bool(lines)
 
 
@@ -55,7 +55,7 @@ def differences(first: Path, second: Path, compared: Iterable[str]) -> list[str]
 
 
 def output_difference(first: Path, second: Path, output: str) -> str | None:
-    """Return the first file of an output that differs, and the location of the difference."""
+    """Return text with the first file of an output that differs, and the location of the difference."""
     files = {
         path.relative_to(clone)
         for clone in (first, second)
@@ -72,7 +72,7 @@ def output_difference(first: Path, second: Path, output: str) -> str | None:
 
 
 def file_difference(first: Path, second: Path, file: Path) -> str:
-    """Return the location of the first difference of a file, in terms of its format or as a byte offset."""
+    """Return text that locates the first difference of a file, in terms of its format or as a byte offset."""
     one, other = first / file, second / file
     store = next((parent for parent in file.parents if parent.suffix == ".zarr"), None)
     difference = None
@@ -90,7 +90,7 @@ def array_difference(*stores: Path) -> str | None:
     one, other = (np.asarray(zarr.open_array(store, mode="r")[...]) for store in stores)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
-    bits = f"u{one.itemsize}"  # NaN equals itself, and 0.0 is not -0.0
+    bits = f"u{one.itemsize}"  # compared by bits, NaN equals itself, and 0.0 differs from -0.0
     indices = np.argwhere(one.view(bits) != other.view(bits))
     if not len(indices):
         return None
@@ -120,7 +120,7 @@ def read_values(path: Path) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries and lists by their keys; `dvc.lock` names a file by its path."""
+    """Return the leaves of nested dictionaries and lists by key; list items with a `path` have it as key."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):

@@ -1,13 +1,13 @@
-"""Apply planted faults one at a time, and report which test detects each: a check of the tests themselves.
+"""Check the tests: apply planted faults one at a time, and report the test that detects each.
 
     python -m tools.planted_faults
     python -m tools.planted_faults --only ratio_without_skip metric_ignored
     python -m tools.planted_faults --all-tests --marked "not long and not families"
 
-The faults are in `tools/planted_faults.yaml`. The tests that are expected to detect them must pass in a temporary copy
-of the working tree. Each fault is then applied to the copy, where one of its tests must fail. A fault in the page's
-TypeScript needs Node and the packages of `npm ci`. The exit status is 1 if a fault is lost, or if its text does not
-occur exactly once.
+`tools/planted_faults.yaml` lists the faults. The tests that should detect them must pass in a temporary copy of the
+working tree. Each fault is then applied to the copy, where one of its tests must fail. Faults in the page's TypeScript
+need Node and the packages of `npm ci`. The exit status is 1 if a fault is not detected, or if its text does not occur
+exactly once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Fault(NamedTuple):
 
     name: str
     fault: str
-    """The fault in one sentence."""
+    """A description of the fault in one sentence."""
     file: Path
     before: str
     after: str
@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of one fault: the first failing test, or in capitals the reason why there is none."""
+    """The outcome of one fault: the first failing test or, in capitals, the reason why there is none."""
 
     fault: Fault
     outcome: str
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None, table: Path = TABLE) -> int:
     names = options.only or [fault.name for fault in faults]
     unknown = set(names) - {fault.name for fault in faults}
     if unknown:
-        parser.error(f"no fault {', '.join(sorted(unknown))} in {table}")
+        parser.error(f"there is no fault {', '.join(sorted(unknown))} in {table}")
     selected = [fault for fault in faults if fault.name in names]
     if options.all_tests:
         selected = [fault._replace(tests=("tests",)) for fault in selected]
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, table: Path = TABLE) -> int:
 
 
 def read_faults(table: Path) -> list[Fault]:
-    """Return the faults of a table."""
+    """Return the faults in a yaml file."""
     entries = yaml.safe_load(table.read_text(encoding="utf-8"))
     return [Fault(**(entry | {"file": Path(entry["file"]), "tests": tuple(entry["tests"])})) for entry in entries]
 
@@ -95,7 +95,7 @@ def run_faults(faults: Sequence[Fault], marked: str) -> list[Result]:
         copy = copy_tree(Path(temporary, "copy"))
         failure = first_failure(copy, list(tests), marked)
         if failure:
-            sys.exit(f"error: {failure} fails without any fault")
+            sys.exit(f"error: {failure} fails although no fault is applied; correct it first")
         return [run_fault(fault, copy, marked) for fault in tqdm(faults, desc="faults", disable=None)]
 
 
@@ -132,7 +132,7 @@ def run_fault(fault: Fault, copy: Path, marked: str) -> Result:
 
 
 def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
-    """Return the first of the tests that fails, None if all pass; raise `SystemExit` if they cannot be run."""
+    """Return the first failing test, or None if all pass; raise `SystemExit` if the tests cannot be run."""
     pytest = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(copy.parent / "pytest"))
     run = run_python(copy, *pytest, "-m", marked, *tests)
     if run.returncode == TESTS_PASSED:

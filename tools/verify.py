@@ -1,13 +1,13 @@
-"""Run the pipeline in clones with different environments and compare every byte of its outputs and of `dvc.lock`.
+"""Run the pipeline in clones with different environments, and check that outputs and `dvc.lock` are identical.
 
     python -m tools.verify                             # the default parameters, about three minutes for each clone
-    python -m tools.verify --profile profiles/tiny.txt       # on little input
+    python -m tools.verify --profile profiles/tiny.txt       # a small input
     python -m tools.verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
 
-The last commit is cloned. The clones differ in folder, home, date, locale, hash seed, umask and number of threads; with
-`--cpus` they differ in folder, home and processor, which qemu-user emulates. If anything differs, the exit status is 1
-and one line for each output names its first difference (`tools/compare_runs.py`). With the default parameters the
-results must also be the committed ones.
+The last commit is cloned. The clones differ in folder, home, date, locale, hash seed, umask and number of threads. With
+`--cpus`, they differ in folder, home and processor, which qemu-user emulates. If an output differs, the exit status is
+1, and its first difference is printed (`tools/compare_runs.py`). With the default parameters, the results must also
+equal the committed results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tools.compare_runs import LOCK, differences, outputs
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
 NOT_EMULATED = ("download", "tokenize")
-"""Stages without model computations, which are not emulated because imports alone need minutes."""
+"""Stages without model computations, which are not emulated because their imports alone would take minutes."""
 
 
 class Surroundings(NamedTuple):
@@ -61,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.exit(f"error: {EMULATOR} is not installed (Debian: apt install qemu-user)")
         surroundings = [SURROUNDINGS[0], *(SURROUNDINGS[0]._replace(name=cpu, cpu=cpu) for cpu in options.cpus)]
     if git(Path.cwd(), "status", "--short", "--untracked-files=no"):
-        print("the last commit is cloned, without the changes that are not committed")
+        print("the last commit is cloned, without uncommitted changes")
 
     with tempfile.TemporaryDirectory(prefix="verify-", ignore_cleanup_errors=True) as temporary:
         root = options.folder or Path(temporary)
         clones = [clone_commit(root / each.name / "clone") for each in surroundings]
         for clone in clones:
             apply_profile(clone, options.profile)
-        # A run uses little more than one core; more than two parallel runs would need much memory.
+        # A run uses little more than one core, but more than two parallel runs would need too much memory.
         with ThreadPoolExecutor(os.cpu_count() if options.cpus else 2) as executor:
             list(executor.map(lambda each, clone: run_pipeline(each, clone, options.until), surroundings, clones))
         lines = [
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         if not (options.profile or options.until):
             lines += [f"not as committed: {line[3:]}" for line in git(clones[0], "status", "--short").splitlines()]
-    print("\n".join(lines or [f"{len(clones)} clones, the same bytes in dvc.lock and every output"]))
+    print("\n".join(lines or [f"dvc.lock and all outputs of {len(clones)} clones are identical"]))
     return bool(lines)
 
 
@@ -87,14 +87,14 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tools.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--profile", type=Path, help="file of key=value overrides of params.yaml")
-    parser.add_argument("--cpus", nargs="+", default=[], help="processors to emulate, by qemu's names for them")
+    parser.add_argument("--cpus", nargs="+", default=[], help="processors to emulate, by their names in qemu")
     parser.add_argument("--until", nargs="+", default=[], metavar="STAGE", help="the last stages to run; default: all")
-    parser.add_argument("--folder", type=Path, help="keep the clones here; default: a temporary folder, removed")
+    parser.add_argument("--folder", type=Path, help="folder in which the clones are kept; default: a temporary folder")
     return parser.parse_args(arguments)
 
 
 def clone_commit(folder: Path) -> Path:
-    """Clone the last commit of the repository in the current folder into `folder`."""
+    """Clone the last commit of the repository in the current folder to `folder`."""
     subprocess.run(["git", "clone", "--quiet", Path.cwd(), folder], check=True)
     return folder.resolve()
 
@@ -107,7 +107,7 @@ def apply_profile(clone: Path, profile: Path | None) -> None:
 
 
 def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) -> None:
-    """Run the stages of a clone, or raise `SystemExit` with the end of the log."""
+    """Run the stages of a clone; if they fail, raise `SystemExit` with the end of the log."""
     home, log, threads = clone.parent / "home", clone.parent / "log", str(surroundings.threads)
     home.mkdir()
     emulated = [emulated_python(surroundings.cpu, clone.parent / "emulated")] if surroundings.cpu else []

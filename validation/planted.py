@@ -2,10 +2,10 @@
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
-A case fools a measure if the value exceeds `LIMIT` although nothing comes from other tokens, or if the value is missing
-or at most `LIMIT` although something does. If little comes from others, the value must be below half of the value for
-the same message with uniform attention (`REFERENCE`), and if all comes from others, above nine tenths. Means are over
-tokens 2 to 8, because the first token is the source or the sink in some cases.
+A case fools a measure if its value exceeds `LIMIT` although nothing comes from other tokens, or if its value is missing
+or at most `LIMIT` although something does. If little comes from other tokens, the value must be below half of the value
+for the same message with uniform attention (`REFERENCE`); if all comes from other tokens, it must be above nine tenths
+of that value. Means are over tokens 2 to 8, because the first token is the source or the sink in some cases.
 
 Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
 """
@@ -38,11 +38,11 @@ from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
-TEXTS, MEASURED, DERIVED = 2000, 64, 8  # numbers of texts: exchanges and probes; ratios and matrices; derivatives
-NOISE = 0.05  # standard deviation of noise on the input of probes, which could otherwise read any weak signal
+TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts for exchanges and probes, for ratios and matrices, for derivatives
+NOISE = 0.05  # standard deviation of noise on the input of probes, which could otherwise decode any weak signal
 LIMIT = 0.02
-ROUNDING = 1e-12  # shorter vectors are rounding errors
-MAX_SHARE = 1e6  # absolute value; larger shares are quotients of rounding errors
+ROUNDING = 1e-12  # vectors of smaller length are rounding errors
+MAX_SHARE = 1e6  # shares with a larger absolute value are quotients of rounding errors
 REFERENCE = "uniform_average"
 DIGITS = 4
 POINTS = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m validation.planted", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the texts and the noise")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the texts and the noise")
     parser.add_argument("--to", type=Path, default=Path("docs/measures"), help="folder of planted.csv")
     options = parser.parse_args(arguments)
     write_planted(options.to, options.seed)
@@ -70,7 +70,7 @@ def write_planted(to: Path, seed: int) -> None:
 
 
 def planted_table(seed: int) -> pd.DataFrame:
-    """Return `[case, measure, value, fooled]`; the value is NaN if a measure is undefined for a case."""
+    """Return a table `[case, measure, value, fooled]`; the value is NaN if a measure is undefined for a case."""
     values = {case.name: scores(case, torch.Generator().manual_seed(seed)) for case in CASES}
     rows = []
     for case in CASES:
@@ -81,7 +81,7 @@ def planted_table(seed: int) -> pd.DataFrame:
 
 
 def fooled(case: Case, value: float, reference: float) -> bool:
-    """Return whether a value is wrong for the case; `reference` is the value for the case `REFERENCE`."""
+    """Return True if a value is wrong for the case; `reference` is the value for the case `REFERENCE`."""
     if case.comes == "nothing":
         return abs(value) > LIMIT
     if case.comes == "little":
@@ -117,7 +117,8 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
 def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, Tensor]:
     """Return each ratio `[B, T]` of a one-layer model, the ratio minus each control, and the ratio without b_V.
 
-    `attn_n` and its controls are set to 0 if all contributions are rounding errors, as their ratio is meaningless.
+    If all contributions are rounding errors, `attn_n` and its controls are set to 0, because their ratio is
+    meaningless.
     """
 
     def measure(layer_pass: LayerPass) -> Tensor:
@@ -139,7 +140,7 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
     for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
         if control == "without_special_sources":
-            continue  # the planted texts have none
+            continue  # the planted texts have no special tokens
         for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
             by_token[f"{name} - {control}"] = ratio_BT - control_BT
             if control == BIAS:
@@ -165,7 +166,7 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
         for name, rows_LTT in contributions(MATRICES, raw).items():
             if (name in ROLLOUTS) == (len(by_layer) > 1):
                 rows_TT = rows_LTT[-1]
-                # Where contributions cancel, the output of attention is rounding, and so are their shares of it.
+                # If contributions cancel, attention's output and their shares in it are rounding errors.
                 is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
                 shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
                 shares[name] = shares_T.masked_fill(is_rounding_T, torch.nan)
@@ -177,7 +178,7 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
 
 
 def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens `[B, T]` in a last vector by parts from the input, by length and projection.
+    """Return the share of other tokens `[B, T]` in the last vectors by parts, measured by length and by projection.
 
     In cases about token i-2, the share by length is relative to the sum of the lengths of all parts.
     """
@@ -192,7 +193,7 @@ def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
 
 
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens in derivatives `[B, T]` by form; only the first form in cases about i-2."""
+    """Return the share of other tokens in derivatives `[B, T]` by form; in cases about i-2, only by the first form."""
     norms = [derivative_norms(document_chains(base, ids_T[None]), "word_embedding", WIDTH, seed=0) for ids_T in ids_BT]
     if not case.two_before:
         return dict(zip(FORMS, torch.stack([levels(each)[-1] for each in norms], 1), strict=True))
@@ -201,7 +202,7 @@ def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor
 
 
 def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]`: derivatives weighted by the variation of inputs conditional on the own input.
+    """Return a / (a + o) `[T]` from derivatives, weighted by the variation of inputs conditional on the own input.
 
         a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
 
@@ -227,10 +228,10 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 def probe_scores(
     contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return how well the output of a token predicts the mean first entry of its sources, beyond its own content `[T]`.
+    """Return the gains in R^2 `[T]` by a token's output in predicting the mean first content entry of its sources.
 
-    The score is the gain in R^2, at least 0, over own content alone: of a linear `probe` on the full output, and of the
-    `head`, which only reads the first receiver dimension.
+    A gain is relative to the prediction from the token's own content alone, and at least 0. `probe` is a linear probe
+    on the full output; `head` only reads the first receiver dimension.
     """
     noisy_BTD = y_BTD + NOISE * torch.randn(y_BTD.shape, generator=generator, dtype=y_BTD.dtype)
     gains = []

@@ -2,11 +2,11 @@
 
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
-In each model the last vector of token i is a x_i + b x_{i-1} + c, up to the scale of its norm, with contents x of equal
-length that are independent between tokens and texts, and a constant c. Its own share is a / (a + b) by lengths. If
+In each model, the last vector of token i is a x_i + b x_{i-1} + c up to the scale of its norm. The contents x have
+equal length and are independent between tokens and texts; c is a constant. The own share by lengths is a / (a + b). If
 several tokens contribute, b is the length of their independent sum. Contents of three consecutive tokens are orthogonal
-and have mean 0, hence all vectors have the same mean and standard deviation and the norms are linear. Attention only
-depends on positions, without interactions of contents.
+and have mean 0. All vectors therefore have the same mean and standard deviation, and the norms are linear. Attention
+depends on positions only, without interactions of contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -39,7 +39,7 @@ from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS
 
 TEXTS, MEASURED = 64, 8
 POSITIONS = np.arange(2, TOKENS, dtype=np.int32)
-GROUPS = 3  # orthogonal contents, assigned by position
+GROUPS = 3  # number of orthogonal subspaces of contents, which are assigned by position
 CONTENT, WIDTH = TOKENS, TOKENS + 4 * GROUPS  # content dimensions follow the position dimensions
 SINK_WEIGHT = 0.9
 TOLERANCE = 0.02
@@ -50,7 +50,7 @@ SINK = (1 - SINK_WEIGHT) * BEFORE + SINK_WEIGHT * torch.zeros_like(EYE).index_fi
 
 @dataclass(frozen=True)
 class Amounts:
-    """A planted model with the lengths of the contributions of the own token and of other tokens."""
+    """A planted model, and the lengths of the contributions of the token itself and of other tokens."""
 
     name: str
     planted: str
@@ -117,7 +117,7 @@ def amounts_table(seed: int) -> pd.DataFrame:
 
 
 def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
-    """Return contents `[B, T, C]` of equal length: (u, -u) of a point u on a circle, in the dimensions of the group."""
+    """Return contents `[B, T, C]` of equal length: (u, -u) for a random u on a circle, in the group's dimensions."""
     angles_BT = 2 * torch.pi * torch.rand(TEXTS, TOKENS, generator=generator, dtype=torch.float64)
     points_BT2 = torch.stack([angles_BT.cos(), angles_BT.sin()], -1)
     contents = torch.zeros(TEXTS, TOKENS, GROUPS, 4, dtype=torch.float64)
@@ -155,7 +155,7 @@ def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
 
 
 def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return the own share by parts: of lengths, and by projection."""
+    """Return the own share by parts, measured by length and by projection."""
     reader = PartsReader(base)
     by_length, by_projection = [], []
     for ids_T in batch["input_ids"]:
@@ -166,7 +166,7 @@ def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return 1 - ratio for each mixing ratio of one layer, and the diagonal of the matrices or of their rollouts."""
+    """Return the mean of 1 - ratio for each mixing ratio of one layer, and of the diagonal of matrices or rollouts."""
     declared = list(LAYER_MATRICES.values())
     texts = range(len(batch["input_ids"]))
 
@@ -191,7 +191,7 @@ def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
-    """Return the model of the case in float64; word 1 + 8 b + j of its vocabulary is token j of text b."""
+    """Return the model of the case in float64; the token ID 1 + 8 b + j is token j of text b."""
     vocabulary = {"vocab_size": 1 + TEXTS * TOKENS, "attn_implementation": OBSERVED}
     base: Any
     if case.decoder:
@@ -248,7 +248,7 @@ def _weights(case: Amounts) -> _Weights:
 
 
 def _bias(case: Amounts) -> Tensor:
-    """Return a constant with mean 0 in the first dimensions, the position dimensions."""
+    """Return a constant vector with mean 0 in two position dimensions."""
     bias_D = torch.zeros(WIDTH, dtype=torch.float64)
     bias_D[0], bias_D[1] = case.bias, -case.bias
     return bias_D
@@ -273,7 +273,7 @@ def _fill_bert(layer: Any, case: Amounts) -> None:
 
 
 def _fill_gpt2(layer: Any, case: Amounts, x_TD: Tensor) -> None:
-    """Set the weights of a pre-LN layer with input `x_TD`, with compensation for the scale of its norms."""
+    """Set the weights of a pre-LN layer with input `x_TD`, such that its norms preserve the scale of vectors."""
     weights = _weights(case)
     layer.attn.c_attn.weight.copy_(torch.cat(weights[:3], 1))
     for linear, weight in zip((layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj), weights[3:], strict=True):

@@ -1,11 +1,12 @@
 """Planted cases: models with manually set weights and known contributions of other tokens.
 
-Every case is a model (BERT, post-LN, or GPT-2, pre-LN) of 8 tokens and width 16, in float64. A token enters as
+Every case is a model (BERT, post-LN, or GPT-2, pre-LN) for texts of 8 tokens, with width 16, in float64. The input
+vector of a token is
 
     x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
 
-and each token of each text is a separate word with its content as the embedding; the norm of the embedding, which would
-change x, is removed. Attention follows positions, and values write content into the receiver.
+Each token of each text has its own ID, whose embedding is the content. The norm of the embedding, which would change x,
+is removed. Attention depends on positions, and values write contents to the receiver.
 
 Shapes: B texts, T tokens.
 """
@@ -31,7 +32,7 @@ STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-L
 
 
 def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
-    """Return a matrix `[16, 16]` with these `entries` and 0 elsewhere."""
+    """Return a matrix `[16, 16]` with the values `entries`, and 0 elsewhere."""
     made = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     for place, entry in entries.items():
         made[place] = entry
@@ -44,7 +45,7 @@ def copying(source: int, width: int = 4, head: int = 0) -> Tensor:
 
 
 def by_position(weights_TT: Tensor) -> Tensor:
-    """Return the W_K that produces these attention weights in each head."""
+    """Return the W_K that produces the attention weights `weights_TT` in each head."""
     scores_TT = weights_TT.log().clamp_min(-SHARPNESS)
     scores_TT = scores_TT - scores_TT.mean(-1, keepdim=True)  # the norm before attention subtracts the mean
     return torch.cat([(scores_TT.T / LENGTH).repeat(1, HEADS), scores_TT.new_zeros(WIDTH - TOKENS, WIDTH)])
@@ -61,8 +62,8 @@ KEY_IS_CONTENT = matrix({(CONTENT, e): 1 for e in range(WIDTH)} | {(0, e): 2 / L
 NOTHING, MESSAGE, IDENTITY = matrix({}), copying(CONTENT), torch.eye(WIDTH, dtype=torch.float64)
 GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # factor -2 in head 2
 BALANCED = matrix({(CONTENT + k // 2, k): sign for k, sign in SIGNS.items()})  # does not change the mean in a norm
-ELSEWHERE = matrix({(CONTENT, 2): 1, (CONTENT, 3): -1})  # into the receiver's last two dimensions
-FIRST_CONSTANT = matrix({(0, k): sign for k, sign in SIGNS.items()})  # for token 1, read from its position
+ELSEWHERE = matrix({(CONTENT, 2): 1, (CONTENT, 3): -1})  # writes to the receiver's last two dimensions
+FIRST_CONSTANT = matrix({(0, k): sign for k, sign in SIGNS.items()})  # a constant for token 1, based on its position
 OTHERS_CONSTANT = matrix({(p, k): sign for k, sign in SIGNS.items() for p in range(1, TOKENS)})
 ROTATION = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).double()).Q
 
@@ -73,13 +74,13 @@ def normal(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def cancelling(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents with a sum of 0 over each text."""
+    """Return contents that sum to 0 over the tokens of each text."""
     drawn = normal(texts, generator)
     return drawn - drawn.mean(1, keepdim=True)
 
 
 def silent_first(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents with 0 for token 1."""
+    """Return contents that are 0 for token 1."""
     return normal(texts, generator).index_fill(1, torch.tensor(0), 0)
 
 
@@ -91,7 +92,7 @@ def of_classes(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents of equal length with sum 0; they have equal mean and standard deviation in every norm."""
+    """Return contents of equal length whose entries sum to 0, so that all norms have the same mean and deviation."""
     pair = normal(texts, generator)[..., :2]
     pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
     return torch.cat([pair, -pair], -1)
@@ -101,7 +102,7 @@ def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
 class Layer:
     """The weights of one layer."""
 
-    weights_TT: Tensor | None = None  # attention weights; None: keys are contents
+    weights_TT: Tensor | None = None  # attention weights; if None, keys depend on contents
     value: Tensor = MESSAGE  # W_V
     output: Tensor = GIVE  # W_O
     bias: Tensor = NOTHING[0]  # b_V
@@ -115,7 +116,7 @@ class Case:
 
     name: str
     planted: str
-    comes: Literal["all", "some", "little", "nothing"]  # how much of the attention output comes from other tokens
+    comes: Literal["all", "some", "little", "nothing"]  # amount of attention's output that comes from other tokens
     layers: Sequence[Layer]
     contents: Callable[[int, torch.Generator], Tensor] = normal
     stream: float | None = None  # for a pre-LN model: a constant on the skip connection
@@ -123,18 +124,18 @@ class Case:
 
     @property
     def others_TT(self) -> Tensor:
-        """A 0/1 matrix of the tokens j in the answer for each token i."""
+        """A 0/1 matrix of the tokens j that count as others for each token i."""
         return TWO_BEFORE if self.two_before else 1 - EYE
 
     @property
     def givers_TT(self) -> Tensor:
-        """The shares of `others_TT` in the actual or potential message to token i."""
+        """The shares of the tokens in `others_TT` in the actual or potential message to token i."""
         weights_TT = TWO_BEFORE if self.two_before else self.layers[0].weights_TT
         given_TT = self.others_TT * (UNIFORM if weights_TT is None or weights_TT is EYE else weights_TT)
         return given_TT / given_TT.sum(-1, keepdim=True)
 
     def without_value_bias(self) -> Case:
-        """Return the same function of x with b_V W_O moved to b_O; attention weights of a row sum to 1."""
+        """Return a case with the same function of x, but with b_V W_O in b_O, as the weights of a row sum to 1."""
         bias_free = [replace(each, bias=NOTHING[0], output_bias=each.bias @ each.output) for each in self.layers]
         return replace(self, layers=bias_free)
 
@@ -210,7 +211,7 @@ CASES = (
 
 
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
-    """Return the model of the case in float64; word 1 + 8 b + j of its vocabulary is token j of text b."""
+    """Return the model of the case in float64; the token ID 1 + 8 b + j is token j of text b."""
     vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
     base: Any
     if case.stream is None:
@@ -235,7 +236,7 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
         key = KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)
         if case.stream is not None:
             positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
-            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # undoes the norm's division
+            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # reverses the division by the norm
             module.attn.c_attn.weight.copy_(torch.cat([QUERY, key, layer.value], 1))
             module.attn.c_proj.weight.copy_(layer.output)
             continue

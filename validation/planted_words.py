@@ -1,10 +1,10 @@
-"""Pointing game: a classifier with one decisive word per text, and how often a token score ranks that word first.
+"""Pointing game: how often token scores rank the decisive word of a text first, in a trained classifier.
 
     python -m validation.planted_words [--seed 0] [--to docs/measures]
 
-A tiny BERT is trained until it predicts the class of every text correctly. A text has filler words and one decisive
-word, which determines the class, at a random position. The pointing game (Zhang et al., IJCV 2018) counts the texts
-with the highest word score on the decisive word. A random order is right for about one in nine texts.
+A tiny BERT is trained to predict the class of texts. A text has filler words and, at a random position, one decisive
+word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts in which the decisive
+word has the highest score of all words. Random scores succeed in about one of nine texts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_classifier(folder: Path, seed: int) -> Path:
-    """Train a classifier and write it with its tokenizer; raise `InputError` if it does not learn the task."""
+    """Train a classifier, and write it with its tokenizer; raise `InputError` if it does not learn the task."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -84,12 +84,12 @@ def _train(model: Any, generator: np.random.Generator) -> None:
         loss.backward()
         optimizer.step()
     raise InputError(
-        f"seed: the loss is {loss.item():.3g} after {MAX_STEPS} steps; allowed: a seed that reaches {MAX_LOSS}"
+        f"seed: the loss is {loss.item():.3g} after {MAX_STEPS} steps, not below {MAX_LOSS}; try a different seed"
     )
 
 
 def draw_text(generator: np.random.Generator) -> tuple[list[int], int]:
-    """Return the token ids of a text and the position of its decisive word."""
+    """Return the token IDs of a text, and the position of its decisive word."""
     words = generator.integers(FIRST_FILLER, len(VOCABULARY), generator.integers(MIN_WORDS, MAX_WORDS + 1))
     place = int(generator.integers(len(words)))
     words[place] = FIRST_DECISIVE + generator.integers(len(DECISIVE))
@@ -105,7 +105,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
-    """Return `score, texts, hits`: the share of correctly classified texts with the decisive word ranked first."""
+    """Return `score, texts, hits`; `hits` is the share of correctly classified texts with the decisive word first."""
     classifier = Classifier(folder, torch.device("cpu"), batch_tokens=1024)
     generator = np.random.default_rng([seed, 1])  # texts that were not used for training
     methods = present_attributions(classifier.family)
@@ -117,7 +117,7 @@ def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
             continue
         for name, method in methods.items():
             scores_T = method.scores(review)[0]
-            first = review.words[scores_T[review.words].argmax()]
+            first = review.word_positions[scores_T[review.word_positions].argmax()]
             hits[name].append(bool(first == place))
     rows = [(name, len(values), round(float(np.mean(values)), DIGITS)) for name, values in hits.items()]
     return pd.DataFrame(rows, columns=["score", "texts", "hits"])

@@ -4,11 +4,11 @@
 
 The protocol follows the authors' public scripts (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of
 at most 128 tokens, with 12 % of their tokens masked. `<texts>` is a json file of records with `tokens` of the form
-`[CLS] A [SEP] B [SEP]`, or a parquet, csv or jsonl file with the columns `first` and `second`, or `text`, or a plain
-file with one text per line; single texts are split after half of their words. `--protocol plain` measures unchanged
-texts in one segment without masking. Prints the mean, maximum and minimum of each method over all tokens and layers in
-per cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and `attention_gain`
-and `expansion_rate` of each layer.
+`[CLS] A [SEP] B [SEP]`; a parquet, csv or jsonl file with the columns `first` and `second`, or `text`; or a plain file
+with one text per line. Single texts are split after half of their words. `--protocol plain` measures unchanged texts as
+one segment, without masking. The program prints the mean, maximum and minimum of each method over all tokens and layers
+in per cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and the
+`attention_gain` and `expansion_rate` of each layer.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """Return the first `documents` pairs of segments; texts with a single word are skipped."""
+    """Return the first `documents` pairs of segments; texts of a single word are skipped."""
     if path.suffix == ".json":
         return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
     frame = _read_frame(path)
@@ -125,13 +125,13 @@ def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 
 
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
-    """Return the texts with 12 % of their tokens masked, except special tokens (rounded down, at least one).
+    """Return the texts with 12 % of their non-special tokens masked (rounded down, at least one).
 
-    For equal tokens, the positions equal the authors' positions: they are sampled text by text without replacement from
-    one `random.Random(0)`.
+    If the tokens are the same as the authors', the masked positions are too: they are sampled text by text, without
+    replacement, from one `random.Random(0)`.
     """
     if tokenizer.mask_token_id is None:
-        raise InputError("the tokenizer has no mask token, so nothing can be masked; use --protocol plain")
+        raise InputError("the tokenizer has no mask token; use --protocol plain")
     generator = random.Random(MASK_SEED)
     special = {tokenizer.cls_token_id, tokenizer.sep_token_id}
     changed = []
@@ -194,7 +194,7 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
 def expansion_rate(value: Linear, output: Linear) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as in the authors' `expansion_rate_attn_f.py`.
 
-    The authors have b_O in the last column. In an affine map of [x, 1] it would be the last row, as in
+    The authors have b_O in the last column. In an affine map of [x, 1], it would be the last row, as in
     `attention_gain`, which omits the last column (0, ..., 0, 1) because it maps the constant to itself.
     """
     W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
@@ -205,9 +205,9 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     if len(ids) > max_length:
-        raise InputError(f"{path}: a record has {len(ids)} tokens; --max-length is {max_length}")
+        raise InputError(f"{path}: a record has {len(ids)} tokens, more than --max-length {max_length}; increase it")
     if tokenizer.sep_token_id not in ids:
-        raise InputError(f"{path}: a record has no {tokenizer.sep_token}; [CLS] A [SEP] B [SEP] is read")
+        raise InputError(f"{path}: a record has no {tokenizer.sep_token}; allowed: [CLS] A [SEP] B [SEP]")
     first = ids.index(tokenizer.sep_token_id) + 1
     return Text(ids, [0] * first + [1] * (len(ids) - first))
 
@@ -217,7 +217,7 @@ def _read_tokens(path: Path) -> list[list[str]]:
         raise InputError(f"there is no file {path}")
     records = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(records, list) or not all(isinstance(each, dict) and "tokens" in each for each in records):
-        raise InputError(f"{path} is no list of records with `tokens`")
+        raise InputError(f"{path} is not a list of records with `tokens`")
     return [each["tokens"] for each in records]
 
 

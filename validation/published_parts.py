@@ -1,4 +1,4 @@
-"""Comparison of parts from the input with the published DecompX method, for a BERT model and any texts, offline.
+"""Comparison of parts with the published method DecompX, for a BERT model and any texts, offline.
 
     python -m validation.published_parts <checkpoint folder> <texts> [--documents 8] [--max-length 48]
 
@@ -8,12 +8,12 @@ is not distributed: it remains in the value of each token. attnmix keeps the bia
 is the same, for both rules for GELU: `GeLU_ZO`, the authors' default and `chord` in attnmix, and `GeLU_LA`, `tangent`
 in attnmix.
 
-The published method is computed in float64 from the weights and embeddings of the model, without attnmix's measures.
-Prints the own share and the own part by projection after each layer, and the mean rank correlation of the lengths of
-the parts in each row with attnmix.
+The published method is computed in float64 from the weights and embeddings of the model, without the measures of
+attnmix. The program prints the own share and the own part by projection after each layer, and the mean rank correlation
+between both methods of the lengths of the parts in a row.
 
-Shapes: J parts (the source tokens; with `biases="token"` last the biases), T tokens, D hidden, E = H * head width,
-W width of the feed-forward network.
+Shapes: J parts (the source tokens and, with `biases="token"`, the biases), T tokens, D hidden, H heads, E = H * head
+width, W width of the feed-forward network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from validation.published import read_plain
 
 OWN_RULES = {"GeLU_ZO": "chord", "GeLU_LA": "tangent"}
 """The rule in attnmix for each of the authors' approximations of an activation."""
-SMALLEST_SUM = 1e-12  # added to divisors by the authors
+SMALLEST_SUM = 1e-12  # the authors add it to divisors
 
 
 class Configuration(NamedTuple):
@@ -49,7 +49,7 @@ class Configuration(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Statistics of the parts of one document by level, starting with the embeddings."""
+    """Statistics of the parts of one text by level, starting with the embeddings."""
 
     own_share: Tensor  # [levels, tokens]
     own_projection: Tensor  # [levels, tokens]
@@ -59,11 +59,11 @@ class Summary(NamedTuple):
 def published_parts(base: PreTrainedModel, ids: Tensor, configuration: Configuration) -> list[tuple[Tensor, Tensor]]:
     """Return the vectors `[T, D]` and their parts `[T, J, D]` at each level, for the token IDs `[T]` of one text."""
     if base.config.model_type != "bert":
-        raise InputError(f"{base.name_or_path}: the authors' formulas are those of BERT, not {base.config.model_type}")
+        raise InputError(f"{base.name_or_path}: DecompX is defined for BERT, not for {base.config.model_type}")
     network: Any = base
     with torch.no_grad():
         x_TD = network.embeddings(input_ids=ids[None])[0]
-        parts_TJD = torch.diag_embed(x_TD.T).permute(1, 2, 0)  # at the input, each vector comes from its own token
+        parts_TJD = torch.diag_embed(x_TD.T).permute(1, 2, 0)  # each input vector belongs to its own token
         if configuration.biases == "token":
             parts_TJD = torch.cat([parts_TJD, torch.zeros_like(x_TD)[:, None]], dim=1)
         levels = [(x_TD, parts_TJD)]
@@ -121,7 +121,7 @@ def _normed(norm: torch.nn.LayerNorm, parts_TJD: Tensor, whole_TD: Tensor, biase
 
 
 def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
-    """Return parts `[T, J, D]` with a bias `[D]` or `[T, D]`, distributed according to `biases`."""
+    """Return parts `[T, J, D]` after adding a bias `[D]` or `[T, D]`, distributed according to `biases`."""
     if biases == "none":
         return parts_TJD
     bias_TD = bias.expand(len(parts_TJD), -1)
@@ -133,7 +133,7 @@ def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
 
 
 def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
-    """Return the statistics of the parts of source tokens, without a bias token."""
+    """Return the statistics of the parts of source tokens; the part of the biases is ignored."""
     own_shares, projections, lengths = [], [], []
     for whole_TD, parts_TJD in levels:
         tokens = torch.arange(len(whole_TD))
@@ -148,13 +148,13 @@ def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
 
 
 def library_summary(base: PreTrainedModel, ids: Tensor, rule: str) -> Summary:
-    """Return the same statistics from attnmix."""
+    """Return the same statistics, computed by attnmix."""
     parts = PartsReader(base, rule).read(padded([ids.tolist()], 0, base.device))
     return Summary(parts["own_share"], parts["projection"].diagonal(dim1=-2, dim2=-1), parts["length"])
 
 
 def rank_correlations(first: Summary, second: Summary) -> Tensor:
-    """Return the mean rank correlation `[levels - 1]` of the lengths in each row, from the first layer."""
+    """Return the rank correlation `[levels - 1]` of the lengths in a row, averaged over rows, for each layer."""
     levels = []
     for rows in zip(first.length[1:], second.length[1:], strict=True):
         levels.append(torch.tensor([spearmanr(*pair).statistic for pair in zip(*rows, strict=True)]).mean())

@@ -1,6 +1,6 @@
 """Caches of numba and matplotlib, redirected to a temporary folder if the home folder is not writable.
 
-Otherwise numba raises an error ("cannot cache function"), and matplotlib warns at every start.
+Otherwise, numba would raise an error ("cannot cache function"), and matplotlib would warn at every start.
 """
 
 import atexit
@@ -18,7 +18,7 @@ COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages with numba's cach
 def use_writable_caches() -> None:
     """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` if they are undefined and the default folders are not writable.
 
-    Must be called before numba or matplotlib is used.
+    Call it before numba or matplotlib is used.
     """
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
@@ -37,7 +37,7 @@ def _code_folders() -> list[Path]:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return True if a file can be created in `folder`, which is created if necessary, as by numba and matplotlib."""
+    """Return True if a file can be created in `folder`; create `folder` if necessary, as numba and matplotlib do."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

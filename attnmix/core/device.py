@@ -2,7 +2,7 @@
 
 Each process uses one device: the value of the environment variable `ATTNMIX_DEVICE`, otherwise a GPU, otherwise the
 CPU. A launcher (torchrun, accelerate) assigns a separate GPU to each of its processes. Apple GPUs are used only if
-specified, because they lack float64: the measures are then computed on the CPU.
+`ATTNMIX_DEVICE` selects them. They lack float64, so the measures are then computed on the CPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
 """Minimum NVIDIA driver for Linux by major version of CUDA, from the CUDA release notes."""
 BARRIER_TIMEOUT = timedelta(days=7)
-"""Maximum wait for other processes: a long text may take hours, and the default time limit of NCCL is 10 minutes."""
+"""Maximum time to wait for other processes: a long text may take hours, and the default of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""A setting read by cuBLAS when CUDA starts; without it, products are not deterministic and torch refuses them."""
+"""A variable that cuBLAS reads when CUDA starts; without it, torch raises an error for nondeterministic products."""
 
 
 def chosen_device() -> torch.device:
@@ -40,7 +40,7 @@ def chosen_device() -> torch.device:
     if name:
         device = device_named(name, VARIABLE)
         if ":" in name and process_count() > 1:
-            problem = f"{name} is one device, and the launcher started {process_count()} processes"
+            problem = f"{name} is one device, but the launcher started {process_count()} processes"
             raise InputError(f"{VARIABLE}: {problem}; allowed: cpu, {device.type}")
         return device
     accelerator = _accelerator()
@@ -62,7 +62,7 @@ def device_named(name: torch.device | str, key: str) -> torch.device:
         problem = f"{name} is not a device of this machine"
         reason = _reason_without_gpu() if name.startswith("cuda") else None
         if reason:
-            problem = f"{problem}, as {reason}"
+            problem += f" ({reason})"
         raise InputError(f"{key}: {problem}; allowed: {', '.join(allowed)}")
     device = torch.device(name)
     if device.type == "cpu" or device.index is not None:
@@ -81,7 +81,7 @@ def device_name(device: torch.device) -> str:
 def prepare_device(device: torch.device) -> None:
     """Configure the process for correct and reproducible results on `device`, and log the device.
 
-    Products have full float32 precision, and algorithms are deterministic. Must be called before CUDA starts.
+    Products have full float32 precision, and algorithms are deterministic. Call it before CUDA starts.
     """
     for name, value in WORKSPACE.items():
         os.environ.setdefault(name, value)
@@ -121,14 +121,14 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
     if device.type == "cpu" and precision == "fp16":
         raise InputError(f"{key}: fp16 needs a GPU; allowed on this machine: fp32, bf16")
     if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        problem = f"bf16 needs a GPU of NVIDIA's Ampere generation or newer, and this one is a {device_name(device)}"
+        problem = f"bf16 needs a GPU of NVIDIA's Ampere generation or newer, but this one is a {device_name(device)}"
         raise InputError(f"{key}: {problem}; allowed: fp32, fp16")
 
 
 def _accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an outdated driver, which `_reason_without_gpu` explains in one line
+        warnings.simplefilter("ignore")  # about an outdated driver, which `_reason_without_gpu` explains in one line
         return torch.accelerator.current_accelerator(check_available=True)
 
 
@@ -160,7 +160,7 @@ def _log(device: torch.device) -> None:
     logging.info("device: %s", ", ".join([device_name(device), *_details(device)]))
     if (devices := torch.accelerator.device_count()) > 1 and process_count() == 1:
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
-        logging.warning("%d of %d GPUs are unused; %s uses all", devices - 1, devices, command)
+        logging.warning("%d of %d GPUs are unused; %s uses all of them", devices - 1, devices, command)
 
 
 def _details(device: torch.device) -> list[str]:
@@ -182,7 +182,7 @@ def _driver() -> str | None:
 
 
 def _reason_without_gpu() -> str | None:
-    """Return why CUDA does not start despite an NVIDIA driver; None without a driver or if CUDA starts."""
+    """Return the reason why CUDA does not start despite an NVIDIA driver; None if there is no driver or CUDA starts."""
     driver, cuda = _driver(), torch.version.cuda
     accelerator = _accelerator()
     if driver is None or (accelerator is not None and accelerator.type == "cuda"):

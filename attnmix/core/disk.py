@@ -13,15 +13,15 @@ from attnmix.core.errors import InputError
 def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
-    Existing files in `folder` from an interrupted run are subtracted. `demand` is the beginning of the message, and
-    `parameters` are the settings that reduce the output.
+    The size of existing files in `folder`, from an interrupted run, is subtracted. `demand` is the beginning of the
+    message, and `parameters` are the settings that reduce the output.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
     missing = size - _measure_size(folder)
     if missing > free:
-        need = f"{demand} {size / 1e9:.3g} GB of disk, and {free / 1e9:.3g} GB are free at {existing}"
-        raise InputError(f"{need}; to need less, reduce {parameters}")
+        need = f"{demand} {size / 1e9:.3g} GB of disk space, but {existing} has only {free / 1e9:.3g} GB"
+        raise InputError(f"{need}; free some space, or reduce {parameters}")
 
 
 def check_writable(folder: Path) -> Path:
@@ -30,41 +30,41 @@ def check_writable(folder: Path) -> Path:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"{existing} cannot be written; it must be a folder with write permission, for the results")
+        raise InputError(f"{existing} is not a folder with write permission; choose another folder for the results")
     return existing
 
 
 def check_new_file(key: str, path: Path) -> None:
-    """Raise `InputError` if `path`, set by `key`, cannot become a file in an existing folder."""
+    """Raise `InputError` if `path`, set by `key`, cannot be written as a file in an existing folder."""
     if path.is_dir():
-        raise InputError(f"{key}: {path} is a folder; allowed: the path of a file")
+        raise InputError(f"{key}: {path} is a folder; pass the path of a file")
     if not path.parent.is_dir():
-        raise InputError(f"{key}: there is no folder {path.parent}; make it, or name another one")
+        raise InputError(f"{key}: the folder {path.parent} does not exist; create it, or choose another one")
     place = path if path.exists() else path.parent
     if not os.access(place, os.W_OK):
-        raise InputError(f"{key}: {place} cannot be written; allowed: a path with write permission")
+        raise InputError(f"{key}: {place} is not writable; choose a path with write permission")
 
 
 def check_new_folder(key: str, folder: Path) -> None:
     """Raise `InputError` if `folder`, set by `key`, is a file, is not empty, or cannot be created."""
     has_content = folder.is_dir() and any(folder.iterdir())
     if folder.is_file() or has_content:
-        raise InputError(f"{key}: {folder} exists; allowed: a folder that is new or empty")
+        raise InputError(f"{key}: {folder} already exists; choose a new or empty folder")
     _check_writable_by_key(key, folder)
 
 
 def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
     """Raise `InputError` if `folder`, set by `key`, is a file or contains a name that matches none of `patterns`."""
-    allowed = f"a folder that is new, empty or holds only {', '.join(patterns)}"
+    allowed = f"a folder that is new, empty, or contains only {', '.join(patterns)}"
     if folder.is_file():
-        raise InputError(f"{key}: {folder} is a file; allowed: {allowed}")
+        raise InputError(f"{key}: {folder} is a file; choose {allowed}")
     if folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
         for name in names:
             is_known = any(fnmatchcase(name, pattern) for pattern in patterns)
             if not is_known:
-                cause = f"holds {name}, which is not from an earlier run"
-                raise InputError(f"{key}: {folder} {cause}; allowed: {allowed}")
+                cause = f"contains {name}, which is not from an earlier run"
+                raise InputError(f"{key}: {folder} {cause}; choose {allowed}")
     _check_writable_by_key(key, folder)
 
 
@@ -76,7 +76,7 @@ def _check_writable_by_key(key: str, folder: Path) -> None:
 
 
 def _measure_size(folder: Path) -> int:
-    """Return the size of all files in a folder, in bytes."""
+    """Return the total size of the files in `folder`, in bytes."""
     size = 0
     for root, _, names in os.walk(folder):  # os.walk skips folders renamed by another process
         for name in names:
@@ -87,7 +87,7 @@ def _measure_size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Replace a stage's output with the finished folder, by a single rename."""
+    """Delete the old output of a stage, and rename the finished folder to it; the new output is never incomplete."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
@@ -100,7 +100,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove empty unfinished folders of a stage, and their parent for all stages if it is empty."""
+    """Remove all empty folders in `folder`, then `folder` and its parent if they are empty."""
     folders = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     for path in [*folders, folder.parent]:
         with suppress(OSError):  # not empty

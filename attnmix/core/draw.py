@@ -1,4 +1,4 @@
-"""Stratified samples: every class keeps its share, and a seed determines the rows."""
+"""Stratified samples, which preserve the shares of the classes and are determined by a seed."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Return `size` sorted row indices (at most all), with the class shares of `labels` up to one row.
+    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to one row.
 
     Every class is represented if `size` allows it; the largest classes then have fewer rows than their shares.
     """
@@ -30,7 +30,8 @@ def stratified_split(
 ) -> tuple[RowNumbers, RowNumbers]:
     """Return the row indices of the remainder and of a part with `fraction` of the rows, at least one per class.
 
-    Rows of the same group in `groups`, numbered from 0, stay together; class shares are as close as groups allow.
+    `groups` contains the group index of each row. Rows of a group stay together, and class shares are as close as the
+    groups allow.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
@@ -75,10 +76,11 @@ def _select_groups(
     size: int,
     seed: int,
 ) -> RowNumbers:
-    """Select groups in random order, each if it reduces the sum of squared missing shares over the classes.
+    """Return the rows of greedily selected groups, with about `size` rows in total.
 
-    scikit-learn's StratifiedGroupKFold supports equal folds only, and is a hundred times slower if nearly every row is
-    a group.
+    The groups are visited in random order; a group is selected if it reduces the sum of squared missing shares over the
+    classes. scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if nearly
+    every row is a group.
     """
     _, quota_C = _compute_quotas(labels, size)
     missing_C = quota_C.astype(float)

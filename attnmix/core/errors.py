@@ -11,7 +11,7 @@ MAX_MESSAGE = 300  # maximum length of a quoted message of another library
 
 
 class InputError(ValueError):
-    """Invalid input; the message is one line with the key, file or value and the allowed values."""
+    """An error that the user can fix; the message is one line with the problem, its location and the next step."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(shorten_words(message), kept=""))
@@ -24,7 +24,7 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED",  # cuBLAS allocates its workspace at start
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Substrings of torch's error messages for insufficient memory, on a CPU or on a possibly shared GPU."""
+"""Substrings of torch's error messages for insufficient memory on a CPU or GPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -48,7 +48,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Replace the local `folder` of a model by the user's `key` and `name` in messages of `InputError`."""
+    """Raise each `InputError` again with the prefix `key`, and with a model's `name` in place of its local `folder`."""
     try:
         yield
     except InputError as error:
@@ -59,13 +59,13 @@ def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
 def text_problem(text: str) -> str | None:
     """Return the reason why tokenizers cannot process `text` unchanged, or None for a valid text.
 
-    Tokenizers drop spaces, control characters and combining marks without a letter; a text without any other character
+    Tokenizers drop spaces, control characters and isolated combining marks. A text that contains only such characters
     counts as empty.
     """
     if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
         return "the text is empty"
     if "\0" in text:
-        return "the text holds a NUL character"
+        return "the text contains a NUL character"
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-        return "the text holds half a character (a lone surrogate)"
+        return "the text contains half a character (a lone surrogate)"
     return None

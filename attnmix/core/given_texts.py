@@ -1,7 +1,7 @@
 """Validation of the user's texts, from Python and params.yaml: texts, pairs of texts, or token IDs.
 
     read_texts("time flies")                              one text
-    read_texts(["time flies", "like an arrow"])           several texts: a list, tuple, or column of a table or data set
+    read_texts(["time flies", "like an arrow"])           several texts: a list, tuple, or column of a table or dataset
     read_texts([("time flies", "like an arrow")])         a pair of texts
     read_texts([101, 2051, 10029, 102])                   token IDs of one text; a list of lists for several texts
     read_texts(tokenizer(["time flies"], padding=True))   token IDs with an attention mask
@@ -27,10 +27,10 @@ CALLS = (
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
-"""Keys of a mapping with model inputs that are not supported in addition to the token IDs."""
+"""Model inputs that are not supported as keys of a mapping."""
 SHOWN_CHARACTERS = 40
 SHOWN_NAMES = 5
-SAMPLE_ROWS = 20  # rows per column to identify the text column
+SAMPLE_ROWS = 20  # rows of each column used to identify the text column
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class TokenIds:
 
 
 Item = str | tuple[str, str] | TokenIds
-"""One text in its input format."""
+"""One text or pair of texts, as strings or token IDs."""
 
 
 def read_texts(given: Any, key: str = "texts") -> list[Item]:
-    """Return the input as a list of texts, a list of pairs of texts, or a list of token IDs.
+    """Return the input as a list of texts, of pairs of texts, or of `TokenIds`.
 
     Raise `InputError`, prefixed with `key`, for any other input and for an empty or missing text.
     """
@@ -74,7 +74,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
         if items and type(item) is not type(items[0]):
             kind = _name_kind(item)
             first_kind = _name_kind(items[0])
-            raise InputError(f"{key}: number {number} is {kind}, number 0 {first_kind}; allowed: all alike")
+            raise InputError(f"{key}: number {number} is {kind}, but number 0 is {first_kind}; pass items of one kind")
         items.append(item)
     return items
 
@@ -85,7 +85,7 @@ def read_item(value: Any, key: str) -> Item:
     if IDS in names:
         encodings = _read_encodings(value, key)
         if len(encodings) != 1:
-            raise InputError(f"{key} holds {len(encodings)} texts; allowed: one, or the whole as `texts`")
+            raise InputError(f"{key} contains {len(encodings)} texts; pass one text, or all of them as `texts`")
         return encodings[0]
     if names:
         raise InputError(f"{key} is {_describe_table(value, names)}")
@@ -101,7 +101,7 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _read_parts(parts: list[Any], key: str) -> Item:
-    """Return a pair of texts or token IDs from the elements of a list; raise `InputError` for any others."""
+    """Return a pair of texts or token IDs from the elements of a list; raise `InputError` for other elements."""
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
@@ -111,12 +111,12 @@ def _read_parts(parts: list[Any], key: str) -> Item:
         return TokenIds(ids)
     for part in parts:
         if _is_missing(part):
-            raise InputError(f"{key} holds a missing value ({part}); {CALLS}")
+            raise InputError(f"{key} contains a missing value ({part}); {CALLS}")
         if not isinstance(part, str):
-            raise InputError(f"{key} holds {_describe_value(part)}; {CALLS}")
+            raise InputError(f"{key} contains {_describe_value(part)}; {CALLS}")
     if len(parts) != 2:
         number = "1 text" if len(parts) == 1 else f"{len(parts)} texts"
-        raise InputError(f"{key} is a list of {number}; a pair has two; {CALLS}")
+        raise InputError(f"{key} is a list of {number}, but a pair has two; {CALLS}")
     first = _check_text(parts[0], f"{key}, the first of the pair")
     second = _check_text(parts[1], f"{key}, the second of the pair")
     return first, second
@@ -164,7 +164,7 @@ def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     names = [name for name in _column_names(given) if given[name] is not None]
     unsupported = [name for name in names if name in OTHER_INPUTS]
     if unsupported:
-        raise InputError(f"{key}: {unsupported[0]} is not read; allowed: {IDS}, {MASK}, {TYPE_IDS}")
+        raise InputError(f"{key}: {unsupported[0]} is not supported; allowed: {IDS}, {MASK}, {TYPE_IDS}")
     entries = {}
     for name in (IDS, MASK, TYPE_IDS):
         if name in names:
@@ -177,7 +177,7 @@ def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     lengths = [len(row) for row in rows]
     for name, entry in entries.items():
         if [len(row) for row in entry] != lengths:
-            raise InputError(f"{key}: {name} has another shape than {IDS}")
+            raise InputError(f"{key}: {name} and {IDS} have different shapes; pass the output of tokenizer(...)")
     encodings = []
     for number, ids in enumerate(rows):
         where = f"{key}: number {number}" if len(rows) > 1 else key
@@ -200,13 +200,13 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
         if isinstance(item, Sequence):
             row = _list_items(item)
         if not all(map(_is_number, row)):
-            raise InputError(f"{key}, number {number}: not whole numbers; allowed: the output of tokenizer(...)")
+            raise InputError(f"{key}, number {number}: not whole numbers; pass the output of tokenizer(...)")
         rows.append([int(entry) for entry in row])
     return rows
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of a list as Python objects; any other value results in one item that is not a number."""
+    """Return the items of an iterable as Python objects; for other values `[None]`, which `_read_rows` rejects."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]
@@ -216,14 +216,14 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
     """Return the token IDs with mask 1, which must be contiguous."""
     others = set(mask) - {0, 1}
     if others:
-        raise InputError(f"{key}: {MASK} holds {min(others)}; allowed: 0 and 1")
+        raise InputError(f"{key}: {MASK} contains {min(others)}; allowed: 0 and 1")
     kept = [place for place, value in enumerate(mask) if value]
     if not kept:
-        raise InputError(f"{key}: {MASK} leaves no token")
+        raise InputError(f"{key}: {MASK} is 0 for all tokens; pass a mask that is 1 for the tokens of the text")
     first = kept[0]
     last = kept[-1]
     if len(kept) < last - first + 1:
-        raise InputError(f"{key}: {MASK} leaves out tokens between others; allowed: padding before and behind a text")
+        raise InputError(f"{key}: {MASK} is 0 within the text; mask only padding before or after the text")
     part = slice(first, last + 1)
     types = encoding.types
     if types:
@@ -232,14 +232,14 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
 
 
 def _column_names(given: Any) -> list[str]:
-    """Return the keys or column names of a mapping, data frame or data set; empty for other objects.
+    """Return the keys or column names of a mapping, data frame or dataset; empty for other objects.
 
     A mapping or table without columns has the single name "".
     """
     names: Any = None
     if isinstance(given, Mapping):
         names = given
-    elif getattr(given, "column_names", None) is not None:  # data sets and pyarrow tables
+    elif getattr(given, "column_names", None) is not None:  # datasets and pyarrow tables
         names = given.column_names
     elif getattr(given, "columns", None) is not None:  # data frames
         names = given.columns
@@ -259,14 +259,14 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type_name} with the columns"
     column = _find_text_column(given)
     if column is None:
-        return f"{kind} {shown}, none or several of which contain texts; {CALLS}"
+        return f"{kind} {shown}; pass only the texts; {CALLS}"
     variables = {"DataFrame": "df", "Dataset": "dataset"}
     variable = variables.get(type_name, "texts")
     return f"{kind} {shown}; select one, such as {variable}{column}"
 
 
 def _find_text_column(given: Any) -> str | None:
-    """Return the selection of the column with the longest texts, such as `["text"]`, also in a split of a data set."""
+    """Return the code that selects the column with the longest texts, such as `["text"]` or `["train"]["text"]`."""
     if isinstance(given, Mapping):
         keys = list(given)
     elif hasattr(given, "column_names"):
@@ -309,7 +309,7 @@ def _select_column(given: Any, key: Any) -> Any:
 
 
 def _measure_texts(values: Any) -> tuple[float, float]:
-    """Return the mean numbers of words and characters of a column's first strings; 0 if other values are among them.
+    """Return the mean numbers of words and characters of a column's first texts; 0 unless all values are strings.
 
     Words are compared first, because an identifier or URL may be longer than a text but is a single word.
     """
@@ -352,7 +352,7 @@ def _may_be_ids(given: Any) -> bool:
 
 
 def _name_kind(item: Item) -> str:
-    """Return the name of an item's kind."""
+    """Return the kind of an item, for a message."""
     if isinstance(item, str):
         return "one text"
     if isinstance(item, tuple):
@@ -364,11 +364,11 @@ def _describe_value(value: Any) -> str:
     """Return the type of a value and its first characters."""
     if isinstance(value, bytes | bytearray | memoryview):
         beginning = bytes(value[:SHOWN_CHARACTERS])
-        return f"bytes, which may be text.decode(): {beginning!r}"
+        return f"bytes {beginning!r} (convert them with decode())"
     if isinstance(value, os.PathLike):
-        return f"the path {os.fspath(value)!r}, which may be Path(...).read_text()"
+        return f"the path {os.fspath(value)!r} (load the file with Path(...).read_text())"
     if isinstance(value, io.IOBase):
-        return "an open file, which may be file.read()"
+        return "an open file (load it with file.read())"
     shown = " ".join(repr(value).split())
     if len(shown) > SHOWN_CHARACTERS:
         shown = f"{shown[:SHOWN_CHARACTERS]}..."

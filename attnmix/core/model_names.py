@@ -21,13 +21,13 @@ def display_name(source: str) -> str:
 
 
 def read_name(name: object) -> str:
-    """Return a user-defined display name; raise `InputError` if a table cannot show it."""
+    """Return a user-defined display name; raise `InputError` unless it is one printable line of limited length."""
     if isinstance(name, str):
         has_text = name.strip() != ""
         fits = len(name) <= MAX_VALUE
         if has_text and fits and name.isprintable():
             return name
-    raise InputError(f"name: {shorten(repr(name))}; allowed: a text in one line, 1 to {MAX_VALUE} characters")
+    raise InputError(f"name: {shorten(repr(name))}; allowed: one line of 1 to {MAX_VALUE} characters")
 
 
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
@@ -74,7 +74,7 @@ def _find_repeated(labels: Iterable[str]) -> list[str]:
 
 
 def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
-    """Return the shared name prefixed with the fewest parent folders that distinguish the most sources."""
+    """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`."""
     best = dict.fromkeys(sources, shared)
     depth = max(len(_parts(source)) for source in sources.values())
     for number in range(2, depth + 1):

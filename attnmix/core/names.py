@@ -16,7 +16,7 @@ RATIO_NAMES = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc
 REDUNDANT_RATIO_NAMES = ("attnres_w", "enc_n")
 """Ratios with little additional information, not measured by default."""
 ROLLOUT = "_rollout"
-"""The suffix of the name of a rollout, after the name of its matrix."""
+"""The suffix that turns the name of a matrix into the name of its rollout."""
 MATRIX_NAMES = (
     "attention",
     "norm",
@@ -31,11 +31,11 @@ MATRIX_NAMES = (
     "alti_rollout",
     "globenc_rollout",
 )
-"""Contribution matrices: those of one layer, then the rollouts."""
+"""Contribution matrices of single layers, followed by rollouts."""
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
 EXCHANGE = "exchange"
-"""The matrix of the displacements by single exchanged tokens of the input."""
+"""The matrix of displacements of the vectors after the exchange of single input tokens."""
 RATIO_CONTROL_NAMES = (
     "random_weights",
     "shuffled_words",
@@ -51,7 +51,7 @@ OWN_SHARE = "own_share"
 ALL_DONORS = "all"
 SAME_CLASS, OTHER_CLASS, OTHER_TEXTS, NEUTRAL = "same_class", "other_class", "other_texts", "neutral"
 DONOR_KINDS = {
-    ALL_DONORS: "all kinds of donors; the own share is the mean of theirs",
+    ALL_DONORS: "all kinds of donors; the own share is the mean over the kinds",
     SAME_CLASS: "other texts of the same class",
     OTHER_CLASS: "texts of another class",
     OTHER_TEXTS: "other texts of any class",
@@ -61,14 +61,14 @@ DONOR_KINDS = {
 INPUT_PARTS = "parts"
 """Matrices of the contributions of each input token to each vector, starting from the embeddings."""
 PARTS_RULE_NAMES = ("chord", "tangent")
-"""Rules that split an activation over the parts of its input."""
+"""Rules that distribute the output of an activation function over the parts of its input."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
 """Importance scores of the tokens of captured texts for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "pca", "separate")
 ONE_PLANE = ("joint", "aligned")
-"""Layouts with positions that are comparable between capture points."""
+"""Layouts with coordinates that are comparable between capture points."""
 METRIC_NAMES = (
     "braycurtis",
     "canberra",
@@ -108,18 +108,18 @@ LAYER_POINTS = (
     "ffn_output",
     "layer_output",
 )
-# The input of the first layer of an encoder-decoder's decoder, at the level of the encoder's last layer.
+# The input of the decoder's first layer in encoder-decoder models. Its layer index is that of the encoder's last layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
 """Outputs of sublayers before their addition to the residual stream; all other points are the stream itself."""
 OWN_BASIS = frozenset({"attention_heads"})
-"""Points before the last Linear of attention, with other coordinates than the residual stream.
+"""Points before the last Linear of attention, with a basis different from that of the residual stream.
 
-Distances to vectors of other points are meaningless, so neither scores nor displacements compare them.
+Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
-"""The input of the activation in a plain feed-forward network: recorded like a capture point, but not one."""
+"""The input of the activation in a plain feed-forward network, recorded like a capture point but not in `POINTS`."""
 # The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
 # between the second skip connection and a subsequent norm.
 STEP_POINTS = {

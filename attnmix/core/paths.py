@@ -9,9 +9,12 @@ from attnmix.core.terminal import shorten
 
 
 def read_path(key: str, path: Any, call: str) -> Path:
-    """Return a path that the operating system accepts; otherwise raise `InputError`, prefixed with `key`."""
+    """Return `path` as a `Path`; raise `InputError`, prefixed with `key`, if the operating system does not accept it.
+
+    `call` is an example of a correct call for the message.
+    """
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{key}: {type(path).__name__}; allowed: the name of a file or folder, as in {call}")
+        raise InputError(f"{key}: {type(path).__name__} is not a path; pass the name of a file or folder, as in {call}")
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -19,5 +22,5 @@ def read_path(key: str, path: Any, call: str) -> Path:
     except (OSError, ValueError) as error:  # for example, a name that is too long or contains a NUL character
         cause = getattr(error, "strerror", None) or first_line(error)
         problem = f"{shorten(os.fspath(path))!r} is not a path ({cause})"
-        raise InputError(f"{key}: {problem}; allowed: the name of a file or folder, as in {call}") from error
+        raise InputError(f"{key}: {problem}; pass the name of a file or folder, as in {call}") from error
     return Path(path)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 Task = TypeVar("Task")
 
 BAR_DELAY_SECONDS = 2
-LONG_SECONDS = 10  # minimum expected duration of loops announced without a bar
+LONG_SECONDS = 10  # minimum expected duration of a loop that is announced in one line
 
 
 class Progress:

@@ -25,7 +25,7 @@ def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
         raise InputError(f"{argument}: {given!r}; allowed: a list of whole numbers")
     numbers = tuple(whole_number(argument, value) for value in values)
     if not numbers:
-        raise InputError(f"{argument}: none; allowed: one whole number or more")
+        raise InputError(f"{argument}: empty; allowed: one or more whole numbers")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Typed settings of every stage with their defaults; each class is a section of `params.yaml`."""
+"""Settings of the stages, with types and defaults; each class is a section of `params.yaml`."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
 def _digits_as_name(value: Any) -> Any:
-    """Return integers, also in a list, as strings: `-S dataset.text_column=0` selects the column `0`."""
+    """Return an integer, or the integers of a list, as strings: `-S dataset.text_column=0` selects the column `0`."""
     if isinstance(value, list):
         return [_digits_as_name(item) for item in value]
     return str(value) if type(value) is int else value
 
 
 def _empty_as_none(value: Any) -> Any:
-    """Return None for an empty string: `-S dataset.test_split=` sets one, whereas an empty value in YAML is None."""
+    """Return None for an empty string, set by `-S dataset.test_split=`; an empty value in YAML is already None."""
     return None if value == "" else value
 
 
@@ -68,12 +68,12 @@ def _check_text(text: str) -> str:
 
 
 def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
-    """Return a validator of one string that passes `check`, or of a list of two."""
+    """Return a validator that applies `check` to one string, or to both strings of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
         given = value if isinstance(value, list) and len(value) == 2 else [value]
         if not all(isinstance(text, str) for text in given):
-            raise ValueError(f"give {what}")
+            raise ValueError(f"specify {what}")
         checked = [check(text) for text in given]
         return checked if isinstance(value, list) else checked[0]
 
@@ -92,7 +92,7 @@ def _targets(value: Any) -> str | list[str]:
         return "all-linear"
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
         return value
-    raise ValueError("allowed: all-linear, or a list of names")
+    raise ValueError("use all-linear, or a list of names")
 
 
 NAMES_BY_PARAMETER = {
@@ -103,10 +103,12 @@ NAMES_BY_PARAMETER = {
     "capture.points": POINTS,
     "umap.layouts": LAYOUTS,
 }
-"""The allowed names in each list of names in params.yaml."""
+"""The allowed names of each parameter of params.yaml that is a list of names."""
 
 
 def _one_of(allowed: Iterable[str]) -> AfterValidator:
+    """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
+
     def check(name: str) -> str:
         if name in allowed:
             return name
@@ -128,7 +130,7 @@ class Section(BaseModel):
     @classmethod
     def _no_repeated_item(cls, value: Any) -> Any:
         if isinstance(value, list) and any(value.count(item) > 1 for item in value):
-            raise ValueError("it holds a value more than once")
+            raise ValueError("it contains a value more than once")
         return value
 
 
@@ -136,10 +138,10 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 def checked_section(section: type[Checked], **arguments: Any) -> Checked:
-    """Return a `section` with these values, and defaults for all others.
+    """Return a `section` with the values in `arguments`, and defaults for all others.
 
-    NumPy and torch scalars count as Python numbers. Raise `InputError` with the argument names for values that are not
-    allowed in `params.yaml` either.
+    NumPy and torch scalars count as Python numbers. Values that are not allowed in `params.yaml` raise `InputError`
+    with the names of the arguments.
     """
     values = {}
     for key, value in arguments.items():
@@ -179,7 +181,7 @@ class DatasetParameters(Section):
     test_split: NameOrNone = "test"
     text_column: Annotated[
         str | list[str],
-        _one_or_pair(_check_name, "one name, or the two of a pair of texts"),
+        _one_or_pair(_check_name, "one column name, or a list of two for pairs of texts"),
         BeforeValidator(_digits_as_name),
     ] = "text"
     label_column: Name = "label"
@@ -207,9 +209,9 @@ class DatasetParameters(Section):
         if self.rare_word is None:
             return self
         if len(self.rare_word.split()) != 1:
-            raise ValueError(f"rare_word: {self.rare_word!r} is not a single word; allowed: a word without spaces")
+            raise ValueError(f"rare_word: {self.rare_word!r} is not a single word; use a word without spaces")
         if len(self.text_columns) > 1:
-            raise ValueError("rare_word needs single texts; text_column has two columns")
+            raise ValueError("rare_word requires single texts, but text_column has two columns; select one column")
         return self
 
 
@@ -247,11 +249,9 @@ class FinetuneParameters(Section):
     @model_validator(mode="after")
     def _lora_is_trained(self) -> FinetuneParameters:
         if self.lora and not self.epochs:
-            raise ValueError("lora needs epochs of 1 or more")
+            raise ValueError("lora requires training; set epochs to 1 or more")
         if self.lora and self.frozen_layers:
-            raise ValueError(
-                "lora and frozen_layers exclude each other: adapters do not change the weights of any layer"
-            )
+            raise ValueError("lora already freezes all layers; set frozen_layers to 0, or remove lora")
         return self
 
 
@@ -261,7 +261,7 @@ BATCH_TOKENS = 4096  # padded tokens in one forward pass
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
-    texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two")]] = []
+    texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two texts")]] = []
     points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
         "word_embedding",
         "embedding_output",
@@ -291,9 +291,9 @@ class CaptureParameters(Section):
             protocol, _, path = store.partition("://")
             known = available_protocols()
             if protocol not in known:
-                raise ValueError(f"fsspec knows no file system {protocol}://; it knows {', '.join(known)}")
+                raise ValueError(f"fsspec has no file system {protocol}://; allowed: {', '.join(known)}")
         if not path.strip("/") or ".." in store.split("/"):
-            raise ValueError("allowed: a full path, a folder in the working folder, or a URL, without '..'")
+            raise ValueError("use a full path, a folder in the working folder, or a URL, without '..'")
         return store.rstrip("/")
 
     @property
@@ -302,15 +302,16 @@ class CaptureParameters(Section):
         return not (self.documents or self.drawn or self.texts)
 
     def check_documents(self, reviews: int) -> None:
-        """Raise `InputError` for a row index outside the test split with `reviews` texts."""
+        """Raise `InputError` for a row index outside the test split, which has `reviews` rows."""
         numbers = ", ".join(str(number) for number in self.documents if number >= reviews)
         if numbers:
-            allowed = f"rows 0 to {reviews - 1} are allowed"
-            raise InputError(f"capture.documents: there is no test review {numbers}; {allowed}")
+            allowed = f"0 to {reviews - 1}"
+            raise InputError(f"capture.documents: the test split has no row {numbers}; allowed: {allowed}")
 
 
 class MeasureParameters(Section):
     documents: Count = 40
+    control_documents: CountOrNone = None
     methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = [
         name for name in RATIO_NAMES if name not in REDUNDANT_RATIO_NAMES
     ]
@@ -333,9 +334,9 @@ class FaithfulnessParameters(Section):
 
 
 MAX_PARTS_TOKENS = 128
-"""Maximum tokens of a captured text for the decomposition of its vectors, with a run time quadratic in the length."""
+"""Maximum number of tokens for the decomposition of a text's vectors, whose run time is quadratic in this number."""
 MIN_UMAP_VECTORS = 20
-"""Minimum number of distinct vectors for UMAP: with fewer, nearly all vectors are among the 15 neighbours."""
+"""Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours of a vector would be nearly all others."""
 MIN_TYPED_UMAP_TOKENS = 48
 """Minimum number of tokens in typed texts for UMAP; below it, principal components preserve as many neighbours.
 
@@ -357,13 +358,15 @@ class UmapParameters(Section):
     @classmethod
     def _other_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
         if info.data.get("seed") in seeds:
-            raise ValueError(f"it holds {info.data['seed']}, which is umap.seed itself; other seeds only")
+            raise ValueError(f"{info.data['seed']} is also umap.seed; choose different seeds")
         return seeds
 
     def check_neighbours(self, vectors: int, key: str = "umap.n_neighbors") -> None:
-        """Raise `InputError` if a map has `n_neighbors` vectors or fewer; `vectors` is the number of vectors."""
+        """Raise `InputError`, prefixed with `key`, unless a map has more `vectors` than `n_neighbors`."""
         if self.n_neighbors >= vectors:
-            raise InputError(f"{key}: {self.n_neighbors} of {vectors} vectors; allowed: 2 to {vectors - 1}")
+            raise InputError(
+                f"{key}: {self.n_neighbors} is too large for {vectors} vectors; allowed: 2 to {vectors - 1}"
+            )
 
 
 class RenderParameters(Section):

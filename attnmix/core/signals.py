@@ -1,4 +1,4 @@
-"""Conversion of stop signals into an exception, which removes temporary folders and releases locks."""
+"""Conversion of stop signals into an exception, so that temporary folders are removed and locks are released."""
 
 import os
 import signal
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Batch systems send SIGTERM before they reclaim the machine, and torchrun when another process fails. A terminal sends
-# SIGHUP when it is closed; Windows does not define SIGHUP.
+# Batch systems send SIGTERM before they reclaim the machine, and torchrun sends it when another process fails. A closed
+# terminal sends SIGHUP, which Windows does not define.
 STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 _received: list[int] = []
 
 
 @contextmanager
 def stop_signals_raised() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first of `STOP_SIGNALS`; the second ends the process immediately, like SIGKILL."""
+    """Raise KeyboardInterrupt at the first stop signal; a second one ends the process immediately, like SIGKILL."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in handlers.items():
         if handler is not signal.SIG_IGN:  # background jobs of a shell and nohup ignore signals

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri, stdtrit  # equal to scipy.stats, which imports slowly
+from scipy.special import ndtr, ndtri, stdtrit  # as in scipy.stats, which takes long to import
 
 Doubles = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 BOOTSTRAP_SAMPLES = 2000
-MIN_SIMULTANEOUS = 20  # texts; `Resampled.simultaneous` explains the minimum
+MIN_SIMULTANEOUS = 20  # texts; see `Resampled.simultaneous`
 MIN_INTERVAL_DOCUMENTS = 8  # texts; with fewer, a bootstrap interval is too uncertain to print or draw
 MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors
 MIN_UNEXPLAINED = 1e-9  # smallest unexplained share of a variance; smaller values are rounding errors
-BLOCK_DRAWS = 2**18  # counts per draw (texts times samples); a drawn count has 8 bytes, a stored one 1 byte
+BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples); a drawn count has 8 bytes, a stored count 1 byte
 
 
 class Sums(NamedTuple):
@@ -34,7 +34,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
-        """Return the sums of one text's values `[..., T]` over the last axis, with the numbers of non-NaN values."""
+        """Return the sums of one text over the last axis of `values` `[..., T]`, ignoring NaN."""
         is_known = ~np.isnan(values)
         return cls(np.nansum(values, -1), is_known.sum(-1, dtype=np.float64))
 
@@ -52,7 +52,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return sums for `texts` texts, with these sums at the indices `numbers` and counts of 0 elsewhere."""
+        """Return sums for `texts` texts, with the present sums at the indices `numbers`, and counts of 0 elsewhere."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -77,7 +77,7 @@ class Resampled(NamedTuple):
     """Weighted means over the texts `[...]`, and over the texts of every bootstrap sample `[samples, ...]`.
 
     Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
-    freedom, to the normal quantile (Hesterberg, The American Statistician 2015); NaN with fewer than two texts.
+    freedom, to the normal quantile (Hesterberg, The American Statistician 2015). They are NaN for fewer than two texts.
     """
 
     mean: Doubles
@@ -88,7 +88,7 @@ class Resampled(NamedTuple):
     """Divisors of the sums over all texts `[...]`: numbers of tokens for means over tokens."""
 
     def interval(self) -> Interval:
-        """Return the widened percentile interval, without samples with a count of zero."""
+        """Return the widened percentile interval, ignoring samples with a count of zero."""
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         ends = np.quantile(self.samples, tails, axis=0)
         is_missing = np.isnan(self.samples)
@@ -114,9 +114,9 @@ class Resampled(NamedTuple):
 
         The intervals are mean ± t sqrt(n / (n - 1)) se. Here, se is a cell's standard error over the samples, and c is
         the 95 % quantile over samples of the largest |sample - mean| / se of all cells. The quantile t has the same
-        tail probability under Student's t with n - 1 degrees of freedom as c under the normal distribution. NaN for
-        cells that are constant, missing in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts: with fewer, too
-        many intervals exclude 0 by chance.
+        tail probability under Student's t with n - 1 degrees of freedom as c under the normal distribution. Intervals
+        are NaN for cells that are constant, missing in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts, for
+        which too many intervals would exclude 0 by chance.
         """
         samples = self.samples.reshape(len(self.samples), -1)
         mean = self.mean.ravel()
@@ -132,7 +132,7 @@ class Resampled(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
-        """Return the paired difference; both sides have the same texts in each sample."""
+        """Return the paired difference; both sides must have the same texts in each sample."""
         documents = np.minimum(self.documents, other.documents)
         counts = np.minimum(self.counts, other.counts)
         return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
@@ -174,14 +174,14 @@ class Draws:
 
 
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return `Draws.resample` of all texts as a single chunk."""
+    """Return the means over all texts (`Draws.resample` of a single chunk)."""
     draws = Draws(len(sums), samples, seed)
     chunk = Sums(sums, np.asarray(counts, dtype=np.float64))
     return draws.resample([chunk])
 
 
 def _student(quantile: float, documents: Doubles) -> Doubles:
-    """Return the replacement of a normal quantile in the interval of a mean over this number of texts."""
+    """Return the factor that replaces the normal `quantile` in the interval of a mean over `documents` texts."""
     number = np.where(documents >= 2, documents, np.nan)
     freedom = number - 1
     tail = ndtr(-quantile)
@@ -204,9 +204,9 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 
 
 class Verdict(StrEnum):
-    """The verdicts on a difference of two means, in the words of `attnmix.compare`.
+    """The verdicts on a difference of two means, as displayed by `attnmix.compare`.
 
-    No verdict states the absence of a difference, because an interval cannot show it.
+    No verdict states the absence of a difference, because an interval cannot prove it.
     """
 
     HIGHER = "higher"
@@ -217,9 +217,9 @@ class Verdict(StrEnum):
 
 
 def verdict(low: float, high: float, documents: float) -> Verdict:
-    """Return the verdict on a difference with a 95 % interval over this number of texts.
+    """Return the verdict on a difference from its 95 % interval [`low`, `high`] over `documents` texts.
 
-    With fewer than `MIN_SIMULTANEOUS` texts the verdict is `TOO_FEW_TEXTS` for every interval. A difference is
+    For fewer than `MIN_SIMULTANEOUS` texts, the verdict is always `TOO_FEW_TEXTS`. A difference is
     `INCONCLUSIVE` if its interval includes 0.
     """
     if documents < MIN_SIMULTANEOUS:
@@ -248,9 +248,9 @@ class Jackknifed(NamedTuple):
         return len(self.without)
 
     def interval(self) -> Interval:
-        """Return the 95 % jackknife interval; NaN with fewer than three texts.
+        """Return the 95 % jackknife interval by Student's t with N - 1 degrees of freedom.
 
-        Student's t has N - 1 degrees of freedom.
+        Its bounds are NaN for fewer than three texts.
         """
         if self.documents < 3:
             unknown = np.full_like(self.whole, np.nan)
@@ -266,7 +266,7 @@ class Jackknifed(NamedTuple):
 
 
 def _divide(sums: Doubles, counts: Doubles) -> Doubles:
-    """Return the means; NaN for counts of 0."""
+    """Return `sums / counts`; NaN for counts of 0."""
     means = np.full_like(sums, np.nan)
     return np.divide(sums, counts, out=means, where=counts > 0)
 
@@ -274,7 +274,7 @@ def _divide(sums: Doubles, counts: Doubles) -> Doubles:
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the rank correlation over the last axis of two arrays with broadcastable shapes.
 
-    NaN if one side is constant or contains NaN.
+    The correlation is NaN if one side is constant or contains NaN.
     """
     first_ranks = _centre_ranks(first)
     second_ranks = _centre_ranks(second)
@@ -300,7 +300,8 @@ def partial_correlation(
 ) -> npt.NDArray[np.float64]:
     """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
 
-    For rank correlations this is Pearson's correlation of the residuals of ranks. NaN if z fully explains x or y.
+    For rank correlations, this is Pearson's correlation of the residuals of the ranks. It is NaN if z fully explains x
+    or y.
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)

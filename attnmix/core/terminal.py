@@ -13,7 +13,8 @@ DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Unicode bidirectional control characters."""
 MAX_VALUE = 80  # maximum length of a user's value in a message
 LONG_WORD = re.compile(rf"([^\s/]{{{MAX_VALUE}}})[^\s/]{{{256 - MAX_VALUE},}}")
-"""A word of at least 256 characters: longer than any file name, and therefore a value from the user's data."""
+"""A string of at least 256 characters without spaces and slashes. It is longer than any file name, and therefore from
+the user's data."""
 
 
 def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
@@ -33,7 +34,7 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
 
 
 def shorten(value: object) -> str:
-    """Return a user's value as a string of at most `MAX_VALUE` characters, for a message."""
+    """Return a user's value as a string for a message, truncated to `MAX_VALUE` characters."""
     text = str(value)
     if len(text) <= MAX_VALUE:
         return text
@@ -41,17 +42,17 @@ def shorten(value: object) -> str:
 
 
 def shorten_words(text: str) -> str:
-    """Return a message with words longer than any file name truncated to `MAX_VALUE` characters."""
+    """Truncate each string in a message that matches `LONG_WORD` to `MAX_VALUE` characters."""
     return LONG_WORD.sub(r"\1...", text)
 
 
 def _acts(char: str) -> bool:
-    """Return True for control characters, bidirectional controls, and lone surrogates, which cannot be encoded."""
+    """Return True for control characters, line separators, bidirectional controls and lone surrogates."""
     return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in DIRECTIONS
 
 
 class PrintableFormatter(logging.Formatter):
-    """A log formatter with `printable` lines, because messages may quote class names, files and words of the user."""
+    """A log formatter that escapes control characters, because messages may quote class names and texts of the user."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the formatted line of a record."""

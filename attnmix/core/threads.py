@@ -1,8 +1,8 @@
 """The number of threads of small computations.
 
-OpenMP threads wait for each other actively. On busy cores, a thread may itself have to wait for a core, which makes a
-short operation many times slower than in a single thread. `OMP_WAIT_POLICY=passive` avoids this but must be set before
-torch is loaded, as in the commands and stages.
+By default, OpenMP threads wait for each other in busy loops. If other processes occupy the cores, a thread may have to
+wait for a core, and a short operation is many times slower than in a single thread. `OMP_WAIT_POLICY=passive` avoids
+this. It must be set before torch is loaded, as in the commands and stages.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from threadpoolctl import ThreadpoolController
 
-ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread is as slow as the operation
+ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread takes as long as the operation
 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Use a single OpenMP thread if the pass has few tokens and threads wait actively; other threads are unaffected."""
+    """Limit OpenMP to one thread in the calling thread if there are few `tokens` and threads do not wait passively."""
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield
         return
@@ -29,7 +29,7 @@ def few_threads(tokens: int = 0) -> Iterator[None]:
 
 
 def wait_passively() -> bool:
-    """Return True if the environment makes waiting OpenMP threads sleep."""
+    """Return True if `OMP_WAIT_POLICY` is set to `passive`, so that waiting OpenMP threads sleep."""
     return os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
 
 

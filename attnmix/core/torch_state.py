@@ -76,11 +76,12 @@ def _numeric_settings() -> Iterator[None]:
 
 @contextmanager
 def _eager_stance() -> Iterator[None]:
+    """Disable compilation; raise `InputError` inside a compiled function."""
     try:
         stance = torch.compiler.set_stance("force_eager")
     except RuntimeError as error:
-        problem = "a function that torch.compile compiles opens an intervention"
-        raise InputError(f"torch: {problem}; allowed: interventions around compiled functions") from error
+        problem = "an intervention was started inside a function compiled by torch.compile"
+        raise InputError(f"torch: {problem}; start it outside of the function") from error
     with stance:
         yield
 
@@ -89,7 +90,7 @@ def _eager_stance() -> Iterator[None]:
 def forward_derivatives() -> Iterator[None]:
     """Restrict forward-mode derivatives to one thread at a time, because torch counts their level per process.
 
-    Raise `InputError` inside forward-mode derivatives of the caller.
+    Raise `InputError` if the caller computes forward-mode derivatives already.
     """
     with _forward_derivatives:
         if forward_ad._current_level >= 0:
@@ -99,7 +100,7 @@ def forward_derivatives() -> Iterator[None]:
 
 _process_state = _Shared(_numeric_settings)
 uncompiled = _Shared(_eager_stance)
-"""A context that disables compilation by `torch.compile`: compiled functions run eagerly."""
+"""A context in which functions compiled by `torch.compile` run eagerly."""
 _forward_derivatives = threading.Lock()
 
 
@@ -132,6 +133,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def _exact_products() -> Iterator[None]:
+    """Set full precision, and restore the previous settings of all backends afterwards."""
     torch_backends: Any = torch.backends  # some attributes exist only at run time
     cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
     backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul]

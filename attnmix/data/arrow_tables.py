@@ -90,6 +90,7 @@ def _open_seekable(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Yield the schema and the batches of an arrow file in the file format or the stream format."""
     try:
         with pa.ipc.open_file(content) as file:
             batches = (file.get_batch(number) for number in range(file.num_record_batches))
@@ -113,9 +114,10 @@ def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.Rec
 
 
 def _to_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a validated table as a data frame, without dictionary encoding."""
     table.validate(full=True)  # checks that texts are UTF-8
     for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # dictionary values are treated like other columns
+        if pa.types.is_dictionary(field.type):
             column = table.column(number).cast(field.type.value_type)
             table = table.set_column(number, field.name, column)
     frame: pd.DataFrame = table.replace_schema_metadata().to_pandas()

@@ -1,8 +1,7 @@
-"""The classes of labelled texts, from the values of the label column: words, integers or truth values.
+"""The classes of labelled texts, from the values of the label column: strings, integers or booleans.
 
-Words are kept unchanged, so `01` and `1` are different classes. Numbers are sorted numerically. If a description
-defines class names, the column contains either codes (0 for the first name) or names, in all files and splits:
-`choose_reading`.
+Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If a description defines class
+names, the column contains either codes (0 for the first name) or names, in all files and splits (`choose_reading`).
 """
 
 import logging
@@ -40,7 +39,7 @@ class FileLabels(NamedTuple):
 
     shown: str
     values: pd.Series
-    has_types: bool  # unlike csv and tsv
+    has_types: bool  # False for csv and tsv
 
 
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
@@ -52,11 +51,11 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     classes = _find_classes(all_labels, where)
     order = list(dict.fromkeys(classes.values()))
     if len(order) < 2:
-        raise InputError(f"{where} holds {len(order)} class ({shown_classes(order)}); two or more are needed")
+        raise InputError(f"{where} contains {len(order)} class ({shown_classes(order)}); two or more are required")
     for name in order:
         problem = name_problem(str(name))
         if problem:
-            raise InputError(f"{where} holds the class {shown_classes([name])}, {problem}")
+            raise InputError(f"{where} contains the class {shown_classes([name])}, {problem}")
     _warn_of_alike(order, where)
     numbers = {name: number for number, name in enumerate(order)}
     named = {}
@@ -74,14 +73,14 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return whether the label column of all files contains codes or names, ignoring unlabelled (-1) and missing rows.
+    """Return the reading of the label column in all files: codes or names. Missing labels and -1 are ignored.
 
-    Numbers are codes. Words are names, or codes if some words are not names. Words of files without types (csv, tsv)
-    are ambiguous if all of these words are both codes and names, with different meanings. Raise `InputError` for
-    ambiguous words, for any other value, and for files that contradict each other.
+    Numbers are codes. Strings are names, or codes if some strings are not names. Strings of files without types (csv,
+    tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError` for
+    ambiguous strings, for any other value, and for files that contradict each other.
     """
     if len(set(names)) < len(names):
-        raise InputError(f"{where}: its classes have the names {shown_classes(names)}; each name once")
+        raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
     first_file: dict[Reading, str] = {}  # the first file with this reading as the only possibility
     is_untyped = False
     differing: dict[str, None] = {}
@@ -97,23 +96,23 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
             if names[code] != value:
                 differing[value] = None
     if len(first_file) > 1:
-        problem = f"holds codes in {first_file['codes']} and names in {first_file['names']}"
+        problem = f"contains codes in {first_file['codes']} and names in {first_file['names']}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     if first_file:
         return next(iter(first_file))
     if is_untyped and differing:
         shown = shown_classes(list(differing))
-        problem = f"holds {shown}, which are names of classes, and codes of other ones, in a file without types"
-        raise InputError(f"{where} {problem}; save the file as jsonl, codes as numbers, or rename the classes")
+        problem = f"contains {shown}, which are names of classes and codes of other classes"
+        raise InputError(f"{where} {problem}; save the file as jsonl with numbers as codes, or rename the classes")
     return "names"
 
 
 def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
-    """Return the unique labels of a file without missing values; `True` and 1 are equal but different labels."""
+    """Return the unique labels of a file without missing values; `True` and 1 are different labels."""
     labels: dict[tuple[str, Any], None] = {}
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
-            raise InputError(f"{where} ({file.shown}): the label is not a word, number or boolean, row {row}")
+            raise InputError(f"{where} ({file.shown}): the label in row {row} is not a string, number or boolean")
         kind = _name_kind(value)
         labels[kind, value] = None
     return [value for _, value in labels if not _is_gap(value, names)]
@@ -124,8 +123,8 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
     kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
-        raise InputError(f"{where} mixes words and numbers ({shown}); write all labels as codes or all as names")
-    if kinds == {"truth value"}:
+        raise InputError(f"{where} mixes strings and numbers ({shown}); write all labels as codes or all as names")
+    if kinds == {"boolean"}:
         return [_read_truth_values(names, where)]
     not_names = [value for value in present if not isinstance(value, str) or value not in names]
     not_codes = [value for value in present if _read_code(value, len(names)) < 0]
@@ -137,54 +136,54 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
     if not readings:
         neither = [value for value in not_codes if value in not_names]
         unknown = neither[0] if neither else not_codes[0]
-        allowed = f"the names {shown_classes(names)}, or in all rows the codes 0 to {len(names) - 1}"
+        allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
         raise InputError(
-            f"{where} holds {shown_classes([unknown])}, which is not a class in its description; {allowed}"
+            f"{where} contains {shown_classes([unknown])}, which is not a class in its description; allowed: {allowed}"
         )
     return readings
 
 
 def _read_truth_values(names: Sequence[str], where: str) -> Reading:
-    """Return the reading of truth values; raise `InputError` unless there are two classes."""
+    """Return the reading of boolean labels; raise `InputError` unless there are two classes."""
     if len(names) != 2:
-        problem = f"holds truth values, and its classes have the names {shown_classes(names)}"
+        problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     are_names = {name.casefold() for name in names} == TRUTH_NAMES
     return "names" if are_names else "codes"  # False is the code 0, and True is 1
 
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
-    """Return codes or names of classes as names, in the order of the source; missing values are kept."""
-    find_codes = _find_codes if reading == "codes" else _find_names
-    codes = find_codes(values, names)
+    """Return labels that are codes or names as categories with the ordered `names`; other values become missing."""
+    find_indices = _indices_of_codes if reading == "codes" else _indices_of_names
+    codes = find_indices(values, names)
     categories = pd.Index(list(names))
     return pd.Series(pd.Categorical.from_codes(codes, categories), index=values.index)
 
 
-def _find_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
+def _indices_of_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
     """Return the index of each label that is a code of a class; -1 for any other value."""
     return [_read_code(value, len(names)) for value in values]
 
 
-def _find_names(values: pd.Series, names: Sequence[str]) -> list[int]:
-    """Return the index of each label in the names of the classes; -1 for any other value."""
-    numbers: dict[Any, int] = {}
-    numbers_of_truths: dict[bool, int] = {}
-    for number, name in enumerate(names):
-        numbers[name] = number
+def _indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]:
+    """Return the index of each label that is the name of a class; -1 for any other value."""
+    index_by_name: dict[Any, int] = {}
+    index_by_boolean: dict[bool, int] = {}  # used only for two classes, false and true (`_read_truth_values`)
+    for index, name in enumerate(names):
+        index_by_name[name] = index
         is_true = name.casefold() == "true"
-        numbers_of_truths[is_true] = number
-    codes = []
+        index_by_boolean[is_true] = index
+    indices = []
     for value in values:
         if isinstance(value, (bool, np.bool_)):
-            codes.append(numbers_of_truths[bool(value)])
+            indices.append(index_by_boolean[bool(value)])
         else:
-            codes.append(numbers.get(value, -1))
-    return codes
+            indices.append(index_by_name.get(value, -1))
+    return indices
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a class name is unsuitable for tables and terminals, or None for a valid name."""
+    """Return the problem of a class name in tables or terminals, for a message; None for a valid name."""
     for letter in name:
         if letter in DIRECTIONS or unicodedata.category(letter) in UNPRINTABLE:
             return "with control characters in its name; rename it"
@@ -194,7 +193,7 @@ def name_problem(name: str) -> str | None:
 
 
 def shown_classes(values: Sequence[Any]) -> str:
-    """Return the first classes for a message, with words in quotes."""
+    """Return the first `MAX_SHOWN_CLASSES` classes for a message, with strings in quotes."""
     words = []
     for value in values[:MAX_SHOWN_CLASSES]:
         word = repr(shorten(value)) if isinstance(value, str) else str(value)
@@ -229,7 +228,7 @@ def _read_code(value: Any, classes: int) -> int:
 
 
 def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
-    """Return all labels as Python numbers, because pandas loses digits when joining large numbers of two types."""
+    """Return all labels as Python objects, because pandas loses digits when joining large numbers of two types."""
     are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
     if not are_categories:
         labels = [values.astype(object) for values in labels]
@@ -238,7 +237,7 @@ def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each unique value, in the class order of the source, otherwise in sorted order."""
+    """Return the class of each unique value, in the class order of the source if it defines one, otherwise sorted."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
@@ -247,11 +246,11 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     kinds = {_name_kind(label) for label in labels}
     if len(kinds) > 1:
         shown = shown_classes(values)
-        raise InputError(f"{where} mixes words, numbers or truth values ({shown}); write all in one way")
+        raise InputError(f"{where} mixes strings, numbers or booleans ({shown}); use one type for all labels")
     classes: dict[Any, Any]
-    if kinds == {"truth value"}:
+    if kinds == {"boolean"}:
         classes = {value: bool(value) for value in values}
-    elif kinds == {"word"}:
+    elif kinds == {"string"}:
         classes = _read_words(values, where)
     else:
         _check_whole(values, values, where)
@@ -263,19 +262,19 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
 def _name_kind(label: Any) -> str:
     """Return the kind of a label."""
     if isinstance(label, str):
-        return "word"
+        return "string"
     if isinstance(label, (bool, np.bool_)):
-        return "truth value"
+        return "boolean"
     return "number"
 
 
 def _read_words(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
-    """Return words without surrounding spaces, or integers if all words have the same integer format."""
+    """Return labels without surrounding spaces, as integers if all of them have the same integer format."""
     words = {value: value.strip() for value in values}
     counts = Counter(words.values())
     merged = [value for value, word in words.items() if counts[word] > 1]
     if merged:
-        message = "%s: labels that differ only in spaces around them are one class: %s"
+        message = "%s: labels that differ only in surrounding spaces are one class: %s"
         logging.warning(message, where, shown_classes(sorted(merged)))
     if all(WHOLE.fullmatch(word) for word in words.values()):
         return {value: int(word) for value, word in words.items()}
@@ -291,7 +290,9 @@ def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> N
     """Raise `InputError` for numbers, parsed from `values`, that are not integers and therefore not classes."""
     has_fractions = any(number % 1 != 0 for number in numbers)  # also true for infinite numbers
     if has_fractions:
-        raise InputError(f"{where} holds numbers that are not whole ({shown_classes(values)}), which are not classes")
+        raise InputError(
+            f"{where} contains non-integer numbers ({shown_classes(values)}); use integers or strings as labels"
+        )
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
@@ -315,7 +316,7 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
         shown.append(ascii(text) if looks_like_another else repr(text))
     if len(alike) > MAX_SHOWN_CLASSES:
         shown.append("...")
-    logging.warning("%s: classes that differ only in how they are written: %s", where, ", ".join(shown))
+    logging.warning("%s: classes that differ only in spelling: %s", where, ", ".join(shown))
 
 
 def _remove_invisible(name: str) -> str:
@@ -333,7 +334,7 @@ def _is_invisible(letter: str) -> bool:
 
 
 def _normalise(name: str) -> str | Decimal:
-    """Return the form in which alike names are equal: a number, or the visible letters in lower case."""
+    """Return a form that is equal for names with the same appearance: a number, or visible letters in lower case."""
     visible = _remove_invisible(name)
     if DECIMAL.fullmatch(visible):
         return Decimal(visible)

@@ -21,7 +21,7 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
         if names.count(name) > 1 and name not in repeated:
             repeated.append(name)
     if repeated:
-        raise ValueError(f"it has more than one column {shown_names(repeated)}; each name once")
+        raise ValueError(f"it has more than one column {shown_names(repeated)}; rename or remove them")
     if columns is None:
         return
     for key, name in columns.items():
@@ -35,8 +35,8 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
 def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
     """Raise `ValueError` if the selected columns exceed `limit` bytes."""
     if size > limit:
-        allowed = f"{limit / 1e9:.3g} GB are allowed for a file of its size"
-        raise ValueError(f"its texts need more memory than expected of a data set; {allowed}; use a part of it")
+        allowed = f"{limit / 1e9:.3g} GB for a file of its size"
+        raise ValueError(f"its texts exceed the limit of {allowed}; use a part of it")
 
 
 def shown_names(names: Sequence[Any]) -> str:
@@ -56,7 +56,7 @@ def shown_names(names: Sequence[Any]) -> str:
 
 
 def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
-    """Return the likely problem of a header without a requested name, or an empty string."""
+    """Return the likely problem of a header that lacks a requested name, or an empty string."""
     if separator is None:
         return ""
     header = separator.join(names)
@@ -67,10 +67,10 @@ def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str 
         has_wanted_name = not set(parts).isdisjoint(wanted)
         if len(names) == 1 or has_wanted_name:
             expected = SEPARATOR_NAMES.get(separator, repr(separator))
-            return f"; its fields are separated by {description}, and {expected} are expected: save it with those"
+            return f"; its fields are separated by {description}; save it with {expected}"
     unquoted = {name.strip('"') for name in names if name.startswith('"')}
     if not unquoted.isdisjoint(wanted):
-        return '; its names are in quotes ("), and tsv is read without quotes: save it as csv'
+        return '; its names are in quotes ("), which tsv files do not use; save it as csv'
     if any(len(name) > MAX_SHOWN_LETTERS for name in names):
         return "; the first line must be a header with the names of the columns"
     return ""

@@ -1,6 +1,6 @@
-"""Reading of a single data file; invalid records raise an error with the row.
+"""Reader of a single data file; invalid records raise an error with their row.
 
-Each format has one reader for plain and compressed files, alone and in folders.
+The same readers load plain and compressed files, single files and files in folders.
 """
 
 import csv
@@ -36,7 +36,7 @@ def read_file(
             raise ValueError("it is empty")
         frame = _read_format(path, columns, shown, separator)
         if frame.empty:
-            raise ValueError("it holds no reviews")
+            raise ValueError("it contains no rows")
     return frame.set_axis(pd.RangeIndex(1, len(frame) + 1, name="row"))
 
 
@@ -48,7 +48,7 @@ def read_errors(path: Path, shown: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         line = _undecodable_line(path)
         problem = f"{line} is not UTF-8 ({error.object[error.start : error.start + 1]!r})"
-        advice = "save the file as UTF-8, from latin-1, windows-1252 or whatever it is in"
+        advice = "convert the file to UTF-8 from its encoding, such as latin-1 or windows-1252"
         raise InputError(f"dataset.name: {shown}: {problem}; {advice}") from error
     except InputError:
         raise
@@ -57,6 +57,7 @@ def read_errors(path: Path, shown: str) -> Iterator[None]:
 
 
 def _read_format(path: Path, columns: Columns | None, shown: str, separator: str | None) -> pd.DataFrame:
+    """Return the content of a file, by the reader for its suffix."""
     suffix = data_suffix(path.name)
     if suffix == ".parquet":
         return read_parquet(path, columns, shown)
@@ -69,7 +70,7 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
 
 
 def _undecodable_line(path: Path) -> str:
-    """Return the number of the first line that is not UTF-8, unless the file has changed in the meantime."""
+    """Return the location of the first line that is not UTF-8, which is unknown if the file has changed."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

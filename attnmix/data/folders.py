@@ -1,4 +1,4 @@
-"""Assignment of files to the splits of a data set, by file names and descriptions, with the rules of the hub.
+"""Assignment of files to the splits of a dataset, by file names and descriptions, with the rules of the hub.
 
 The rules of `datasets` (`datasets.data_files`) are applied only to the names of data files; see `attnmix.data.listing`.
 """
@@ -30,7 +30,7 @@ SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
 MAX_SHOWN_CAUSE = 400  # characters
 FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
-FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # used if numbers of files are equal
+FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # order of preference for equal numbers of files
 READER_CONFIGS = {
     "csv": ("datasets.packaged_modules.csv.csv", "CsvConfig"),
     "json": ("datasets.packaged_modules.json.json", "JsonConfig"),
@@ -60,8 +60,8 @@ def split_name(name: str) -> tuple[str, str | None]:
     try:
         exists = path.exists()
     except OSError as error:  # for example, a name that is too long
-        problem = f"{shorten(name)} cannot be read: {error.strerror}"
-        raise InputError(f"dataset.name: {problem}; allowed: a file, a folder or a hub identifier") from error
+        problem = f"{shorten(name)} cannot be read ({error.strerror})"
+        raise InputError(f"dataset.name: {problem}; specify a file, a folder or a hub identifier") from error
     if ":" not in name[1:] or data_suffix(path.name) or exists:
         return name, None
     source, _, configuration = name.rpartition(":")
@@ -71,7 +71,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def source_files(dataset: DatasetParameters) -> dict[str, Path]:
-    """Return the local files to read for a data set, by their names within it; empty for a hub dataset.
+    """Return the local files of a dataset that are loaded, by relative path; empty for a hub dataset.
 
     Raise `InputError` for an unreadable folder, and for files that exceed the size limit.
     """
@@ -96,19 +96,19 @@ def source_files(dataset: DatasetParameters) -> dict[str, Path]:
 def list_folder(folder: Path) -> list[str]:
     """Return the names of the files in a data folder; raise `InputError` if it contains the working folder."""
     if Path.cwd().resolve().is_relative_to(folder.resolve()):
-        problem = f"{folder} contains the working folder, and its results are not reviews"
-        raise InputError(f"dataset.name: {problem}; name the folder or file of the reviews alone")
+        problem = f"{folder} contains the working folder, whose files are not texts"
+        raise InputError(f"dataset.name: {problem}; specify a folder or file that contains only texts")
     return list_files(folder)
 
 
 def find_layout(
     shown: str, names: Sequence[str], descriptions: Mapping[str, Path], configuration: str | None
 ) -> Layout:
-    """Return the files of a configuration of a data set with the files `names`.
+    """Return the files of a configuration of the dataset that consists of the files `names`.
 
-    `shown` is the name of the data set in messages, and `descriptions` are the files that satisfy `is_description`.
+    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
     """
-    require_extra("pipeline", "a data set in a folder")
+    require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
     if not contents.data:
         raise InputError(f"dataset.name: {shown} {no_data_problem(names)}")
@@ -118,7 +118,7 @@ def find_layout(
         known = list(configurations) or ["default", *infos]
         if chosen not in known:
             listed = shown_names(known)
-            raise InputError(f"dataset.name: {shown} needs one of the configurations {listed} behind a colon")
+            raise InputError(f"dataset.name: {shown} has the configurations {listed}; append one of them after a colon")
         options = configurations.get(chosen, {})
         files = {}
         for split, split_files in _find_files(shown, contents, options).items():
@@ -134,7 +134,7 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the source's names of `train` and, if present, `test`; raise `InputError` for a missing split."""
+    """Return the names of the source's train and, if present, test split; raise `InputError` for a missing split."""
     splits = {"train": dataset.train_split}
     has_only_train = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and has_only_train:
@@ -146,7 +146,7 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
         if name not in layout.files:
             allowed = shown_names(list(layout.files))
             if split == "test":
-                allowed += "; or empty, for a part of train"
+                allowed += "; or leave it empty to use a part of train"
             raise InputError(f"dataset.{split}_split: {dataset.name} has no split {shorten(name)}; allowed: {allowed}")
         _check_parts(layout.files[name], dataset.name)
         _check_variants(layout.files[name], dataset.name)
@@ -154,14 +154,14 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
 
 
 def shown_file(name: str) -> str:
-    """Return a file name for a list in a log message, in quotes if it resembles several names or lines."""
+    """Return a file name for a list in a log message, in quotes if it contains commas or unprintable characters."""
     shown = shorten(name)
     if shown.isprintable() and "," not in shown:
         return shown
     return repr(shown)
 
 
-def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
+def warn_of_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
     """Warn of files with tables that belong to no selected split."""
     tables = {*contents.data, *contents.unread_tables}
     unread = sorted(tables.difference(read))
@@ -171,24 +171,24 @@ def name_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> No
     more = len(unread) - len(names)
     if more:
         names.append(f"and {more} more")
-    message = "%s: %d of %d files are not read: %s"
+    message = "%s: %d of %d files are not used: %s"
     all_files = len(unread) + len(read)
     logging.warning(message, shown, len(unread), all_files, ", ".join(names))
 
 
 @contextmanager
 def errors_in_words(shown: str) -> Iterator[None]:
-    """Convert every error of `datasets` into an `InputError` with its cause and the name `shown` of the data set."""
+    """Convert every error of `datasets` into an `InputError` with its cause and the dataset's name `shown`."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:  # `datasets` raises dozens of types for an invalid description
-        raise InputError(f"dataset.name: {shown} cannot be loaded: {_cause(error)}") from error
+        raise InputError(f"dataset.name: {shown} cannot be loaded ({_cause(error)})") from error
 
 
 def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any]]:
-    """Return the options of each configuration, as `MetadataConfigs` of `datasets`, and its features."""
+    """Return the options (`MetadataConfigs` of `datasets`) and the features of each configuration."""
     import yaml
     from datasets.info import DatasetInfo, DatasetInfosDict  # slow import (seconds)
     from datasets.utils.metadata import MetadataConfigs
@@ -219,11 +219,11 @@ def _check_mapping(name: str, content: Any) -> None:
     """Raise `InputError` if a description is not a mapping."""
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
-        raise InputError(f"dataset.name: {name} holds {kind}; allowed: a mapping")
+        raise InputError(f"dataset.name: {name} contains {kind}; allowed: a mapping")
 
 
 def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration; as in `datasets`, a single info is the default without a declaration."""
+    """Return the features of a configuration, or the only ones if no configuration is declared, as in `datasets`."""
     if configuration in infos:
         return infos[configuration]
     if len(infos) == 1 and not declared:
@@ -248,7 +248,7 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
     inside = "" if folder == "." else f"{folder}/"
     names = [name.removeprefix(inside) for name in contents.data if name.startswith(inside)]
     if not names:
-        problem = f"{shown} names the folder {shorten(folder)}, which holds no data file in it"
+        problem = f"the description of {shown} refers to the folder {shorten(folder)}, which contains no data file"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     files = {}
     if options.get("data_files") is not None:
@@ -265,7 +265,7 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
 
 
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files by split, by the first rule of the hub with a matching name."""
+    """Return the files by split, according to the first rule of the hub that matches a name."""
     from datasets import data_files
 
     shards = _find_shards(names)
@@ -281,7 +281,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
         files = _match_splits_in_lower_case(split_patterns, names)
         if len(files) > 1 and "train" in files:
             shown = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
-            logging.warning("the splits are found by names in capitals (%s); the hub reads lower case alone", shown)
+            logging.warning("splits are assigned by names with capitals (%s); the hub supports only lower case", shown)
             return files
     return {"train": list(names)}
 
@@ -297,7 +297,7 @@ def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
             shards[match["split"]].append(name)
     invalid = [split for split in shards if not SPLIT_NAME.fullmatch(split)]
     if invalid:
-        raise ValueError(f"the split {shorten(invalid[0])!r} of data/ has a name with other marks than letters and _")
+        raise ValueError(f"the split name {shorten(invalid[0])!r} has characters other than letters, digits, _ and .")
     usual = [str(split) for split in data_files.DEFAULT_SPLITS if split in shards]
     others = sorted(set(shards) - set(usual))
     return {split: shards[split] for split in (*usual, *others)}
@@ -334,12 +334,12 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
     for pattern in patterns:
         normal = posixpath.normpath(pattern)
         if posixpath.isabs(pattern) or "://" in pattern or normal.startswith("../"):
-            problem = f"{shown} names {shorten(pattern)}, which is not in it"
-            raise InputError(f"dataset.name: {problem}; download it yourself, into the folder")
+            problem = f"the description of {shown} refers to {shorten(pattern)}, which is outside the dataset"
+            raise InputError(f"dataset.name: {problem}; copy this file into the folder, and correct the description")
         normal_patterns.append(normal)
     files = _match_each(normal_patterns, names)
     if not files:
-        problem = f"{shown} names {shown_names(patterns)}, which is not a data file in it"
+        problem = f"the description of {shown} refers to {shown_names(patterns)}, but it has no such data file"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     return files
 
@@ -364,7 +364,7 @@ def _match(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
-    """Return the files of the most frequent format, like the hub; other files are reported as not read."""
+    """Return the files of the most frequent format, like the hub; `warn_of_unread_files` reports other files."""
     counts = Counter(data_suffix(name) for name in files)
     most_files = max(counts.values())
     in_order = [*FORMAT_PREFERENCE, *sorted(counts)]
@@ -390,15 +390,15 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
         defaults = vars(create_config())
         for key, value in options.items():
             if not _is_supported(key, value, defaults):
-                problem = f"its description sets {key}: {shorten(value)}, which is not supported for {suffix} files"
+                problem = f"the description of {shown} sets {key}={shorten(value)}, unsupported for {suffix} files"
                 allowed = "sep, data_files, data_dir and features; remove the option, or convert the files"
-                raise InputError(f"dataset.name: {shown}: {problem}; allowed: {allowed}")
+                raise InputError(f"dataset.name: {problem}; allowed: {allowed}")
     separator = options.get("delimiter") or options.get("sep")
     if separator is None:
         return None
     if not isinstance(separator, str) or len(separator) != 1 or separator in '"\r\n':
-        problem = f"its description sets sep: {shorten(separator)!r}; allowed: one character, such as ';'"
-        raise InputError(f"dataset.name: {shown}: {problem}")
+        problem = f"the description of {shown} sets sep={shorten(separator)!r}; allowed: one character, such as ';'"
+        raise InputError(f"dataset.name: {problem}")
     return separator
 
 
@@ -427,12 +427,12 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
             whole = (folder, match["head"], int(match["total"]), data_suffix(name))
             numbers[whole].add(int(match["number"]))
     for (_, head, total, suffix), present in numbers.items():
-        first = 1 if total in present else 0  # some data sets count from 1
+        first = 1 if total in present else 0  # some datasets count from 1
         expected = range(first, first + total)
         missing = [number for number in expected if number not in present]
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
-            problem = f"of the {total} parts {head}*-of-{total:05}{suffix} {len(missing)} are missing: {parts}"
+            problem = f"{len(missing)} of the {total} parts {head}*-of-{total:05}{suffix} are missing ({parts})"
             raise InputError(f"dataset.name: {shown}: {problem}; download them, or rename the files")
 
 
@@ -442,6 +442,6 @@ def _check_variants(files: Sequence[str], shown: str) -> None:
     for file in files:
         stem = split_suffixes(file)[0]
         if stem in first:
-            problem = f"{first[stem]} and {file} differ only in the suffix and would both be read"
+            problem = f"{first[stem]} and {file} differ only in the suffix and would both be loaded"
             raise InputError(f"dataset.name: {shown}: {problem}; remove one, or rename it")
         first[stem] = file

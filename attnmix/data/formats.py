@@ -11,7 +11,7 @@ JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet", ".arrow")
 """Suffixes of data files; one of `COMPRESSIONS` may follow."""
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
-MAX_SOURCE_BYTES = 2**34  # maximum total size of the files of a data set
+MAX_SOURCE_BYTES = 2**34  # maximum total size of the files of a dataset
 START_BYTES = 1024
 FOREIGN_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
@@ -21,7 +21,7 @@ FOREIGN_STARTS = {
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
 }
-"""Kind of a file that is not a table, and the remedy, by the first bytes in lower case."""
+"""Problem of a file that is not a table, with the next step, by its first bytes in lower case."""
 COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
@@ -75,12 +75,12 @@ def check_start(start: bytes, name: str) -> None:
     for compressed, suffix in COMPRESSION_STARTS.items():
         if start.startswith(compressed):
             if compression_of(name):
-                raise ValueError(f"its content is compressed once more ({suffix}); unpack it")
+                raise ValueError(f"its content is compressed twice ({suffix}); unpack it")
             raise ValueError(f"it is compressed ({suffix}); unpack it, or add {suffix} to its name")
     if data_suffix(name) not in (*SEPARATORS, *JSON_SUFFIXES):
         return
     if start.startswith(PARQUET_START):
-        raise ValueError("it is a parquet file; name it .parquet")
+        raise ValueError("it is a parquet file; rename it to end in .parquet")
     if start.count(0) > len(start) / 4:
         raise ValueError("it is encoded in UTF-16 or not a text file; save it as UTF-8")
 
@@ -93,19 +93,20 @@ def check_compressed_start(start: bytes) -> None:
 
 
 def check_sizes(files: Sequence[Path]) -> None:
-    """Raise `InputError` for files too large for a data set of texts, before they are read."""
+    """Raise `InputError` for files that exceed the size limit of a dataset, before they are read."""
     sizes = {file: _size_of(file) for file in files}
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
-        total = f"{len(sizes)} files of {sum(sizes.values()) / 1e9:.3g} GB would be read"
-        problem = f"{total}, the largest {largest} of {sizes[largest] / 1e9:.3g} GB"
-        allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; move other files away, or name one smaller file"
+        total = f"the data files have {sum(sizes.values()) / 1e9:.3g} GB"
+        problem = f"{total}, of which {largest} has {sizes[largest] / 1e9:.3g} GB"
+        allowed = f"{MAX_SOURCE_BYTES / 1e9:.3g} GB are allowed; remove files, or select a smaller file"
         raise InputError(f"dataset.name: {problem}; {allowed}")
 
 
 def _size_of(file: Path) -> int:
+    """Return the size of a file in bytes; raise `InputError` if it is missing or unreadable."""
     try:
         return file.stat().st_size
     except OSError as error:
         problem = f"{file} cannot be read ({error.strerror or type(error).__name__})"
-        raise InputError(f"dataset.name: {problem}; let no program change the data while it is read") from error
+        raise InputError(f"dataset.name: {problem}; make sure that it exists and is readable") from error

@@ -36,6 +36,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
 
 
 def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that is not blank."""
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
@@ -50,7 +51,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the first line and the value of each element of a list, or of consecutive values."""
+    """Yield the number of the first line and the value of each element of a list, or of consecutive values."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
     position = _skip_space(text, 0)
     in_list = text.startswith("[", position)
@@ -71,13 +72,13 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
         yield number, value
         between = separator.match(text, position)
         if between is None:
-            raise ValueError(f"after the object of line {number} there is no comma; {_allowed(in_lines=False)}")
+            raise ValueError(f"the object of line {number} is not followed by a comma; {_allowed(in_lines=False)}")
         position = between.end()
         if in_list and between[1] == "]":
             ended = True
             break
     if not ended or position < len(text):
-        raise ValueError(f"its list does not end with the file; {_allowed(in_lines=False)}")
+        raise ValueError(f"its list must end at the end of the file; {_allowed(in_lines=False)}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
-        raise _RepeatedKeyError(f"the key {shorten(repeated)!r} more than once; each key once")
+        raise _RepeatedKeyError(f"the key {shorten(repeated)!r} more than once; use each key once")
     return record
 
 
@@ -97,8 +98,8 @@ class _RepeatedKeyError(ValueError):
 def _line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
     if isinstance(error, _RepeatedKeyError):
         return ValueError(f"the object of line {number} has {error}")
-    return ValueError(f"line {number} is not a JSON object: {error}; {_allowed(in_lines)}")
+    return ValueError(f"line {number} is not a JSON object ({error}); {_allowed(in_lines)}")
 
 
 def _allowed(in_lines: bool) -> str:
-    return "one object on each line" if in_lines else "allowed: one object for each row, in a list or on lines"
+    return "write one object per line" if in_lines else "write one object per row, in a list or one after the other"

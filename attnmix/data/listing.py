@@ -15,10 +15,10 @@ from attnmix.core.terminal import shorten
 from attnmix.data.formats import allowed_names, data_suffix, split_suffixes
 
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-"""Files in the root of a data set that assign other files to configurations and splits."""
+"""Files in the root of a dataset that assign other files to configurations and splits."""
 SAVED_STATE = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
-"""Files written by `save_to_disk`, with the arrow files of a folder and the split of each folder."""
+"""Files written by `save_to_disk`: the first lists the arrow files of its folder, the second the splits."""
 NO_DATA = (*CARDS, SAVED_SPLITS, "config.json", "dataset_info.json")
 """Files with a data suffix that describe data or a model on the hub."""
 CACHE = re.compile(r"cache-.*\.arrow")
@@ -35,10 +35,10 @@ OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", "
 
 
 class Contents(NamedTuple):
-    """The files of a data set, by their names relative to its folder, with `/`."""
+    """The files of a dataset, as paths relative to its folder, separated by `/`."""
 
     data: list[str]
-    saved_splits: list[str]  # folders written by `DatasetDict.save_to_disk`, in its order
+    saved_splits: list[str]  # folders written by `DatasetDict.save_to_disk`, in the order of the splits
     unread_tables: list[str]
 
 
@@ -63,7 +63,7 @@ def list_files(folder: Path) -> list[str]:
                 if target in ancestors or entry.name.startswith("__"):  # a link to a parent folder, or a cache
                     continue
                 if target in visited:
-                    problem = f"{shorten(visited[target])} and {shorten(name)} of {folder} are one folder, by a link"
+                    problem = f"{shorten(visited[target])} and {shorten(name)} in {folder} are one folder due to a link"
                     raise InputError(f"dataset.name: {problem}; remove the link, or select one file")
                 visited[target] = name
                 pending.append((f"{name}/", (*ancestors, target)))
@@ -84,11 +84,11 @@ def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
         if inside and _is_discarded(inside, ()):
             return []
         problem = f"the folder {folder / inside} cannot be read ({error.strerror or first_line(error)})"
-        raise InputError(f"dataset.name: {problem}; change its permissions, or move it away") from error
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another folder") from error
 
 
 def is_description(name: str) -> bool:
-    """Return True for the name of a file that may describe other files of the data set."""
+    """Return True for the name of a file that may describe other files of the dataset."""
     return name in CARDS or PurePosixPath(name).name in (SAVED_STATE, SAVED_SPLITS)
 
 
@@ -99,8 +99,8 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
     for folder, files in saved_files.items():
         missing = [file for file in files if f"{folder}{file}" not in known]
         if missing:
-            problem = f"{folder}{SAVED_STATE} names {shorten(missing[0])}, which is not in that folder"
-            raise InputError(f"dataset.name: {problem}; restore it, or save the data set again")
+            problem = f"{folder}{SAVED_STATE} lists {shorten(missing[0])}, which is not in this folder"
+            raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again")
     data = []
     unread = []
     for name in sorted(known):
@@ -134,11 +134,11 @@ def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) ->
 
 
 def no_data_problem(names: Sequence[str]) -> str:
-    """Return the error message for a data set without data files."""
+    """Return the error message for a dataset without data files."""
     shown = ", ".join(shorten(name) for name in names[:3]) or "no file"
     if len(names) > 3:
         shown += ", ..."
-    return f"holds no data file (there is {shown}); allowed: {allowed_names()}"
+    return f"contains no data file (it has {shown}); allowed: {allowed_names()}"
 
 
 def _is_hidden(part: str) -> bool:
@@ -185,17 +185,17 @@ def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] 
     state = _read_json(name, path, is_needed=bool(tables))
     if not isinstance(state, dict) or "_data_files" not in state:
         if any(file.startswith("data-") for file in tables):
-            problem = f"{name} does not list the files {tables[0]} and others in the same folder"
-            raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
+            problem = f"{name} does not list {tables[0]} and other arrow files in its folder"
+            raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again with save_to_disk")
         return None
     if state.get("_indices_data_files"):
-        problem = f"{name} selects rows by an index file, which is not read"
-        raise InputError(f"dataset.name: {problem}; save the data set again, after flatten_indices()")
+        problem = f"{name} selects rows by an index file, which is not supported"
+        raise InputError(f"dataset.name: {problem}; call flatten_indices(), and save the dataset again")
     try:
         return [str(file["filename"]) for file in state["_data_files"]]
     except (KeyError, TypeError):
         problem = f"{name} does not list its data files by filename"
-        raise InputError(f"dataset.name: {problem}; save the data set again with save_to_disk") from None
+        raise InputError(f"dataset.name: {problem}; save the dataset again with save_to_disk") from None
 
 
 def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
@@ -208,20 +208,20 @@ def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
         return [str(split) for split in splits]
     if is_needed:
         problem = f"{SAVED_SPLITS} does not list the splits in its folder"
-        raise InputError(f"dataset.name: {problem}; restore it, or save the data set again with save_to_disk")
+        raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again with save_to_disk")
     return []
 
 
 def _read_json(name: str, path: Path, is_needed: bool) -> Any:
-    """Return the JSON content of a file; None for invalid JSON that is not needed, such as a file of the user."""
+    """Return the JSON content of a file; None for invalid JSON unless `is_needed`."""
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problem = f"{path} cannot be read ({error.strerror or first_line(error)})"
-        raise InputError(f"dataset.name: {problem}; change its permissions, or move it away") from error
+        raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another folder") from error
     except (ValueError, RecursionError) as error:
         if not is_needed:
             return None
         problem = f"{name} is damaged ({first_line(error)})"
-        remedy = "restore it, or save the data set again with save_to_disk"
+        remedy = "restore it, or save the dataset again with save_to_disk"
         raise InputError(f"dataset.name: {problem}; {remedy}") from error

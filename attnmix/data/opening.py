@@ -52,6 +52,7 @@ def expansion_limit(path: Path) -> int:
 
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
+    """Return a reader of the decompressed content; `opened` closes it."""
     if compression == ".gz":
         return _StreamReader(file, _GzipDecompressor, b"\0")
     if compression == ".bz2":
@@ -64,7 +65,7 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
     archive = opened.enter_context(zipfile.ZipFile(file))
     members = [member for member in archive.infolist() if not member.is_dir() and not _is_hidden(member.filename)]
     if len(members) != 1:
-        raise ValueError(f"it is an archive of {len(members)} files; allowed: one; unpack it")
+        raise ValueError(f"it is an archive of {len(members)} files; unpack it")
     return opened.enter_context(archive.open(members[0]))
 
 
@@ -155,6 +156,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
+        """Return decompressed bytes; raise `ValueError` for other bytes after the first stream."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:
@@ -162,7 +164,7 @@ class _StreamReader:
                 raise
             raise ValueError(TRAILING_BYTES) from error
         if self._is_start and not self._is_first and part.startswith(codecs.BOM_UTF8):
-            raise ValueError("its compressed parts begin with byte order marks; join them as plain files without these")
+            raise ValueError("its compressed parts begin with byte order marks; join the plain files without marks")
         self._is_start = self._is_start and not part
         return part
 
@@ -183,7 +185,7 @@ class _LimitedReader(io.RawIOBase):
         part = self._content.read(len(buffer))
         self._size += len(part)
         if self._size > self._limit:
-            allowed = f"{self._limit / 1e9:.3g} GB are allowed for a file of its size"
-            raise ValueError(f"it is larger decompressed than expected of a data set; {allowed}; use a part of it")
+            allowed = f"{self._limit / 1e9:.3g} GB for a file of its size"
+            raise ValueError(f"its decompressed size exceeds the limit of {allowed}; use a part of it")
         buffer[: len(part)] = part
         return len(part)

@@ -1,4 +1,4 @@
-"""A control task with a known decisive word: the presence of a rare word in the text."""
+"""A control task with a known decisive word: whether a text contains a rare word."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 
 RARE_WORD_CLASSES = {0: "absent", 1: "present"}
 MAX_POSITION = 30
-"""Last position of the inserted word, limited to the first words because texts may be truncated."""
+"""Maximum position of the inserted word, which must be among the first words because texts may be truncated."""
 
 
 def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:

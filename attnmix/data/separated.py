@@ -43,7 +43,7 @@ def read_separated(
                 count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
                 raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
             if _fold_field(record[0]) in header and _fold(record) == header:
-                problem = f"row {row} (line {reader.line_num}) repeats the header, as where files were joined"
+                problem = f"row {row} (line {reader.line_num}) repeats the header, as in joined files"
                 raise ValueError(f"{problem}; remove this line")
             for column, number in zip(values, kept, strict=True):
                 column.append(record[number])
@@ -58,11 +58,12 @@ def read_separated(
 
 
 def _fold(fields: Sequence[str]) -> list[str]:
-    """Return the fields of a header independent of case and order, to recognise repetitions."""
+    """Return the fields of a header independent of case and order, to detect repeated headers."""
     return sorted(_fold_field(field) for field in fields)
 
 
 def _fold_field(field: str) -> str:
+    """Return a field without surrounding spaces and byte order marks, in lower case."""
     return field.strip(f"{BYTE_ORDER_MARK} ").casefold()
 
 
@@ -76,8 +77,8 @@ def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             lines = f"line {start}" if reader.line_num <= start else f"lines {start} to {reader.line_num}"
-            problem = f'row {row} ({lines}): a field begins with a quote (") that does not end it ({error})'
-            raise ValueError(f"{problem}; within a field in quotes each quote is written twice") from error
+            problem = f'row {row} ({lines}): a field begins with a quote (") but is not closed correctly ({error})'
+            raise ValueError(f"{problem}; write quotes within a quoted field twice") from error
         start = reader.line_num + 1
         if record:
             yield row, record
@@ -86,7 +87,7 @@ def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Remove the field length limit of Python's `csv`, 131,072 characters, which is shared by all readers."""
+    """Remove the field length limit of Python's `csv` (131,072 characters) for all readers of the process."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -97,8 +98,8 @@ def _long_fields() -> Iterator[None]:
 def _ragged_advice(separator: str, quoted: bool) -> str:
     if quoted:
         mark = SEPARATOR_NAMES.get(separator, repr(separator))
-        return f"each row has as many as the header, and a field that holds {mark} is in quotes"
-    return 'tsv is read without quotes ("): save a file with tabs or line breaks in its fields as csv or jsonl'
+        return f"write as many fields as in the header, and put fields with {mark} in quotes"
+    return 'tsv files do not use quotes ("); save a file with tabs or line breaks in its fields as csv or jsonl'
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
@@ -114,4 +115,4 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
                 doubled_row = row if doubled_row is None else min(row, doubled_row)
     if doubled_row is not None:
         problem = f'the quotes of row {doubled_row} and others are doubled ("") as in csv'
-        logging.warning("%s: %s; quotes are part of the text in tsv files: save it as csv", shown, problem)
+        logging.warning("%s: %s, but quotes are part of the text in tsv files; save it as csv", shown, problem)

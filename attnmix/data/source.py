@@ -78,7 +78,7 @@ def _select_columns(dataset: DatasetParameters) -> Columns:
 
 
 def _limit(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
-    """Return a stratified sample of at most `limit` rows; all rows without a limit."""
+    """Return a stratified sample of at most `limit` rows, or all rows if it is None."""
     if limit is None:
         return table
     rows = stratified_draw(table["label"].to_numpy(), limit, seed)
@@ -86,7 +86,7 @@ def _limit(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` for classes missing in train and splits with one class; warn of further gaps and overlaps."""
+    """Raise `InputError` for classes missing in train and splits with one class; warn of other gaps and overlaps."""
     for split, table in tables.items():
         present = set(table["label"])
         missing = [name for label, name in classes.items() if label not in present]
@@ -94,10 +94,10 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
             continue
         shown = shown_classes(missing)
         if split == "train" or table["label"].nunique() < 2:
-            problem = f"{len(table)} reviews, none of {len(missing)} of {len(classes)} classes ({shown})"
-            remedy = "have more reviews or smaller groups, or raise the limits or dataset.validation_fraction"
+            problem = f"{len(table)} texts, without {len(missing)} of the {len(classes)} classes ({shown})"
+            remedy = "use more texts or smaller groups, or raise the limits or dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
-        logging.warning("the %s split contains no review of %s", split, shown)
+        logging.warning("the %s split contains no text of the classes %s", split, shown)
     learned = pd.concat([tables["train"], tables["validation"]])
     test = tables["test"]
     _warn_of_shared("text", whole_texts(test), whole_texts(learned))
@@ -106,14 +106,14 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
 
 
 def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
-    """Warn of test texts with a text or group that also occurs in the training split."""
+    """Warn of test texts if their text or group also occurs in the training or validation split."""
     shared = int(test.isin(learned).sum())
     if shared:
-        logging.warning("%d of the %d test reviews have a %s of the training split", shared, len(test), key)
+        logging.warning("%d of the %d test texts share their %s with the training split", shared, len(test), key)
 
 
 def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Split off a part; rows connected by equal texts or groups, also through other rows, stay together."""
+    """Return the remainder and a part of the rows; rows connected by equal texts or groups stay together."""
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts
     if "group" in table:
@@ -135,7 +135,7 @@ class FileRows(NamedTuple):
     shown: str
     frame: pd.DataFrame
     class_names: list[str] | None
-    has_types: bool  # values have types, unlike csv and tsv
+    has_types: bool  # False for csv and tsv
 
 
 def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, str | None]:
@@ -143,8 +143,8 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, s
     source, _ = folders.split_name(dataset.name)
     path = Path(source)
     if dataset.revision is not None and path.exists():
-        problem = f"{source} is not on a hub, so there is no revision {shorten(dataset.revision)!r}"
-        raise InputError(f"dataset.revision: {problem}; allowed: empty")
+        problem = f"{source} is a local dataset, which has no revision {shorten(dataset.revision)!r}"
+        raise InputError(f"dataset.revision: {problem}; leave it empty")
     if path.is_file():
         return _read_single_file(dataset, columns), None
     if path.is_dir():
@@ -152,19 +152,19 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, s
         tables = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
         return tables, None
     if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
-        raise InputError(f"dataset.name: there is no file or folder {path}, and it is not a hub identifier")
+        raise InputError(f"dataset.name: {path} is neither an existing file or folder nor a hub identifier")
     repository = Repository("dataset", source, dataset.revision)
     tables = _read_folder(dataset, columns, repository.paths, repository.fetch)
     return tables, repository.commit
 
 
 def _read_single_file(dataset: DatasetParameters, columns: Columns) -> Tables:
-    """Return the validated table `train` of a data set in one file."""
+    """Return the validated table `train` of a dataset in one file."""
     source, configuration = folders.split_name(dataset.name)
     path = Path(source)
     if configuration is not None:
-        allowed = f"only a folder or hub dataset has them; name {source} alone"
-        raise InputError(f"dataset.name: {source} is a file without configuration {configuration}; {allowed}")
+        allowed = "remove the configuration"
+        raise InputError(f"dataset.name: {source} is a file, which has no configuration {configuration}; {allowed}")
     if not data_suffix(path.name):
         raise InputError(f"dataset.name: {path} is not a data file; allowed: {allowed_names()}")
     check_sizes([path])
@@ -179,7 +179,7 @@ def _read_folder(
     names: Sequence[str],
     fetch: Callable[[Sequence[str]], Mapping[str, Path]],
 ) -> Tables:
-    """Return the splits of a data set with the files `names`; `fetch` provides only the required files."""
+    """Return the splits of a dataset with the files `names`; `fetch` provides only the required files."""
     source, configuration = folders.split_name(dataset.name)
     folder = source.rstrip("/")
     descriptions = fetch([name for name in names if is_description(name)])
@@ -190,7 +190,7 @@ def _read_folder(
         required.extend(layout.files[split_name])
     files = fetch(required)
     check_sizes(list(files.values()))
-    folders.name_unread_files(dataset.name, layout.contents, required)
+    folders.warn_of_unread_files(dataset.name, layout.contents, required)
     rows: dict[str, list[FileRows]] = {}
     for split, split_name in splits.items():
         split_files = layout.files[split_name]
@@ -245,7 +245,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
             if earlier != number:
                 shared[earlier, number] += 1
     for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
-        message = "%s: %d rows of %s are in %s too; remove one of the files if it is a copy"
+        message = "%s: %d rows of %s are also in %s; remove one of the files if it is a copy"
         file = folders.shown_file(names[number])
         earlier_file = folders.shown_file(names[earlier])
         logging.warning(message, split, count, file, earlier_file)
@@ -298,7 +298,7 @@ def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataF
 
 
 def _find_problem(key: str, value: Any) -> str | None:
-    """Return why a value is not a valid text, label or group, or None."""
+    """Return the problem of a text, label or group for a message; None for a valid value."""
     is_text = key in TEXT_COLUMNS
     is_unknown = pd.api.types.is_scalar(value) and pd.isna(value)
     is_blank = not is_text and not str(value).strip()
@@ -306,7 +306,7 @@ def _find_problem(key: str, value: Any) -> str | None:
         name = key.replace("text_pair", "second text")
         return f"the {name} is missing"
     if is_text:
-        return text_problem(value) if isinstance(value, str) else "the text is a value of another kind"
+        return text_problem(value) if isinstance(value, str) else "the text is not a string"
     if isinstance(value, (str, Real, np.bool_)):
         return None
-    return f"the {key} is not a word, number or boolean"
+    return f"the {key} is not a string, number or boolean"

@@ -1,4 +1,4 @@
-"""Declarations of the compared attribution methods, which score every token of a review, with their formulas.
+"""The compared attribution methods, which score every token of a text, with their formulas.
 
 Declare new methods here. Shapes: T tokens, L layers, C classes.
 """
@@ -35,9 +35,9 @@ def word_positions(document: Document) -> npt.NDArray[np.int64]:
 
 
 class Review:
-    """A document with the classifier's lazily computed and cached quantities for scores.
+    """A text with the quantities that scores need from the classifier, computed at first use and cached.
 
-    `donor_ids` `[T]` are tokens of other texts, which `with_donors` inserts in place of the document's own tokens.
+    `donor_ids` `[T]` are tokens of other texts, by which `with_donors` replaces the text's own tokens.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Review:
         self.document = document
         self.ids = document.ids.tolist()
         self.donor_ids = donor_ids
-        self.words = word_positions(document)
+        self.word_positions = word_positions(document)
         logits_C = classifier.logits([self.ids])[0]
         probabilities_C = logits_C.softmax(-1)
         self.logits_C: Doubles = logits_C.numpy()
@@ -61,7 +61,7 @@ class Review:
 
     @cached_property
     def gradients(self) -> Gradients:
-        """Derivatives of the predicted class's logit."""
+        """The derivatives of the predicted class's logit."""
         return self.classifier.gradients(self.ids, self.predicted)
 
     def gradient_norm(self) -> Doubles:
@@ -86,7 +86,7 @@ class Review:
         return self._fill_undefined(parts_T)
 
     def attnlrp(self) -> Doubles:
-        """Return each token's relevance for the predicted class's logit `[T]`; NaN as in `decomposed`."""
+        """Return each token's relevance for the predicted class's logit `[T]`; NaN if no relevance can be computed."""
         read = self.gradients.read_position
         relevance_T = None
         if read >= 0:
@@ -100,19 +100,22 @@ class Review:
         return _doubles(scores_T)
 
     def left_out(self) -> Doubles:
-        """Return the drop of the predicted class's logit without each token `[T]`; NaN for special tokens."""
-        texts = [self.without(np.array([place])) for place in self.words]
+        """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
+        texts = [self.without(np.array([place])) for place in self.word_positions]
         logits_NC = self.classifier.logits(texts)
         predicted_logits_N = logits_NC[:, self.predicted].numpy()
         drops_T = np.full(len(self.ids), np.nan)
-        drops_T[self.words] = self.logits_C[self.predicted] - predicted_logits_N
+        drops_T[self.word_positions] = self.logits_C[self.predicted] - predicted_logits_N
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with mask tokens at `places`, or without them if the tokenizer lacks a mask token."""
+        """Return token IDs with mask tokens at the positions `places`.
+
+        If the tokenizer has no mask token, the tokens at these positions are deleted.
+        """
         mask_id = self.classifier.mask_id
         removed = set(places.tolist())
-        check_range("places: token", removed, range(len(self.ids)))
+        check_range("positions: token", removed, range(len(self.ids)))
         ids = []
         for place, token in enumerate(self.ids):
             if place not in removed:
@@ -122,7 +125,7 @@ class Review:
         return ids
 
     def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with donor tokens at `places`; an empty list without donors."""
+        """Return token IDs with donor tokens at the positions `places`; an empty list if there are no donors."""
         if self.donor_ids is None:
             return []
         ids = np.array(self.ids)
@@ -131,7 +134,7 @@ class Review:
 
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted logit, from one pass."""
+        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted class's logit, from one pass."""
         family = self.classifier.family
         read = self.gradients.read_position
         decomposition = None
@@ -158,11 +161,11 @@ def _doubles(scores: Tensor) -> Doubles:
 
 
 class Attribution(NamedTuple):
-    """A score of each token; higher scores claim a larger influence on the class."""
+    """A method that scores each token; a higher score claims a larger influence on the class."""
 
     formula: Callable[[Review], Doubles]  # returns `[T]`, or `[draws, T]` for random scores
     obstacle: Callable[[Family], str | None] = lambda family: None  # reason why a family lacks the score, or None
-    sampled: bool = False  # True for references and costly scores, evaluated in few reviews
+    sampled: bool = False  # True for references and costly scores, which are evaluated on few texts
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`; deterministic scores have one draw."""
@@ -171,7 +174,7 @@ class Attribution(NamedTuple):
 
 def _matrix_obstacle(name: str, family: Family) -> str | None:
     if len(family.stacks) > 1:
-        return "rows of its decoder belong to the previous token, and rollouts do not cross from encoder to decoder"
+        return "its decoder inputs are shifted by one token, and rollouts do not cross from encoder to decoder"
     return family.absent().get(name.removesuffix("_rollout"))
 
 
@@ -180,7 +183,7 @@ def _attnlrp_obstacle(family: Family) -> str | None:
 
 
 SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
-"""Matrices with a score: the row of the token that the head reads, in the last layer."""
+"""Matrices that define a score: the row of the token that the head reads, in the last layer."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
@@ -195,7 +198,7 @@ ATTRIBUTIONS = {
     "gradient_x_input": Attribution(Review.gradient_by_input, sampled=True),  # Shrikumar et al., 2017
     "leave_one_out": Attribution(Review.left_out, sampled=True),  # Li et al., 2016
 }
-"""Every token score by name."""
+"""All attribution methods by name."""
 
 
 def present_attributions(family: Family) -> dict[str, Attribution]:
@@ -204,7 +207,7 @@ def present_attributions(family: Family) -> dict[str, Attribution]:
     for name, attribution in ATTRIBUTIONS.items():
         reason = attribution.obstacle(family)
         if reason:
-            logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
+            logging.info("%s is not available for the model family %s, because %s", name, family.model_type, reason)
         else:
             present[name] = attribution
     return present

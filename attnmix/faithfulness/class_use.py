@@ -1,10 +1,10 @@
 """Interventions on attention values, to measure how much of their information the classifier uses.
 
-`interventions` replaces the values from some layer to the last, in every text, by one vector for all sources:
+In each text, `interventions` replaces the values of all tokens by one vector, from a first edited layer to the last:
 
-    text_mean     mean of the text's own values: removes the differences between tokens
-    corpus_mean   mean over all other texts: removes the content of the text as well
-    other_class   mean over the texts of this text's second most probable class
+    text_mean     mean over the text's own tokens; removes the differences between tokens
+    corpus_mean   mean over all other texts; also removes the content of the text
+    other_class   mean over the texts whose predicted class is this text's second most probable class
 
 Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 """
@@ -33,7 +33,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     """Return `CLASS_USE_COLUMNS` for each edit (`group`) and first edited layer.
 
     `class_kept` is the share of texts with an unchanged predicted class, `accuracy` the share of correct predictions,
-    `probability` the mean change of the predicted class's probability; intervals resample texts.
+    `probability` the mean change of the predicted class's probability. Intervals are bootstrapped over texts.
     """
     logits_NC, means = _predict_with_means(classifier, documents)
     predicted_N, second_N = logits_NC.topk(2).indices.T
@@ -81,6 +81,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
     means: dict[int, Tensor] = {}
 
     def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
+        """Return an edit that stores the mean values of each text in `means`, and changes nothing."""
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
         def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +118,7 @@ def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: 
 def padded_batches(
     classifier: Classifier, documents: Sequence[Document]
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield the document indices and model inputs of each padded batch."""
+    """Yield the text indices and model inputs of each padded batch."""
     lengths = [len(document) for document in documents]
     for batch in batches_by_tokens(lengths, classifier.batch_tokens):
         ids = [documents[number].ids.tolist() for number in batch]
@@ -172,7 +173,7 @@ def _list_layers(classifier: Classifier) -> list[torch.nn.Module]:
 def _record_layer_outputs(
     classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: Mapping[str, Tensor]
 ) -> list[Any]:
-    """Return the output of each call of `layers`, with the attention implementation of edited layers."""
+    """Return the output of each call of `layers`, computed by the attention implementation that edits use."""
     outputs: list[Any] = []
 
     def record(_layer: Any, _inputs: Any, output: Any) -> None:

@@ -1,12 +1,13 @@
 """The fine-tuned classifier, and the attribution of its class scores to input tokens: DecompX and AttnLRP.
 
-If attention weights, standard deviations of norms and slopes of activations are held at their values in one forward
+If attention weights, standard deviations of norms and slopes of activations are fixed at their values in one forward
 pass (`attnmix.measures.input_parts`), a class score is an affine function of the input of the first layer, where each
 vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token, computed by one backward
-pass. The authors treat post-LN encoders; in pre-LN families, norms before sublayers and after the last layer are
-handled alike. A separate part for the biases is the authors' later option `include_bias_token`; their published
-configuration distributes each bias over the tokens. Without gated networks, this is CP-LRP (Ali et al., ICML 2022).
-`attnlrp` also propagates through the attention weights (`attnmix.faithfulness.relevance`).
+pass. The authors treat post-LN encoders; here, the norms of pre-LN families (before sublayers and after the last
+layer) are treated in the same way. A separate part for the biases is the authors' later option `include_bias_token`;
+their published configuration distributes each bias over the tokens. In models without gated networks, `decompx` equals
+CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the attention weights
+(`attnmix.faithfulness.relevance`).
 
 Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
 """
@@ -45,15 +46,15 @@ SUM_TOLERANCE = 1e-4  # relative to the largest logit; float32 rounding causes a
 
 
 class Gradients(NamedTuple):
-    """Derivatives of a class's logit, for one text."""
+    """The derivatives of a class's logit for one text."""
 
     words_TD: Tensor  # word embeddings
-    logit_by_words_TD: Tensor  # derivative of the logit with respect to them
+    logit_by_words_TD: Tensor  # derivative of the logit with respect to the word embeddings
     read_T: Tensor  # True if the logit depends on the token's vector after the last layer
 
     @property
     def read_position(self) -> int:
-        """Position of the token that the head reads, or -1 if it reads several tokens."""
+        """The position of the token that the head reads, or -1 if it reads several tokens."""
         return _only_position(self.read_T)
 
 
@@ -65,14 +66,14 @@ class Prediction(NamedTuple):
 
 
 class HeadCall(NamedTuple):
-    """A Linear after the last layer, with its input and output `[rows, width]` for one token or all tokens."""
+    """A call of a Linear after the last layer, with input and output `[rows, width]` for one token or all tokens."""
 
     module: Linear
     input: Tensor
     output: Tensor
 
     def rows_at(self, token: int) -> tuple[Tensor, Tensor]:
-        """Return input and output for one token, two vectors `[width]`."""
+        """Return the input and output vectors `[width]` for the token at position `token`."""
         row = token
         if len(self.input) == 1:
             row = 0
@@ -80,7 +81,7 @@ class HeadCall(NamedTuple):
 
 
 class Classifier:
-    """A checkpoint's sequence classifier, in eval mode and float32."""
+    """The sequence classifier of a checkpoint, in eval mode and float32."""
 
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
         self.folder = folder
@@ -103,7 +104,7 @@ class Classifier:
     def logits(
         self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
     ) -> Tensor:
-        """Return logits `[texts, C]` of token IDs, float64 on the CPU; NaN for an empty text.
+        """Return the logits `[texts, C]` of texts as token IDs, in float64 on the CPU; NaN for an empty text.
 
         `edits` maps the text indices and the attention mask `[B, T]` of a batch to an edit of attention.
         """
@@ -143,7 +144,7 @@ class Classifier:
         return Prediction(exact_logits_C, read_position)
 
     def _pass_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Return the logits `[C]` of one text, and its word embeddings and each layer's output `[1, T, D]`."""
+        """Return the logits `[C]` of one text, and its word embeddings and each layer's output, `[1, T, D]` each."""
         vectors: list[Tensor] = []
 
         def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
@@ -174,9 +175,10 @@ class Classifier:
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
-        """Return the AttnLRP relevance `[T]` of each token for a class's logit; None as in `HeldScores.logits`.
+        """Return the AttnLRP relevance `[T]` of each token for a class's logit.
 
-        `read` is the position of the only token that the head reads, `name` the text's name in messages.
+        Return None under the conditions of `FixedFactorScores.logits`. `read` is the position of the only token that
+        the head reads, and `name` the text's name in messages.
         """
         entering: list[Tensor] = []
         leaving: list[Tensor] = []
@@ -206,12 +208,12 @@ class Classifier:
         read_D = leaving[-1][0, read]
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
-        head = HeldScores(self, read, parts_JD, read_D.detach())
+        head = FixedFactorScores(self, read, parts_JD, read_D.detach())
         return head.relevance(entering[0], calls, logits_C, label, name)
 
     @contextmanager
     def _head_calls(self) -> Iterator[list[HeadCall]]:
-        """Yield a list that collects calls of Linears; callers clear it after each layer."""
+        """Yield a list that collects the calls of all Linears; callers clear it after each layer."""
         calls: list[HeadCall] = []
 
         def record(module: Any, inputs: Any, output: Tensor) -> None:
@@ -228,12 +230,12 @@ class Classifier:
 
     @cached_property
     def values(self) -> list[Affine]:
-        """x -> x W_V + b_V of each layer."""
+        """The map x -> x W_V + b_V of each layer."""
         maps = map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Clones allow autograd to use them.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
-        """Return the input `[width]` of the head's second Linear if all outputs of the first equal `number` `[1]`."""
+        """Return the input `[width]` of the head's second Linear if all outputs of its first equal `number` `[1]`."""
         entering: list[Tensor] = []
         with (
             first.register_forward_hook(lambda _module, _inputs, output: number.expand_as(output)),
@@ -254,7 +256,7 @@ def _moves_logit(derivative_1TD: Tensor) -> Tensor:
 
 
 def _only_position(read_T: Tensor) -> int:
-    """Return the position of the only token that is read, or -1 if there are several."""
+    """Return the position of the only token in the mask, or -1 if the number of tokens is not 1."""
     positions = read_T.nonzero()[:, 0].tolist()
     if len(positions) != 1:
         return -1
@@ -271,8 +273,12 @@ def decomposition_obstacle(family: Family) -> str | None:
     return family.absent()["layer_n"]
 
 
-class HeldScores:
-    """The class scores of one text as an affine function of the token that the head reads, with fixed factors."""
+class FixedFactorScores:
+    """The class scores of one text as an affine function of the vector that the head reads.
+
+    The deviations of norms and the slopes of activations are fixed at the values of one forward pass. `read` is the
+    position that the head reads, `whole_D` its vector after the last layer, and `parts_JD` the parts of this vector.
+    """
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
         self.classifier = classifier
@@ -283,7 +289,7 @@ class HeldScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of a class score at the first layer's input; None as in `logits`."""
+        """Return input times gradient `[T]` of a class score at the first layer's input; None if `logits` is None."""
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
         if parts_JC is None:
@@ -293,9 +299,9 @@ class HeldScores:
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
-        """Return parts of the logits `[J, C]`; None unless the head is one Linear, or two around an activation.
+        """Return the parts `[J, C]` of the logits; None unless the head is one Linear, or two around an activation.
 
-        Raise `InputError` if they do not sum to the logits.
+        Raise `InputError` if the parts do not sum to the logits.
         """
         parts_JD = self.parts_JD
         whole_D = self.whole_D
@@ -334,25 +340,25 @@ class HeldScores:
         if not error <= SUM_TOLERANCE:
             family = self.classifier.family.model_type
             raise InputError(
-                f"{self.classifier.folder}: the parts of the class scores of {name} do not sum to them: relative error "
-                f"{error:.3g}, at most {SUM_TOLERANCE:g} is rounding; the entry of {family} in "
-                "attnmix/models/families.yaml does not hold for this model"
+                f"{self.classifier.folder}: the parts of the class scores of {name} do not sum to the scores (relative "
+                f"error {error:.3g}; rounding explains at most {SUM_TOLERANCE:g}); the entry of {family} in "
+                "attnmix/models/families.yaml is wrong for this model"
             )
 
 
 class Decomposition:
-    """One text's parts, propagated layer by layer; the last layer is limited to the token that the head reads."""
+    """The parts of one text, propagated layer by layer; in the last layer, only of the token that the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
         self.classifier = classifier
         self.read = read
-        self.values = classifier.values  # The property runs a forward pass, which must precede the pass of the text.
+        self.values = classifier.values  # This property runs a forward pass, so it is read before the text's own pass.
         self.input_TD = torch.empty(0)
         self.whole_D = torch.empty(0)
         self.parts_JTD = torch.empty(0)
 
     def visit(self, layer_pass: LayerPass) -> None:
-        """Propagate through one layer."""
+        """Propagate the parts through one layer."""
         number = layer_pass.call.number
         is_last = number == len(self.values)
         rows = slice(self.read, self.read + 1) if is_last else slice(None)
@@ -367,17 +373,17 @@ class Decomposition:
         self.whole_D = output_TD[self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
-        """Return each token's part `[T]` of a class score; None as in `HeldScores.logits`."""
-        head = HeldScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
+        """Return each token's part `[T]` of a class score; None if `FixedFactorScores.logits` is None."""
+        head = FixedFactorScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 
 
 def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
-    """Return parts with a constant added to the last part, the biases."""
+    """Return the parts with `bias_D` added to the last part, the biases."""
     biases_1D = parts_JD[-1:] + bias_D
     return torch.cat([parts_JD[:-1], biases_1D])
 
 
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return parts after an affine map; its bias is added to the part of the biases."""
+    """Return the parts after an affine map; the map's bias is added to the part of the biases."""
     return _with_biases(parts_JD @ affine.W, affine.b)

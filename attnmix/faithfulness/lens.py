@@ -23,13 +23,13 @@ ITERATIONS = 1000
 
 
 def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) -> Tensor:
-    """Return the logits `[N, C]` of the head for single vectors in place of the last layer's output.
+    """Return the head's logits `[N, C]` for `N` vectors, each in place of the last layer's output.
 
-    The modules after the last layer (final norm, pooler, head) are unchanged; each vector replaces the only token of a
-    text, `token_id`. The head must read this token: use the end token if the head searches for it. Applied to vectors
-    of any token and layer, this is the class lens (Vilas et al., NeurIPS 2023).
+    Each vector becomes the output for a text of one token, `token_id`, and passes through the modules after the last
+    layer (final norm, pooler, head). The head must read this token; pass the end token if the head searches for it.
+    Applied to vectors of any token and layer, this is the class lens (Vilas et al., NeurIPS 2023).
 
-    Raise `InputError` for vectors of a different width, and for a token that the model does not have.
+    Raise `InputError` for vectors of a different width, and for a token ID outside the model's vocabulary.
     """
     embeddings: Any = classifier.get_input_embeddings()
     token_id = whole_number("token_id", token_id)
@@ -43,6 +43,7 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
 
         def replace_output(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
+            """Return the layer's output with `block_ND` as its vectors."""
             width = first_of(output).shape[-1]
             if block_ND.shape[1] != width:
                 raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")
@@ -64,26 +65,26 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
 def probe_predictions(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return predicted labels of test vectors, by a logistic regression fitted to training vectors.
+    """Return the labels that a logistic regression, fitted to training vectors, predicts for test vectors.
 
-    Training and test vectors must come from different texts; otherwise a probe can recognise the text instead of the
-    label. A control task measures the probe's memorisation, with random labels of texts (Hewitt and Liang, EMNLP 2019).
+    Training and test vectors must come from different texts; otherwise, a probe can recognise the text instead of the
+    label. A control task with random labels measures how much a probe memorises (Hewitt and Liang, EMNLP 2019).
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     if len(set(train_N)) < 2:
-        raise InputError("probe: training vectors of a single label; allowed: two labels or more")
+        raise InputError("probe: all training vectors have the same label; pass vectors of two or more labels")
     train_shape = np.shape(train_ND)
     test_shape = np.shape(test_ND)
     are_matrices = len(train_shape) == 2 and len(test_shape) == 2
     if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != len(train_N):
-        problem = f"training vectors of shape {train_shape} with {len(train_N)} labels, tested on shape {test_shape}"
-        raise InputError(f"probe: {problem}; allowed: [vectors, width] of one width, and a label for each vector")
+        problem = f"training vectors {train_shape} with {len(train_N)} labels, test vectors {test_shape}"
+        raise InputError(f"probe: {problem}; pass arrays [vectors, width] of one width, and a label for each vector")
     regression = LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS)
     probe = make_pipeline(StandardScaler(), regression)
-    with threadpool_limits(1):  # The products are small, and threads would wait for each other.
+    with threadpool_limits(1):  # The matrix products are so small that several threads would be slower.
         probe.fit(np.asarray(train_ND), train_N)
         predictions = probe.predict(np.asarray(test_ND))
     return np.asarray(predictions)

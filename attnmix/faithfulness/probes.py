@@ -1,10 +1,11 @@
 """Probes of single token vectors, layer by layer: the classifier's own head (class lens), and linear probes.
 
-A linear probe is fitted to tokens of training reviews and evaluated on tokens of the sampled test reviews, in each
-checkpoint. Its targets are the review's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens),
-and its position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels: classes
-are permuted over reviews, other labels over tokens. Vectors are taken from the stack before the head: the token that
-the head reads (`read`; absent if the head pools all tokens), and up to `OTHER_TOKENS` equally spaced `others` per text.
+For each checkpoint, linear probes are fitted to tokens of training texts and evaluated on tokens of the sampled test
+texts. A probe predicts the text's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens), or
+its position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels: classes are
+permuted over texts, other labels over tokens. The vectors are outputs of the layers of the stack before the head, for
+the token that the head reads (`read`; absent if the head pools several tokens), and for up to `OTHER_TOKENS + 1`
+equally spaced tokens of each text (`others`).
 
 Shapes: N tokens, T tokens of a text, D hidden.
 """
@@ -28,8 +29,8 @@ from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 
 OTHER_TOKENS = 16
-PROBE_TEXTS = 64  # training reviews, at most
-FREQUENT_TOKENS = 8  # tokens that occur most often in the training reviews
+PROBE_TEXTS = 64  # maximum number of training texts
+FREQUENT_TOKENS = 8  # number of tokens, the most frequent ones of the training texts
 TARGETS = (
     ("read", "class"),
     ("read", "class_control"),
@@ -40,8 +41,8 @@ TARGETS = (
     ("others", "position"),
     ("others", "position_control"),
 )
-"""Groups of tokens, and target labels of the probes."""
-NO_LABEL = -1  # marks tokens without a label for a target
+"""Pairs of a token group and a target of the probes."""
+NO_LABEL = -1  # marks tokens that have no label for a target
 
 
 def probes(
@@ -53,9 +54,9 @@ def probes(
 ) -> pd.DataFrame:
     """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
 
-    `bases` are the checkpoints' names and models; the classifier's own model has `lens_agreement` too: the share of
-    tokens for which the head predicts the class of the whole text. Targets with fewer than two labels in the `training`
-    reviews, or without labels in `documents`, are omitted.
+    `bases` are the checkpoints' names and models. The classifier's own model also has rows of `lens_agreement`, the
+    share of tokens for which the head predicts the class of the whole text. Targets with fewer than two labels in the
+    `training` texts, or without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
@@ -106,7 +107,7 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
-    """Return a mask of `chosen_tokens` that belong to a group and have a label of a target."""
+    """Return a mask of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
     is_in_group = tokens["group"] == group
     is_labelled = tokens[target] != NO_LABEL
     return (is_in_group & is_labelled).to_numpy()
@@ -123,7 +124,7 @@ def _lens_rows(
     all_ids = [document.ids.tolist() for document in documents]
     predicted_D = classifier.logits(all_ids).argmax(-1).numpy()
     predicted_N = predicted_D[tokens["text"]]
-    # Any head reads this token in a text of one token; heads of encoder-decoders search for the end token.
+    # Heads read the only token of a text, except heads of encoder-decoders, which search for the end token.
     has_encoder = len(classifier.family.stacks) > 1
     if has_encoder:
         token_id = classifier.model.config.eos_token_id
@@ -142,10 +143,10 @@ def _lens_rows(
 
 
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
-    """Return one row per token: `text` index, `group`, `place` in the text, and labels.
+    """Return one row per token: the `text` index, `group`, position in the text (`place`), and labels.
 
-    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, decoder tokens are shifted
-    right by one.
+    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, the labels are those of the
+    decoder inputs, which are shifted right by one.
     """
     read_position = _find_read_position(classifier, documents[0]) if documents else None
     has_encoder = len(classifier.family.stacks) > 1
@@ -207,7 +208,10 @@ def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
 
 
 def _find_read_position(classifier: Classifier, document: Document) -> int | None:
-    """Return the position of the token that the head reads, from the end unless it is 0; None for several tokens."""
+    """Return the position of the token that the head reads, or None for several tokens.
+
+    Positions other than 0 are counted from the end of the text, as negative numbers.
+    """
     gradients = classifier.gradients(document.ids.tolist(), 0)
     position = gradients.read_position
     if position < 0:

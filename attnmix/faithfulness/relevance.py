@@ -1,15 +1,15 @@
 """Relevance propagation through a model's own modules: AttnLRP (Achtibat et al., ICML 2024).
 
-Within `relevance_rules` the forward pass of a model is unchanged, and its backward pass propagates relevance: input
+Within `relevance_rules`, the forward pass of a model is unchanged, and its backward pass propagates relevance: input
 times gradient, with these rules for nonlinear operations.
 
-norms                 x / s with the deviation s held
-activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope held
-softmax               its derivative
+norms                 x / s with the deviation s fixed
+activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g(0)) / p fixed
+softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
 
-A soft cap of the scores propagates its derivative. Without the path through softmax and products, this is CP-LRP
-(Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
+A soft cap of the attention scores propagates its derivative. Without the path through softmax, the result would be
+CP-LRP (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
 
 References:
     Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers, ICML 2024.
@@ -51,7 +51,7 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return the hooks of modules without duplicates, as layers may share an activation."""
+    """Return modules with their hooks; an activation shared by several layers occurs once."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
     for layers in stack_layers(base):
@@ -77,7 +77,7 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
 
 def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the rules of a feed-forward network for its activation and, in gated networks, for the product."""
+    """Return the rules of a feed-forward network: for its activation and, if it is gated, for the product."""
     first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
@@ -101,7 +101,7 @@ def _halve(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_second(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the factor without activation, the second half of the output."""
+    """Halve the gradient of the second half of the output, which is the factor without activation."""
     activated, factor = output.chunk(2, dim=-1)
     return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
 
@@ -118,6 +118,6 @@ def _attend(
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
-    """Return equal values with the gradient multiplied by `factor`."""
+    """Return `vectors` with their gradient multiplied by `factor`."""
     constant = vectors.detach()
     return constant + factor * (vectors - constant)

@@ -1,9 +1,9 @@
-"""The effect of the highest-scored tokens on the class's probability, and the tables of the stage.
+"""The effect of the highest-scored tokens on the predicted class's probability, and the tables of `faithfulness`.
 
-Comprehensiveness is the probability drop after replacing these tokens, sufficiency after replacing all others (DeYoung
-et al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The mean over shares is the area
-over the perturbation curve (AOPC; Samek et al., 2017).
-Shapes: N reviews, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
+Comprehensiveness is the probability drop after the replacement of these tokens, sufficiency the drop after the
+replacement of all others (DeYoung et al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The
+mean over shares is the area over the perturbation curve (AOPC; Samek et al., 2017).
+Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,22 +21,22 @@ from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.measures.documents import Document
 
 SHARES = (0.2, 0.5)
-"""Fractions of a review's tokens to replace or keep, highest scores first."""
+"""Fractions of a text's tokens to replace (`comprehensiveness`) or keep (`sufficiency`), highest scores first."""
 COMPREHENSIVENESS = "comprehensiveness"
 SUFFICIENCY = "sufficiency"
 MASK = "mask"
 DONOR = "donor"
 TESTS = tuple(product((COMPREHENSIVENESS, SUFFICIENCY), (MASK, DONOR)))
-"""Each test with each replacement."""
+"""All pairs of a test and a replacement."""
 RemainingTokens = tuple[int, ...]
 NOTHING_LEFT: RemainingTokens = ()
-ALL = "all"  # mean over shares in the column `share`, over classes in the column `predicted`
+ALL = "all"  # marks the mean over shares in the column `share`, and over classes in the column `group`
 
 
 def draw_donors(
     documents: Sequence[Document], number: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int32] | None:
-    """Return a random token `[T]` of different documents for each token of one; None without such tokens."""
+    """Return a random token of other texts for each token `[T]` of text `number`; None if there are no such tokens."""
     words_of_others = []
     for place, document in enumerate(documents):
         if place != number:
@@ -50,18 +50,18 @@ def draw_donors(
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
-    """Return the positions of the highest-scored share of non-special tokens, at least one."""
-    count = max(1, round(share * len(review.words)))
-    word_scores = scores_T[review.words]
+    """Return the sorted positions of the `share` of non-special tokens with the highest scores, at least one."""
+    count = max(1, round(share * len(review.word_positions)))
+    word_scores = scores_T[review.word_positions]
     order = np.argsort(-word_scores, kind="stable")
-    highest = review.words[order[:count]]
+    highest = review.word_positions[order[:count]]
     return np.asarray(np.sort(highest))
 
 
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
-    """Return the drops `[Q, S]` of the predicted class's probability in each test, for each score `[draws, T]`.
+    """Return the drops `[Q, S]` of the predicted class's probability for each of `scores`, which are `[draws, T]`.
 
-    Drops are means over draws. They are NaN for undefined scores, and if the edited text would be empty.
+    Drops are means over draws. They are NaN if the scores are undefined or the edited text would be empty.
     """
     texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, test and share
     for name, scores_DT in scores.items():
@@ -80,7 +80,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
-    """Return the predicted class's probability by text; texts shared by several scores are classified once."""
+    """Return the probability of the review's predicted class for each edited text; equal texts are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:
         distinct.update(dict.fromkeys(texts_of_score))
@@ -94,16 +94,16 @@ def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -
 
 
 def edited_text(review: Review, scores_T: Doubles, share: float, test: str, replacement: str) -> RemainingTokens:
-    """Return the review without its highest-scored tokens, or with only these and special tokens.
+    """Return the text without its highest-scored tokens or, for `SUFFICIENCY`, with only these and special tokens.
 
-    Return `NOTHING_LEFT` for an undefined score.
+    Return `NOTHING_LEFT` if a score is undefined.
     """
-    word_scores = scores_T[review.words]
+    word_scores = scores_T[review.word_positions]
     if not len(word_scores) or np.isnan(word_scores).any():
         return NOTHING_LEFT
     replaced = first_places(review, scores_T, share)
     if test == SUFFICIENCY:
-        replaced = np.setdiff1d(review.words, replaced)
+        replaced = np.setdiff1d(review.word_positions, replaced)
     if replacement == MASK:
         return tuple(review.without(replaced))
     return tuple(review.with_donors(replaced))
@@ -111,10 +111,10 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     """Return Spearman's correlation of a score `[draws, T]` with a reference over non-special tokens."""
-    if len(review.words) < 2:
+    if len(review.word_positions) < 2:
         return float("nan")
-    word_scores = scores[:, review.words]
-    word_reference = reference_T[review.words]
+    word_scores = scores[:, review.word_positions]
+    word_reference = reference_T[review.word_positions]
     correlations = statistics.rank_correlation(word_scores, word_reference)
     return float(correlations.mean())
 
@@ -126,7 +126,7 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
         drops_NMQS: Probability drops, as returned by `probability_drops`.
         agreement_NM: Rank correlation of each score with the reference.
         methods: Names of the scores.
-        seed: Seed of the resampling of reviews for intervals.
+        seed: Seed of the bootstrap over texts.
     """
     tables = []
     for number, (test, replacement) in enumerate(TESTS):
@@ -138,10 +138,11 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 
 
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return one test's drops by share and, in rows of `all`, the comparison of methods.
+    """Return one test's drops by share and, in rows with share `all`, the comparison with random removal.
 
-    Intervals resample reviews, with the same draws for all methods. Reviews with an undefined score are excluded from
-    the method's difference to random removal, which also has a simultaneous interval for all methods.
+    Intervals are bootstrapped over texts, with the same samples for all methods. Texts for which a method's score is
+    undefined are excluded from the method's difference from random removal. This difference also has a simultaneous
+    interval over all methods.
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
@@ -168,7 +169,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
 
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
-    """Resample reviews `[N, ...]`, ignoring NaN."""
+    """Resample the texts of `values` `[N, ...]`, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
     counts = known.astype(np.float64)
@@ -176,7 +177,7 @@ def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
 
 
 def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean, lower and upper end of an interval as columns with the three names."""
+    """Return the mean, lower end and upper end of an interval as columns; `names` are separated by spaces."""
     mean_name, low_name, high_name = names.split()
     return {
         mean_name: interval.mean.ravel(),
@@ -188,10 +189,11 @@ def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Double
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
     """Return rows of `class_use.csv`: correlations of each checkpoint's ratio with the margin, by predicted class.
 
-    As classes may differ in the level of the ratio, pooled reviews would confound this difference with the correlation
-    (Simpson's paradox). Rows are therefore by class, with a row `all` for the mean: `margin_spearman`, and the partial
-    correlation `margin_given_length`, given the number of tokens (one degree of freedom less). Classes with too few
-    reviews for a standard error have an undefined correlation and are excluded from the mean and its `documents`.
+    Classes may differ in the level of the ratio, and pooling all texts would confound this difference with the
+    correlation (Simpson's paradox). Each class therefore has its own rows, and rows of the group `all` contain the
+    mean over classes: of `margin_spearman`, and of `margin_given_length`, the partial correlation given the number of
+    tokens (one degree of freedom less). Classes with too few texts for a standard error have an undefined correlation,
+    and are excluded from the mean and its `documents`.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -202,7 +204,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
         is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
         counted = sizes_K[is_counted_K].sum()
 
-        # Each row consists of its name, its classes, and their number of reviews.
+        # Each row consists of its name, the indices of its classes, and their number of texts.
         row_classes = []
         for number, name in enumerate(classes):
             row_classes.append((name, slice(number, number + 1), sizes_K[number]))
@@ -217,7 +219,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 
 
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the rank correlation of a checkpoint's ratio with the margin, plain and partial given the length."""
+    """Return the plain and the partial (given the length) rank correlation of a checkpoint's ratio with the margin."""
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
     length = reviews["tokens"].to_numpy(np.float64)
@@ -231,10 +233,10 @@ def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[floa
 def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
     """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval, ignoring NaN.
 
-    z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n reviews (Bonett and Wright,
-    Psychometrika 2000), with n - 4 instead of n - 3 for a partial correlation. `freedom` contains these numbers,
-    which are the weights; correlations with `freedom` < 1 are ignored. As z of 1 is infinite, r is clipped to
-    1 - 6 / (m^3 - m) with m = freedom + 3: half a step below 1 for Spearman's r of m reviews.
+    z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n texts (Bonett and Wright,
+    Psychometrika 2000), with n - 4 instead of n - 3 for a partial correlation. `freedom` contains n - 3 or n - 4 as
+    weights; correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, r is clipped to
+    1 - 6 / (m^3 - m) with m = freedom + 3, which is half a step below 1 for Spearman's r of m texts.
     """
     known = ~np.isnan(correlations) & (freedom >= 1)
     if not known.any():

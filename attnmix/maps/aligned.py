@@ -1,10 +1,11 @@
-"""Aligned maps: one map per capture point, with ties between each token's places at neighbouring points.
+"""Aligned maps: one map per capture point, with ties that attract each token's coordinates at neighbouring points.
 
 The layout follows `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), with three changes:
 `min_dist` is respected, the last point is tied too, and an edge's ties are applied once, not with each negative sample.
 AlignedUMAP is not used because it computes a separate layout of every point just to obtain the graph, and compiles its
 loop in every call. For the 32 points x 195 tokens of the default run, one map requires 2.6 s of processor time here and
-22.8 s with AlignedUMAP (46.7 s the first time); mean trustworthiness is 0.835 and 0.834, continuity 0.872 in both.
+22.8 s with AlignedUMAP (46.7 s the first time). Mean trustworthiness is 0.835 here and 0.834 with AlignedUMAP; mean
+continuity is 0.872 in both.
 """
 
 # numba infers the types of compiled functions; mypy's strict mode cannot, hence `type: ignore` below.
@@ -22,9 +23,9 @@ from umap.utils import tau_rand_int
 
 from attnmix.maps.vectors import Coordinates
 
-NEGATIVE_SAMPLES = 5  # per sampled edge
-TIE = 1e-2  # strength of the tie to the next point
-WINDOW = 3  # tied points on each side
+NEGATIVE_SAMPLES = 5  # number of negative samples per sampled edge
+TIE = 1e-2  # maximum strength of a tie to the next point
+WINDOW = 3  # number of tied points on each side
 
 Graph = scipy.sparse.csr_matrix
 
@@ -38,9 +39,10 @@ def fit_aligned(
     n_epochs: int,
     seed: int,
 ) -> list[Coordinates]:
-    """Return coordinates `[tokens, 2]` at each point.
+    """Fit one UMAP layout per capture point, all at once, and return the coordinates `[tokens, 2]` at each point.
 
-    `graphs` and `starts` refer to the distinct vectors of each point; `numbers` maps tokens to distinct vectors.
+    Besides UMAP's forces, ties attract the same token at neighbouring points. `graphs` and `starts` are the neighbour
+    graphs and initial layouts of the distinct vectors of each point; `numbers` maps tokens to distinct vectors.
     `strength` is the result of `ties`, and `curve` contains umap-learn's a and b for `min_dist`.
     """
     rotated = _rotate_to_previous(starts, numbers)
@@ -93,10 +95,11 @@ def _rotate_to_previous(starts: Sequence[Coordinates], numbers: Sequence[npt.NDA
 
 
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
-    """Return the tie strength of each token with itself `offset - WINDOW` points ahead, `[offsets, points * tokens]`.
+    """Return the strengths `[offsets, points * tokens]` of each token's ties to itself at neighbouring points.
 
-    The strength is the Jaccard similarity of the token's neighbours at both points, and decreases with the distance
-    between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
+    Row `WINDOW + n` is for the point `n` points ahead. A strength is the Jaccard similarity of the token's neighbours
+    at both points, multiplied by a factor that decreases exponentially with the number of points between them.
+    `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
     near = []
     degrees = []
@@ -127,9 +130,10 @@ def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
-    """Return the tie strengths `[places, places]` with sorted indices, averaged over the tokens at a place.
+    """Return a matrix of tie strengths between the rows of `xy`, averaged over the tokens that share a row.
 
-    `places` contains the tokens' places at each point; equal vectors share a place.
+    `places` contains the row of each token at each point; tokens with equal vectors at a point share a row. The
+    column indices of the sparse matrix are sorted.
     """
     all_places = np.concatenate(places)
     tokens = np.bincount(all_places)
@@ -161,7 +165,7 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
 
 @numba.njit(inline="always")
 def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
-    """Return the distances of `place` to its tied places along an axis, summed with the ties' strengths as weights."""
+    """Return the differences between row `place` of `xy` and its tied rows on `axis`, summed with the tie strengths."""
     distance = 0.0
     for tie in range(tie_ends[place], tie_ends[place + 1]):
         distance += strengths[tie] * (xy[place, axis] - xy[others[tie], axis])
@@ -172,10 +176,11 @@ def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-unty
 def _run_epochs(  # type: ignore[no-untyped-def]
     xy, heads, tails, epochs_per_sample, tie_ends, others, strengths, firsts, sizes, a, b, n_epochs, state
 ):
-    """Update `xy` `[places, 2]` in place by stochastic gradient descent; `heads` and `tails` are `[edges]`.
+    """Update the coordinates `xy` `[rows, 2]` in place by stochastic gradient descent over edges.
 
-    `tie_ends`, `others` and `strengths` are the ties in CSR format. For drawing negative samples, `firsts` and `sizes`
-    `[places]` are the index of the first place at the same point and the number of places at this point.
+    `heads` and `tails` `[edges]` are the rows at the ends of each edge. `tie_ends`, `others` and `strengths` are the
+    ties in CSR format. Negative samples of a row are drawn from its point: `firsts` and `sizes` `[rows]` are the first
+    row and the number of rows of this point.
     """
     next_sample = epochs_per_sample.copy()
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES

@@ -1,4 +1,4 @@
-"""Maps of principal components for any number of vectors; they also initialise all other layouts."""
+"""Maps of principal components, which are defined for any number of vectors and also initialise all other layouts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,20 +44,23 @@ def two_components(x_ND: Doubles) -> Doubles:
 def principal_components(vectors: Vectors, metric: str) -> Coordinates:
     """Return the two principal components `[vectors, 2]` of the vectors prepared for `metric`, scaled to `EXTENT`.
 
-    Equal vectors share a place, which is the origin if all vectors are equal.
+    Equal vectors have equal coordinates; if all vectors are equal, all coordinates are 0.
     """
     first, numbers = distinct_rows(vectors)
     if len(first) == 1:
         return np.zeros((len(vectors), 2), np.float32)
     components = two_components(METRICS[metric].prepared(vectors))
-    extent = np.abs(components).max()  # 0 for distinct vectors without distance under the metric
+    extent = np.abs(components).max()  # 0 if all distances are 0 under the metric, although vectors differ
     factor = EXTENT / extent if extent > 0 else 0
     places = np.asarray(components * factor)
     return places[first][numbers]
 
 
 def fit_components(vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return the principal components of each point's vectors `[tokens, width]`; they do not depend on the seed."""
+    """Return maps of the principal components of each point's vectors `[tokens, width]`, under the key `settings.seed`.
+
+    The components do not depend on the seed.
+    """
     calls: list[tuple[Any, ...]] = [(vectors_ND, settings.metric) for vectors_ND in vectors.values()]
     components = in_parallel(principal_components, calls, "pca")
     map_by_site = {}

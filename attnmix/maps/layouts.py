@@ -1,11 +1,11 @@
 """Two-dimensional layouts with umap-learn.
 
-`joint` is one map of all points, `separate` one map per point, `aligned` one map per point with ties between each
-token's places (`attnmix.maps.aligned`); `pca` contains the two principal components of each point, independent of the
-seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour graph for every
-seed; the maps are bit-identical (tested). All maps are initialised with principal components, because umap-learn's
-spectral initialisation calls SciPy's `eigsh` without a seed. Equal vectors share a place: umap-learn would spread
-copies over a disc.
+`joint` is one map of all points, `separate` one map per point, and `aligned` one map per point with ties between the
+coordinates of each token (`attnmix.maps.aligned`). `pca` contains the two principal components of each point, which do
+not depend on the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour
+graph for every seed; the maps are bit-identical (tested). All maps are initialised with principal components, because
+umap-learn's spectral initialisation calls SciPy's `eigsh` without a seed. Equal vectors have equal coordinates, whereas
+umap-learn would spread copies over a disc.
 """
 
 import threading
@@ -29,14 +29,14 @@ from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_r
 N_EPOCHS = 200
 START_NOISE = 1e-4  # added to the principal components, as in umap-learn's initialisation
 
-# umap-learn compiles these functions in every process, for 7 s; here they are cached. Its epochs are compiled with
-# `nogil`, which allows threads to fit maps concurrently.
+# umap-learn compiles these functions in every process, which takes 7 s; here the compiled functions are cached. The
+# function for epochs is compiled with `nogil`, so that threads can fit maps concurrently.
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )
 umap_.smooth_knn_dist.enable_caching()
 umap_.compute_membership_strengths.enable_caching()
-_NUMBA_LOCK = threading.Lock()  # numba's thread pool must be used by one thread at a time
+_NUMBA_LOCK = threading.Lock()  # only one thread at a time may use numba's thread pool
 
 
 class Neighbourhood(NamedTuple):
@@ -47,7 +47,7 @@ class Neighbourhood(NamedTuple):
     places: Coordinates
     """The two principal components `[distinct, 2]`, which initialise maps."""
     numbers: Numbers
-    """The index of each vector among the distinct vectors."""
+    """The index among the distinct vectors for each vector."""
 
     def start(self, seed: int) -> Coordinates:
         """Return the initial layout `[distinct, 2]`: the principal components with a little noise."""
@@ -56,7 +56,7 @@ class Neighbourhood(NamedTuple):
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
-        """Return the graph `[vectors, vectors]`; equal vectors are neighbours of each other and share all others."""
+        """Return the graph `[vectors, vectors]`; equal vectors are neighbours and share all other neighbours."""
         vectors = len(self.numbers)
         member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
         between_different = member @ self.graph @ member.T
@@ -65,9 +65,9 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
-    """Return the neighbour graph and initial layout of `vectors`, at least three of them distinct.
+    """Return the neighbour graph and initial layout of `vectors`, of which at least three must be distinct.
 
-    `n_neighbors` is limited by the number of distinct vectors. `seed` initialises an approximate search.
+    `n_neighbors` is reduced if there are fewer distinct vectors. `seed` initialises the approximate search.
     """
     first, numbers = distinct_rows(vectors)
     distinct = vectors[first]
@@ -84,16 +84,16 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
 
 
 def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
-    """Return coordinates `[vectors, 2]` of one map."""
+    """Return the coordinates `[vectors, 2]` of a map of `vectors`."""
     near = neighbourhood(vectors, settings.metric, settings.n_neighbors, settings.seed)
     return lay_out(near, settings.min_dist, settings.seed)
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
-    """Return coordinates `[vectors, 2]` of one map."""
+    """Return the coordinates `[vectors, 2]` of a map from its neighbour graph."""
     a, b = umap_.find_ab_params(1.0, min_dist)
     xy, _ = umap_.simplicial_set_embedding(
-        None,  # vectors and metric are used only by umap-learn's spectral initialisation
+        None,  # umap-learn uses vectors and metric only for its spectral initialisation
         near.graph.copy(),  # umap-learn removes weak edges in place
         n_components=2,
         initial_alpha=1.0,
@@ -115,7 +115,7 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
 
 
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
-    """Return coordinates `[tokens, 2]` at each point."""
+    """Return the coordinates `[tokens, 2]` of aligned maps at each point."""
     a, b = umap_.find_ab_params(1.0, min_dist)
     strength = ties([point.between_vectors() for point in near])
     graphs = [point.graph for point in near]
@@ -125,13 +125,13 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return maps of each point's vectors `[tokens, width]` by seed, `seed` first; `pca` has a single map.
+    """Return maps of each point's vectors by seed, beginning with `settings.seed`; `pca` has only this seed.
 
-    `vectors` is the result of `points_for`. Only `separate` and `pca` support vectors of different widths.
+    `vectors` are those returned by `points_for`. Only `separate` and `pca` support vectors of different widths.
     """
     if layout == "pca":
         return fit_components(vectors, settings)
-    blocks = list(vectors.values())  # each block of vectors shares a neighbour graph
+    blocks = list(vectors.values())  # one neighbour graph is computed per block
     if layout == "joint":
         blocks = [np.concatenate(blocks)]
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]

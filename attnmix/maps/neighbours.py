@@ -1,4 +1,4 @@
-"""Nearest neighbours under umap-learn's metrics; exact for up to `MAX_EXACT_VECTORS`, without importing UMAP."""
+"""Nearest neighbours under umap-learn's metrics, exact for up to `MAX_EXACT_VECTORS` vectors and then without UMAP."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from sklearn.preprocessing import normalize
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
-MAX_EXACT_VECTORS = 32_768  # beyond, nearest-neighbour descent is faster, including half a minute of compilation
+MAX_EXACT_VECTORS = 32_768  # for more, nearest-neighbour descent is faster, including half a minute of compilation
 NEAREST_VECTORS = 5  # stored neighbours in the full space per vector
 MIN_RELATIVE_DISTANCE = 1e-6  # in vector lengths; smaller distances are rounding errors of the matrix product
 
@@ -21,7 +21,10 @@ Indices = npt.NDArray[np.int32]
 
 
 class Metric(NamedTuple):
-    """A umap-learn metric, expressed as a distance in scikit-learn, SciPy and pynndescent between prepared vectors."""
+    """A metric of umap-learn, expressed as a distance between prepared vectors that other libraries also define.
+
+    `distance` is its name in scikit-learn, SciPy and pynndescent.
+    """
 
     distance: str
     prepare: Callable[[Doubles], Doubles] = lambda x_ND: x_ND
@@ -29,12 +32,12 @@ class Metric(NamedTuple):
     """A monotonic function from the distance of prepared vectors to the metric's value."""
 
     def prepared(self, vectors: Vectors) -> Doubles:
-        """Return prepared vectors, for which `distance` orders pairs like the metric."""
+        """Return prepared vectors; `distance` between them orders pairs of vectors as the metric does."""
         return self.prepare(vectors.astype(np.float64))
 
 
 def _unit(x_ND: Doubles) -> Doubles:
-    """Scale vectors to length 1. An extra dimension makes zero vectors equal only to each other."""
+    """Scale vectors to length 1, and add a dimension in which zero vectors differ from all others."""
     is_zero_N = ~x_ND.any(axis=1)
     return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
@@ -84,14 +87,14 @@ METRICS: dict[str, Metric] = {
     "correlation": Metric("euclidean", prepare=_unit_centred, finish=_one_minus_cosine),
     "softmax_hellinger": Metric("euclidean", prepare=_root_probabilities, finish=_hellinger),
 }
-"""Metrics by umap-learn's names."""
+"""Metrics by their names in umap-learn."""
 
 
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
     """Return indices and distances `[vectors, k]` of each vector's `k` nearest other vectors, sorted by distance.
 
-    `k` is limited by the number of other vectors. The search is exact for up to `MAX_EXACT_VECTORS`; `seed` initialises
-    the approximate search.
+    `k` is reduced if there are fewer other vectors. The search is exact for up to `MAX_EXACT_VECTORS` vectors; for
+    more, `seed` initialises an approximate search.
     """
     known = METRICS[metric]
     x_ND = known.prepared(vectors)
@@ -110,7 +113,7 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
-    # The Bray-Curtis distance in scikit-learn's fast search differs from SciPy and umap-learn.
+    # The Bray-Curtis distance of scikit-learn's fast search differs from that of SciPy and umap-learn.
     is_fast = distance != "braycurtis"
     with config_context(enable_cython_pairwise_dist=is_fast, skip_parameter_validation=True):
         search.fit(x_ND)

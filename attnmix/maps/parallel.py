@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]], description: str) -> list[Result]:
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
-    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`) or of Dask workers. Each job runs in
-    a single thread, which makes sums independent of parallelism: with several threads, scikit-learn can return other
+    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`), or of Dask workers. Each job runs in
+    a single thread, which makes sums independent of the number of cores: scikit-learn can otherwise select different
     neighbours among nearly equal ones. All neighbour searches therefore use this function.
     """
     run = _on_cluster if SCHEDULER in os.environ else _in_threads
@@ -33,11 +33,11 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 
 
 def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
-    """Yield the results of a thread pool: the compiled loops and NumPy release the GIL.
+    """Yield the results of a thread pool. Threads suffice because compiled loops and NumPy release the GIL.
 
     The thread limit of BLAS applies to the process, the limit of OpenMP to the calling thread.
     """
-    controller = ThreadpoolController()  # created once, because finding the libraries needs milliseconds
+    controller = ThreadpoolController()  # created once, because finding the libraries takes milliseconds
     with controller.limit(limits=1):
         pool = ThreadPoolExecutor(joblib.cpu_count(), initializer=lambda: controller.limit(limits=1))
         try:
@@ -58,8 +58,8 @@ def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
         client = client(address, timeout=CONNECT_TIMEOUT_SECONDS)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{SCHEDULER}={address}: no Dask scheduler answers there; start one (`dask scheduler`) and name it as "
-            "tcp://host:port, or unset the variable to work in this process"
+            f"{SCHEDULER}={address}: no Dask scheduler responds at this address; start one (`dask scheduler`) and set "
+            "the variable to its tcp://host:port, or unset the variable to compute in this process"
         ) from error
     with client, joblib.parallel_config(backend="dask", client=client):
         workers = joblib.Parallel(n_jobs=-1, return_as="generator")
@@ -67,11 +67,14 @@ def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 
 
 def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call `function` with one OpenMP and BLAS thread; the OpenMP limit applies to the calling thread only."""
+    """Call `function` with one OpenMP and BLAS thread, on a Dask worker.
+
+    Raise `InputError` if the main process has `portable` arithmetic and the worker does not.
+    """
     if portable and not environment.in_place():
         raise InputError(
-            "arithmetic: portable, but Dask's workers use other arithmetic; start each worker with "
-            "`env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`, or set it to fastest"
+            "arithmetic: is portable, but the Dask workers use different arithmetic; start each worker with "
+            "`env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`, or set arithmetic to fastest"
         )
     with threadpool_limits(1):
         return function(*arguments)

@@ -1,4 +1,4 @@
-"""Quality scores of maps: preservation of the full space and stability over seeds, with chance levels."""
+"""Quality scores of maps: preservation of neighbours and distances, and stability over seeds, with chance levels."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -18,25 +18,25 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
 N_NEIGHBOURS = 15
-MAX_SCORED_VECTORS = 2000  # per map; the memory for scikit-learn's scores is quadratic in this number
+MAX_SCORED_VECTORS = 2000  # per map; scikit-learn's scores require memory quadratic in this number
 QUALITY_COLUMNS = ["layout", "layer", "point", "measure", "value", "chance"]
 NEIGHBOUR_SCORES = ("trustworthiness", "continuity", "neighbours_kept")
 SCORES = (*NEIGHBOUR_SCORES, "distance_spearman")
 WITHIN = {name: f"{name}_within" for name in NEIGHBOUR_SCORES}
-"""Names of scores within single points of the joint map."""
+"""Names of the scores within single points of the joint map."""
 STABILITY = ("procrustes_distance", "neighbour_overlap")
 MIN_VECTORS = 3
 DIGITS = 6
 
 
 def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
-    """Return the values of `SCORES` for one map; NaN for fewer than three vectors or if all vectors are equal.
+    """Return the values of `SCORES` for one map; NaN if there are fewer than three vectors or all vectors are equal.
 
-    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, or the maximum in scikit-learn,
-    fewer than half of the vectors. scikit-learn finds the neighbours of its second argument by Euclidean distance.
-    Continuity therefore uses Euclidean neighbours in the full space for metrics without a Euclidean form: manhattan,
-    chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that are also
-    nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
+    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, or fewer if that is half of the
+    vectors or more, the limit of scikit-learn. scikit-learn finds the neighbours of its second argument by Euclidean
+    distance. Continuity therefore uses Euclidean neighbours in the full space for metrics without a Euclidean form:
+    manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that
+    are also nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
     """
     if _too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
@@ -58,7 +58,7 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
-    """Return only `neighbours_kept` of `score_map`: its value and its chance level."""
+    """Return the value and the chance level of `neighbours_kept`, as computed by `score_map`."""
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
     xy = xy[rows]
@@ -76,7 +76,7 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
 
 
 def _too_few(vectors: Vectors) -> bool:
-    """Return True if neighbours are undefined: fewer than three vectors, or all vectors equal."""
+    """Return True if neighbours are undefined, because there are fewer than three vectors or all vectors are equal."""
     if len(vectors) < MIN_VECTORS:
         return True
     is_equal_to_first = vectors == vectors[0]
@@ -90,7 +90,7 @@ def _scored_neighbours(vectors: Vectors) -> int:
 
 
 def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
-    """Return the rows of scored vectors: distinct vectors, or a random sample of `MAX_SCORED_VECTORS`."""
+    """Return the rows of the distinct vectors, or of a random sample of `MAX_SCORED_VECTORS` distinct vectors."""
     first, _ = distinct_rows(vectors)
     one_stratum = np.zeros(len(first), dtype=np.int64)
     drawn = stratified_draw(one_stratum, MAX_SCORED_VECTORS, seed)
@@ -98,18 +98,18 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _random_order(number: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the random order of a map's places for chance levels."""
+    """Return a random order of the points of a map, as a chance baseline."""
     generator = np.random.default_rng(seed)
     return generator.permutation(number)
 
 
 def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, float]]:
-    """Return the similarity of maps of the same vectors with different seeds, averaged over pairs: value and chance.
+    """Return the values and chance levels of `STABILITY`, averaged over pairs of maps with different seeds.
 
     `procrustes_distance` is the squared distance between two maps of unit norm that remains after optimal translation,
     rotation, reflection and scaling (0: the same shape, 1: nothing in common). `neighbour_overlap` is the share of a
-    vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the places
-    of the second map are permuted.
+    vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the
+    coordinates of the second map are permuted.
     """
     order = _random_order(len(maps[0]), seed)
     new_number = np.argsort(order)
@@ -137,10 +137,11 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 
 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
-    """Return `value` and `chance` by `measure`, for the first of `maps` (one per seed) and the stability of all.
+    """Return a table of `value` and `chance` by measure, for the maps of the same vectors with different seeds.
 
-    Equal vectors count once. A random sample of at most `MAX_SCORED_VECTORS` is scored, with neighbours within the
-    sample. For chance levels, the places on the map are permuted.
+    `SCORES` refer to the first map, `STABILITY` to all maps. Equal vectors count once. At most `MAX_SCORED_VECTORS`
+    randomly sampled vectors are scored, with neighbours within the sample. For chance levels, the coordinates on the
+    map are permuted.
     """
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
@@ -164,9 +165,8 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     """Return `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
 
     The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows. Rows without layer and point
-    refer to the whole layout: the mean over points with a value. For the joint map, the vectors of all points are
-    scored together, except points with a separate basis (`OWN_BASIS`); scores within a point have the names of
-    `WITHIN`.
+    contain the mean over the points with a value. For the joint map, they contain scores of the vectors of all points
+    together, except points with a separate basis (`OWN_BASIS`); scores within single points are named as in `WITHIN`.
     """
     by_seed = list(maps.values())
     scored_maps = by_seed[:1] if layout == "joint" else by_seed
@@ -211,7 +211,7 @@ def _scores_among_all(
 
 
 def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
-    """Return the rows of all `sites`, concatenated; an empty array without sites."""
+    """Return the rows of all `sites`, concatenated; an empty array if there are no sites."""
     if not sites:
         first = next(iter(arrays.values()))
         return first[:0]
@@ -219,7 +219,7 @@ def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) ->
 
 
 def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
-    """Return the mean share of a row's indices that also occur in the same row of `others`."""
+    """Return the share of indices in a row of `near` that also occur in this row of `others`, averaged over rows."""
     is_same = near[:, :, None] == others[:, None, :]
     is_shared = is_same.any(axis=2)
     return float(is_shared.mean())

@@ -1,4 +1,4 @@
-"""Input vectors of maps: conversion to finite arrays, distinct vectors, and the points that each layout supports."""
+"""Input vectors of maps: conversion to arrays of finite numbers, distinct vectors, and the points of each layout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,19 +27,19 @@ def read_vectors(given: Any) -> Vectors:
         with np.errstate(over="ignore"):  # overflow of float32 is reported below
             array = _plain(given).astype(np.float32)
     except (TypeError, ValueError) as error:
-        raise InputError(f"vectors: {type(given).__name__} holds no array of numbers ({first_line(error)})") from None
+        raise InputError(f"vectors: {type(given).__name__} is not an array of numbers ({first_line(error)})") from None
     if array.ndim < 2 or not array.size:
         raise InputError(f"vectors: an array of shape {array.shape}; {allowed}")
     is_finite = np.isfinite(array).all(axis=-1)
     broken_rows = np.argwhere(~is_finite)
     if len(broken_rows):
         row = ", ".join(map(str, broken_rows[0]))
-        raise InputError(f"vectors: row {row} holds NaN or a number too large for float32; allowed: finite numbers")
+        raise InputError(f"vectors: row {row} contains NaN or a number too large for float32; allowed: finite numbers")
     return array
 
 
 def _plain(given: Any) -> npt.NDArray[Any]:
-    """Return an array; raise TypeError unless it contains real numbers."""
+    """Return `given` as an array; raise TypeError unless it contains real numbers."""
     if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
         return np.stack([_plain(vector) for vector in given])
     if hasattr(given, "detach"):
@@ -53,12 +53,12 @@ def _plain(given: Any) -> npt.NDArray[Any]:
     if array.dtype == object:
         array = array.astype(np.float64)  # a table with float and integer columns
     if array.dtype.kind not in "fiu":
-        raise TypeError(f"numbers of the type {array.dtype}")
+        raise TypeError(f"its dtype is {array.dtype}")
     return array
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the row of the first copy of each distinct vector, in order, and each vector's index among them."""
+    """Return the rows of the first copy of each distinct vector, sorted, and each vector's index in these rows."""
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))
@@ -71,10 +71,10 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
 
 
 def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:
-    """Return the vectors `[tokens, width]` of all points with enough data for a layout.
+    """Return the vectors `[tokens, width]` of the points with enough distinct vectors for a layout.
 
     UMAP layouts require `MIN_UMAP_VECTORS` tokens. Each fitted set (a point, or all points of `joint`) must also have
-    `MIN_UMAP_VECTORS` distinct vectors, and more than `n_neighbors`.
+    at least `MIN_UMAP_VECTORS` and more than `n_neighbors` distinct vectors.
     """
     if layout == "pca" or not vectors:
         return dict(vectors)

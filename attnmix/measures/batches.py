@@ -49,6 +49,8 @@ LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
 """Quantities that a pass can sum in addition to the ratios; `PAIR_SOURCES` require pairs of texts."""
+RATIO_SUMS = (*(f"ratios_by_{grouping}" for grouping in GROUPS), "to_first")
+"""Names of the sums of every document, including documents without `STATISTICS`."""
 DocumentSums = dict[str, Sums]
 """The sums of one document by quantity."""
 

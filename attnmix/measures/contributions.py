@@ -1,7 +1,7 @@
-"""Contribution vectors and matrices, computed in chunks of sources, and rollouts, in float64.
+"""Contribution vectors and matrices of a text, computed in chunks of sources, and rollouts.
 
-In float32, 1 - cos of nearly equal vectors would lose all significant digits. Shapes: L layers, H heads, T tokens,
-J sources of a chunk, D hidden.
+They are computed in float64, because in float32 1 - cos of nearly equal vectors would lose all significant digits.
+Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
 import copy
@@ -36,19 +36,19 @@ from attnmix.models.families import PROJECTED, family_of, layer_counts
 
 Doubles = npt.NDArray[np.float64]
 
-CHUNK_NUMBERS = 2**20  # float64 elements `[J, T, D]` of a chunk of sources, which fit into a CPU's cache
-DEVICE_CHUNK_NUMBERS = 2**26  # for other devices, where larger operations are more efficient
+CHUNK_NUMBERS = 2**20  # maximum number of float64 elements `[J, T, D]` of a chunk, which fit into a CPU's cache
+DEVICE_CHUNK_NUMBERS = 2**26  # the same for other devices, where larger operations are more efficient
 
 
 def contributions(
     names: Collection[str], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
 ) -> dict[str, Tensor]:
-    """Return the named matrices and rollouts of one document `[layers, T, T]`, normalised.
+    """Return the normalised matrices and rollouts `[layers, T, T]` of one text, by name.
 
-    `by_layer` comes from `layer_contributions` of `select_layer_matrices(names)`. A row is NaN if its sum before
-    normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
+    `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
+    before normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
     zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because the tokens of a
-    decoder differ from its encoder's.
+    decoder differ from those of its encoder.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -67,7 +67,7 @@ def contributions(
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
-    """Divide rows by their sums; replace rows of zeros (no contributions) by rows of the identity."""
+    """Divide each row by its sum; replace rows of zeros (no contributions) by rows of the identity."""
     sums = matrix_TT.sum(-1, keepdim=True)
     return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
 
@@ -85,7 +85,7 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the declared matrices `[T, T]` of one document in one layer by name; the pass is float64."""
+    """Return the `declared` matrices `[T, T]` of one text in one layer, by name; `layer_pass` is in float64."""
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
@@ -109,7 +109,7 @@ def coherence(layer_pass: LayerPass) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerSources:
-    """All sources of one document in one layer, with lazily computed values."""
+    """Tensors of all sources of one text in one layer, computed at first use."""
 
     layer_pass: LayerPass
 
@@ -176,7 +176,7 @@ class SourceChunk:
         return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
     def through_output_norm(self) -> Tensor:
-        """Return the T_ij `[J, T, D]` after the linear parts of the subsequent LayerNorms."""
+        """Return the T_ij `[J, T, D]` after the linear parts of the layer's remaining LayerNorms."""
         block = self.layer_pass.block
         features = self.layer_pass.features
         parts_JTD = self.T_JTD
@@ -186,7 +186,7 @@ class SourceChunk:
         return block.output_norm.part(parts_JTD, self.layer_pass.stream + features["ffn_output"])
 
     def output_without(self, part_JTD: Tensor) -> Tensor:
-        """Return the layer's output `[J, T, D]` without a part of W_O's output, such as `projected_JTD`."""
+        """Return the layer's output `[J, T, D]` if `part_JTD` (`projected_JTD`, for example) is not in W_O's output."""
         layer_pass = self.layer_pass
         block = layer_pass.block
         attention_output_JTD = block.attention_output_norm(layer_pass.projected - part_JTD)
@@ -194,14 +194,14 @@ class SourceChunk:
 
 
 class _Compared(NamedTuple):
-    """The measures of one document for comparison with derivatives."""
+    """The measures of one text that are compared with derivatives."""
 
     ratios_LMT: Tensor
     matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in sorted order
     coherence_LT: Tensor
 
     def agreement(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
-        """Return each layer's correlation `[L, M]` of ratios with `others_LT`, and of matrices with `entries_LTT`."""
+        """Return the correlations `[L, M]` of each ratio with `others_LT`, and of each matrix with `entries_LTT`."""
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
             correlations.append(_mean_spearman(ratios_LT[:, None], others_LT[:, None]))
@@ -219,12 +219,12 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
 
 
 class DocumentMeasurer:
-    """Measures single documents in one checkpoint's model, in float64 for matrices and float32 for derivatives."""
+    """Measurement of single texts in one checkpoint's model, in float64 for matrices and float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Store a model in float32 and the default methods and matrices."""
+        """Store a float32 model, and the names of the default ratios and matrices."""
         family = family_of(base.config)
-        self._copy = copy_with_same_weights(base)  # A copy during a forward pass would include hooks.
+        self._copy = copy_with_same_weights(base)  # A copy made during a forward pass would include hooks.
         self.base_32 = base
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
@@ -243,9 +243,9 @@ class DocumentMeasurer:
         names: Sequence[str] | None = None,
         advance: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
-        """Return the named matrices and rollouts of a document `[layers, tokens, tokens]`, in the host's memory.
+        """Return matrices and rollouts `[layers, tokens, tokens]` of a text by name, on the CPU.
 
-        The default `names` are the matrices of the constructor. The callback `advance` runs after each layer.
+        By default, `names` are the matrices given to the constructor. The callback `advance` runs after each layer.
         """
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
@@ -275,20 +275,20 @@ class DocumentMeasurer:
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
     ) -> dict[str, Doubles]:
-        """Return the document's derivatives and the measures for comparison, by quantity.
+        """Return the derivatives of a text and the measures that are compared with them, by quantity.
 
-        `level`       [references, layers, forms, tokens]: `levels`; NaN for a token with zero derivatives
-        `swap`        [layers, donors * swaps, tokens]: `layer_swap_ratios` with the inputs of each of the documents
-                      `donors`; NaN for tokens beyond the end of the shorter document
+        `level`       [references, layers, forms, tokens]: the result of `levels`; NaN for a token with zero derivatives
+        `swap`        [layers, donors * swaps, tokens]: `layer_swap_ratios` with the inputs of each text in `donors`;
+                      NaN for tokens beyond the end of the shorter text
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
-                      others have the same direction, NaN without contributions
+                      other tokens have the same direction, NaN if there are none
         `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
         `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then levels for word embeddings
-        `agreement`   [references, layers, methods, 1]: Spearman's correlation with ratios, matrices and rollouts; NaN
-                      if undefined
+        `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, matrices
+                      and rollouts; NaN if undefined
 
-        Matrices are compared row by row (over the sources of each token, then the mean over tokens), and ratios with
-        `sum_of_norms` over the document's tokens. Ratios come first, then matrices and their rollouts.
+        Ratios come first, then matrices and their rollouts. Ratios are correlated with the level `sum_of_norms` over
+        the tokens of the text; matrices are correlated row by row, and the correlations are averaged over tokens.
         """
         compared = self._compared(ids)
         chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
@@ -316,7 +316,7 @@ class DocumentMeasurer:
         }
 
     def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
-        """Return the ratios, matrices and coherence of the document from one forward pass."""
+        """Return the ratios, matrices and coherence of the text `ids` from one forward pass."""
         declared = select_layer_matrices(self.matrices)
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
@@ -332,7 +332,7 @@ class DocumentMeasurer:
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
     def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return `layer_swap_ratios` of the positions common to both documents; NaN for other tokens."""
+        """Return `layer_swap_ratios` for the positions that both texts have; NaN for other tokens."""
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         return document_swaps(self.base_32, ids, donor_ids)
@@ -343,7 +343,7 @@ class DocumentMeasurer:
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Apply `function` to each layer of the document, without batch axis."""
+        """Return the results of `function` for each layer's pass of the text `ids`, without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
         return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
 
@@ -352,7 +352,7 @@ class DocumentMeasurer:
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer; a GPU holds the matrices of one layer at a time."""
+    """Return the raw matrices of one layer on the CPU, so that a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
@@ -363,8 +363,8 @@ def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) ->
 def attention_gain(layer_pass: LayerPass) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
 
-    The Frobenius norm of the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix on [x, 1], is its root mean square
-    scaling of random vectors. Below 1, the skip connection dominates. `layer_pass` must have a single token.
+    This is the root mean square factor by which the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix on [x, 1],
+    scales random vectors. Below 1, the skip connection dominates. `layer_pass` must have a single token.
     """
     value = value_map(layer_pass)
     output = layer_pass.block.output
@@ -375,7 +375,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return each layer's mean correlation over its rows, without constant and NaN rows."""
+    """Return the rank correlation averaged over the rows of each layer; constant and NaN rows are ignored."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)
     means_L: Doubles = np.full(len(rows_LR), np.nan)

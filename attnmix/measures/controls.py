@@ -1,12 +1,12 @@
-"""Controls of the mixing ratios: the same ratios after removal of a property that they should depend on.
+"""Controls of the mixing ratios: the same ratios without a property on which they should depend.
 
-A ratio that a control reproduces does not reflect the removed property. Four controls reuse the forward pass of the
-ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens as sources (sinks). Attention
-weights, skip connection and norms (including their deviations) are unchanged. `shuffled_words` and `random_weights`
-require separate forward passes.
+If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
+of the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) as sources. The
+attention weights, skip connection and norms (including their deviations) remain unchanged. `shuffled_words` and
+`random_weights` require separate forward passes.
 
-Shapes: L layers, B documents, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or
-controls, E = heads * head width, D hidden.
+Shapes: L layers, B texts, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or controls,
+S special tokens of a text, E = heads * head width, D hidden.
 """
 
 import copy
@@ -41,12 +41,11 @@ class Control(NamedTuple):
 
 CONTROLS = {
     "random_weights": Control(
-        "the same documents through the same architecture with random initial weights of transformers; checkpoint "
-        "`random`",
+        "the same texts in the same architecture with random initial weights of transformers; checkpoint `random`",
         own_pass=True,
     ),
     "shuffled_words": Control(
-        "the words of each document in random order, pieces of a word together, special tokens in place",
+        "the words of each text in random order, with subwords kept together and special tokens in place",
         own_pass=True,
     ),
     "text_mean_value": Control("v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h"),
@@ -65,17 +64,17 @@ RANDOM = "random"
 
 
 class CorpusValues:
-    """Mean value vectors of each layer in a sample of texts, by group of tokens (token class and position)."""
+    """Mean value vectors in a sample of texts, by layer and group of tokens (token class and position)."""
 
     def __init__(self, values_LGE: Tensor, counts_G: Tensor, names: Collection[str]) -> None:
-        """Store the sums of the values in float64, the token counts and the names of the sampled texts."""
+        """Store the sums of the values in float64, the token counts, and the names of the sampled texts."""
         self.values_LGE = values_LGE
         self.counts_G = counts_G
         self.names = names
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Compute the values from forward passes of `batches` of documents; return None without documents."""
+        """Compute the values by forward passes of `batches`; return None if there are no texts."""
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names = set[str]()
@@ -98,10 +97,10 @@ class CorpusValues:
         return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
-        """Return the mean value over the other texts for each token of some documents with values `value_BTE`.
+        """Return the mean value over other texts for each token of `micro_batch`, whose own values are `value_BTE`.
 
-        The mean covers the tokens of the same group. If no other text has any, it covers the tokens of the same class,
-        and is NaN if there are none either.
+        The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
+        class; if there are none either, it is NaN.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
@@ -111,7 +110,7 @@ class CorpusValues:
         by_class = (len(CLASSES), len(POSITIONS))
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
-        # Without tokens, the sum is only the rounding error of the difference and must not be divided by 0.
+        # If there are no tokens, the sum is a rounding error of the difference, which must not be divided by 0.
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
@@ -123,9 +122,9 @@ class CorpusValues:
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
-    """Return a token class that no other text has, by index of each document excluded from `corpus_value`.
+    """Return the texts excluded from `corpus_value`, as a dictionary from index to a token class no other text has.
 
-    `sample` contains the indices of the documents in `CorpusValues`.
+    `sample` contains the indices of the texts in `CorpusValues`.
     """
     counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
     counts_NC = np.stack(counts)
@@ -143,24 +142,24 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a message on the texts excluded from `corpus_value`: their number, the first one's name, the reason."""
-    cause = f"no other text has a token of its class {token_class}"
-    return f"corpus_value leaves out {left_out} of {texts} texts, first {text}: {cause}."
+    """Return a sentence on the texts excluded from `corpus_value`; `text` and `token_class` refer to the first one."""
+    cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
+    return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
 
 
 class ControlValues(NamedTuple):
-    """Tensors of one layer for computing the values of the `SAME_PASS` controls."""
+    """The tensors of one layer from which the `SAME_PASS` controls are computed."""
 
     bias_E: Tensor  # b_V
-    corpus_BTE: Tensor | None  # the corpus values v_j; None without other texts
-    mean_B1E: Tensor  # mean_k v_k over the document's tokens
-    special_SB: Tensor  # positions of each document's special tokens, then -1
+    corpus_BTE: Tensor | None  # the corpus values v_j; None if there are no other texts
+    mean_B1E: Tensor  # mean_k v_k over the tokens of each text
+    special_SB: Tensor  # positions of each text's special tokens, padded with -1
 
     def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
         """Apply the layer's attention weights to the values without b_V and to the corpus values.
 
-        The bias is subtracted before the weighted sum, not after it. If the values consist of b_V alone, a later
-        subtraction would leave only rounding errors, and a meaningless ratio of 1.
+        The bias is subtracted before the weighted sum. If the values consist of b_V alone, a subtraction after the sum
+        would leave rounding errors, and a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
         other_values = {}
@@ -190,14 +189,15 @@ class ControlValues(NamedTuple):
 class AttendedValues(NamedTuple):
     """Sums of control values, weighted by the layer's attention."""
 
-    splits: Mapping[str, Split]  # by control, for the requested `without_value_bias` and `corpus_value`
+    splits: Mapping[str, Split]  # by control: `without_value_bias` and `corpus_value`, if requested
     row_sums_BTH: Tensor  # sum_j a^h_ij
 
 
 class HeadSums(NamedTuple):
     """Attention outputs that are weighted sums of a few vectors.
 
-    For efficiency, the vectors pass the feed-forward network's first Linear, not the more numerous sums.
+    For efficiency, the first Linear of the feed-forward network is applied to the vectors instead of to the sums, which
+    are more numerous.
     """
 
     weights_BTH: Tensor  # `[..., B, T, H]`
@@ -208,7 +208,7 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Return the sums as inputs of the feed-forward network, for the tokens of `splits`."""
+        """Return the sums as a `NetworkPart`: on the second skip connection, and after the network's first Linear."""
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
@@ -229,10 +229,10 @@ def control_ratios(
     attended: AttendedValues,
     names: Collection[str] = SAME_PASS,
 ) -> dict[str, Tensor]:
-    """Return the ratios of all tokens under the named controls of `SAME_PASS`, `[methods, B, T]` by name.
+    """Return the ratios `[methods, B, T]` of all tokens under the controls `names` of `SAME_PASS`, by name.
 
-    `splits` are the unchanged splits of all tokens; `attended` is computed from `values`. Without corpus values,
-    `corpus_value` is omitted.
+    `splits` are the unchanged splits of all tokens, and `attended` is computed from `values`. `corpus_value` is omitted
+    if there are no corpus values.
     """
     diagonal_BTH = layer_pass.diagonal
     projected = dict(attended.splits)
@@ -271,7 +271,7 @@ def control_ratios(
 
 
 def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return `LayerSplits.layer` of a control that adds or subtracts weighted sums of a few vectors."""
+    """Return the split `LayerSplits.layer` of a control that adds or subtracts weighted sums of a few vectors."""
     rest = splits.rest
     assert rest is not None
     network = sums.network(splits)
@@ -283,7 +283,7 @@ def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
 
 
 def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
-    """Return the contributions of special tokens to other tokens, as sums of S * H vectors per document."""
+    """Return the contributions of special tokens to other tokens, as sums of S * H vectors per text."""
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
     weights_BTS = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
     value_BSE = layer_pass.value.take_along_dim(special_SB.T.clamp_min(0).unsqueeze(-1), 1)
@@ -292,7 +292,7 @@ def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
 
 
 def _weight_without(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight on the other tokens minus `removed_weight_N`, relative to the remaining total weight."""
+    """Return the weight on other tokens after removing `removed_weight_N`, relative to the remaining total weight."""
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
@@ -315,7 +315,7 @@ def _stacked(splits: Sequence[Split]) -> Split:
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """Return the document with shuffled words, determined by `seed` and its name; special tokens stay in place.
+    """Return the text with its words in random order, determined by `seed` and its name; special tokens stay in place.
 
     Words are not exchanged between the two texts of a pair.
     """
@@ -333,14 +333,14 @@ def shuffled_words(document: Document, seed: int) -> Document:
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:
-    """Return `random_model` of the architecture in `folder`."""
+    """Return a model with the architecture of the checkpoint in `folder` and random weights."""
     return random_model(load_config(folder), seed)
 
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    """Return a model of this architecture, initialised by transformers after `torch.manual_seed(seed)`.
+    """Return a model with the architecture of `config`, initialised by transformers after `torch.manual_seed(seed)`.
 
-    As in `load_base`, the model is without head, in float32 and eval mode, and its attention is observed.
+    As in `load_base`, the model has no head, is in float32 and eval mode, and its attention is observed.
     """
     config = copy.deepcopy(config)  # The model modifies its configuration.
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}

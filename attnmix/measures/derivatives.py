@@ -1,16 +1,16 @@
-"""Derivative reference for the mixing ratios: sensitivity of a layer's output for token i to the input of token j.
+"""Derivatives as a reference for the mixing ratios: sensitivity of a layer's output at token i to the input of token j.
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
 computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
-mode: one pass of tangents covers all tokens and layers; backward mode would need separate passes per layer. Derivatives
-within a layer use backward mode: operations after attention are token-wise and are backpropagated for all tokens
-together; only attention requires separate backpropagation for each token.
+mode, in which one pass of tangents covers all tokens and layers; backward mode would need separate passes per layer.
+Derivatives within a layer use backward mode. Operations after attention are token-wise and are backpropagated for all
+tokens together; only attention requires a separate backpropagation for each token.
 
-With fewer directions than the width, norms are bias-corrected estimates (`_norm`) from random directions r_k of the
-inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources are estimated with the same direction for all
-sources: |sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
+If there are fewer directions than the width, norms are bias-corrected estimates (`_norm`) from random directions r_k of
+the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for all sources:
+|sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
 
-`levels` are the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
+`levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
 Jacobians of the other tokens into one norm:
 
     form             others
@@ -20,8 +20,8 @@ Jacobians of the other tokens into one norm:
 
 `norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
 
-Shapes: L layers, K directions, S tokens of a block, R = S * K of their tangents, T tokens, D hidden, E of all heads,
-W width of the perturbed vectors.
+Shapes: L layers, F forms, K directions, S tokens of a block, R = S * K tangents, T tokens, D hidden, E = heads * head
+width, W width of the perturbed vectors.
 """
 
 import copy
@@ -47,12 +47,12 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-PASS_TOKENS = 8192  # tokens of all tangents in one pass through a layer
-DEVICE_PASS_TOKENS = 2**17  # for devices other than CPUs, where larger operations are more efficient
+PASS_TOKENS = 8192  # maximum number of tokens, summed over tangents, in one pass through a layer
+DEVICE_PASS_TOKENS = 2**17  # the same for devices other than CPUs, where larger operations are more efficient
 
 
 class JacobianNorms(NamedTuple):
-    """Frobenius norms of one document's derivatives d layer_output_i / d x_j."""
+    """Frobenius norms of the derivatives d layer_output_i / d x_j of one text."""
 
     entries_LTT: Tensor  # |J_ij| (i, j)
     block_LT: Tensor  # |[J_ij, j != i]|, concatenation of all other sources: the square is sum_{j != i} |J_ij|^2
@@ -60,7 +60,7 @@ class JacobianNorms(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A sequence of layers in one document's forward pass, for propagation of tangents."""
+    """The layers of one stack in the forward pass of a text, through which tangents are propagated."""
 
     start_TW: Tensor  # the differentiated vectors
     embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer
@@ -68,7 +68,7 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass and return the layers of each stack, starting at the sum of the embeddings."""
+    """Run one forward pass, and return the chain of each stack, which starts at the sum of the embeddings."""
     calls: list[LayerCall] = []
     chains: list[Chain] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
@@ -89,7 +89,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
                 layers=stack_calls,
             )
             chains.append(chain)
-    # Copies of layers are made after the hooks have been removed.
+    # Layers are copied here because the hooks, which would be copied too, have been removed.
     differentiable = []
     for chain in chains:
         layers = [_replace_activation(call) for call in chain.layers]
@@ -98,7 +98,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:
-    """Return the layer; replace an activation unsupported by `torch.func` by its counterpart in transformers."""
+    """Return the layer, with any activation that `torch.func` does not support replaced by an equivalent one."""
     if call.stack.activation is None:
         return call
     shared_parameters = {id(parameter): parameter for parameter in call.module.parameters()}
@@ -110,11 +110,11 @@ def _replace_activation(call: LayerCall) -> LayerCall:
 
 
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms of one document's derivatives, in all layers.
+    """Return the norms of the derivatives of one text, in all layers.
 
-    x_j is the token's word embedding or, with `layer_input`, the input of each layer. In a decoder after an encoder,
-    x_j is the decoder's, and encoder states are constant. The norm is estimated from K random orthonormal directions r:
-    E sum_k |J r_k|^2 = |J|_F^2 K / W. It is exact for K equal to the width W.
+    For the reference `word_embedding`, x_j is the token's word embedding; for `layer_input`, it is the input of each
+    layer. In a decoder after an encoder, x_j belongs to the decoder, and encoder states are constant. The norm is
+    estimated from K random orthonormal directions r by E sum_k |J r_k|^2 = |J|_F^2 K / W. It is exact if K equals W.
     """
     norms = []
     for chain in chains:
@@ -130,9 +130,9 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
 
 
 def levels(norms: JacobianNorms) -> Tensor:
-    """Return the share of a token's derivative due to other tokens `[layers, forms, T]`, in the order of `FORMS`.
+    """Return the share of other tokens in each token's derivative, `[layers, forms, T]` in the order of `FORMS`.
 
-    NaN for a token with zero derivatives.
+    The share is NaN if all derivatives of the token are 0.
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
     others_LTT = norms.entries_LTT - torch.diag_embed(own_LT)
@@ -143,7 +143,7 @@ def levels(norms: JacobianNorms) -> Tensor:
 
 
 def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms in a chain of layers, from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of every direction."""
+    """Return the norms in a chain of layers, from the |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of all directions."""
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
     tokens = len(chain.start_TW)
@@ -165,12 +165,12 @@ def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
 
 
 def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` of some directions."""
+    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for `directions_KW`."""
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
     layers = len(chain.layers)
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
-    common = []  # by layer, response to a common perturbation of all other sources
+    common = []  # by layer: responses to a common perturbation of all other sources
     for call in chain.layers:
         hidden = call.whole.hidden
         common.append(hidden.new_zeros(directions, *hidden[0].shape))
@@ -197,19 +197,19 @@ def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms of one layer, from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of every direction."""
+    """Return the norms of one layer, from the |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of all directions."""
     x_1TD, heads_1TE, output_1TD = _layer_graph(call)
     tokens, width = output_1TD.shape[1:]
     basis_KD = _draw_directions(output_1TD[0].detach(), directions, seed)
     directions = len(basis_KD)
     every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
-    # sum_i r_k J_ij, and r_k at each token's output, backpropagated to its own head outputs.
+    # r_k at the output of all tokens, backpropagated to the inputs (sum_i r_k J_ij) and to the heads' outputs.
     input_K1TD, heads_K1TE = _backpropagate(output_1TD, (x_1TD, heads_1TE), every_K1TD)
     input_KTD = input_K1TD.squeeze(1)
     heads_KTE = heads_K1TE.squeeze(1)
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
-    own_KTD = input_KTD.clone()  # The derivatives from other tokens are subtracted below.
+    own_KTD = input_KTD.clone()  # The derivatives of other tokens' outputs are subtracted below.
     targets = torch.arange(tokens, device=basis_KD.device)
     tokens_per_target = tokens * directions
     targets_per_pass = max(1, _get_pass_tokens(x_1TD) // tokens_per_target)
@@ -257,12 +257,12 @@ def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
-    """Return the vector-Jacobian products of `output` for each input, batched over the first axis of `along`."""
+    """Return the vector-Jacobian products of `output` and `along` for each input, batched over the first axis."""
     return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
 
 
 def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
-    """Return random orthonormal directions `[K, width]` in the space of the vectors, with K at most the width."""
+    """Return K random orthonormal directions `[K, width]`; K is `directions`, or the width of `vectors` if smaller."""
     width = vectors.shape[-1]
     number = min(directions, width)
     generator = torch.Generator()
@@ -273,7 +273,7 @@ def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
 
 
 def _get_pass_tokens(vectors: Tensor) -> int:
-    """Return the number of tokens of all tangents in one pass through a layer, on the device of the vectors."""
+    """Return the maximum number of tokens, summed over tangents, in one pass through a layer on the vectors' device."""
     if vectors.is_cpu:
         return PASS_TOKENS
     return DEVICE_PASS_TOKENS
@@ -282,9 +282,9 @@ def _get_pass_tokens(vectors: Tensor) -> int:
 def _norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the norm `[...]` from |J r|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    To first order, the root of the mean is too small by a fraction v / 8, with v the relative variance of the mean. It
-    is thus multiplied by 1 + v / 8. v assumes K draws without replacement and is 0 for all directions. A single
-    direction, with unknown v, is not corrected.
+    To first order, the root of the mean is too small by a fraction v / 8, where v is the relative variance of the mean.
+    It is therefore multiplied by 1 + v / 8. v assumes K draws without replacement, so it is 0 if K equals `width`. For
+    a single direction, v is unknown, and the norm is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)
@@ -298,7 +298,7 @@ def _norm(squares_K: Tensor, width: int) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """torch's `linear` with constant weight and bias, without adding zero tangents for them."""
+    """torch's `linear` for a constant weight and bias, which have no tangents."""
 
     generate_vmap_rule = True
 
@@ -318,7 +318,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Gelu(torch.autograd.Function):
-    """torch's `gelu`, with one computation of its slope for all tangents."""
+    """torch's `gelu`, whose slope is computed once for all tangents."""
 
     generate_vmap_rule = True
 
@@ -341,7 +341,7 @@ class _Gelu(torch.autograd.Function):
 
 
 class _LeanDerivatives(TorchFunctionMode):
-    """Replaces functions in modules by equivalents with cheaper derivatives along many tangents."""
+    """A mode in which modules use equivalent functions with cheaper derivatives along many tangents."""
 
     LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
 
@@ -351,12 +351,12 @@ class _LeanDerivatives(TorchFunctionMode):
         lean = self.LEAN.get(function)
         if lean is None:
             return function(*args, **kwargs or {})
-        # Autograd functions accept only positional arguments; both functions have keywords last, in this order.
+        # Autograd functions accept positional arguments only; keywords of both functions come last, in the same order.
         return lean(*args, *(kwargs or {}).values())
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivative of `function` at a point along each tangent, batched over the first axis."""
+    """Return the derivatives of `function` at the point `at` along each tangent, batched over the first axis."""
 
     def differentiate(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]

@@ -1,4 +1,4 @@
-"""Tokenized documents, read from the files of the stage `tokenize`, one row group at a time."""
+"""Tokenized texts (documents), loaded from the files of the stage `tokenize` one row group at a time."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,6 @@ import pandas as pd
 
 from attnmix.core.names import TOKEN_CLASSES
 from attnmix.core.store import texts as store
-from attnmix.models.encoding import batches_by_tokens
 
 CLASSES = TOKEN_CLASSES
 # The groups of positions double in size: 0, 1, 2-3, 4-7, ...
@@ -22,21 +21,24 @@ READ_COLUMNS = ["document", "token_id", "word", "token_class", store.SEGMENT]  #
 
 @dataclass(frozen=True)
 class Document:
-    """One text as token ids."""
+    """One text as token IDs."""
 
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # indices in CLASSES
     words: npt.NDArray[np.int32]  # index of each token's word, from 0; -1 for special tokens
-    label: int = 0  # the label of a review
-    predicted: int = -1  # the classifier's prediction
+    label: int = 0
+    predicted: int = -1  # the class predicted by the classifier; -1 if unknown
     segments: npt.NDArray[np.int8] | None = None  # for pairs: each token's text, 0 or 1; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Truncate to `length` tokens as the tokenizer does: keep special tokens, shorten the longer text of a pair."""
+        """Return the text truncated to `length` tokens as by the tokenizer.
+
+        Special tokens are kept; of a pair, the longer text is truncated.
+        """
         if len(self) <= length:
             return self
         if self.segments is None:
@@ -56,7 +58,7 @@ class Document:
         return self.take(np.sort(kept))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
-        """Return the document with the tokens at these positions, in this order."""
+        """Return the text with the tokens at the positions `places`, in this order."""
         selected = {}
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
@@ -65,7 +67,7 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` of each token of a text."""
+    """Return the index in `POSITIONS` for each token of a text with `tokens` tokens."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
@@ -97,7 +99,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
-    """Yield the documents of all texts in order, holding one row group in memory."""
+    """Yield all texts in order, with one row group in memory at a time."""
     for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
         first = number * store.ROW_GROUP_TEXTS
         texts = files.documents.iloc[first : first + store.ROW_GROUP_TEXTS]
@@ -105,7 +107,7 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the reviews that are `measured` or `removed`, in the order of the test split."""
+    """Return the texts of the `kind` `measured` or `removed`, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_number_in_test_split)
 
@@ -130,16 +132,16 @@ class Texts:
         return len(self.documents)
 
     def document(self, number: int) -> Document:
-        """Return a document."""
+        """Return the text with index `number`."""
         return self.documents[number]
 
-    def batches(self, _row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return padded batches of documents of similar length, as lists of indices."""
-        return batches_by_tokens(self.lengths.tolist(), batch_tokens)
+    def rows(self, _row_group: int) -> slice:
+        """Return the indices of the documents in a row group: all documents."""
+        return slice(0, len(self))
 
 
 class Corpus:
-    """The measured reviews of a run, indexed in file order; one row group is in memory at a time."""
+    """The measured texts of a run, indexed in file order; one row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
         self.files = files
@@ -149,17 +151,27 @@ class Corpus:
         self.predicted = self.texts["predicted_label"].to_numpy()
         self.row_groups = range(-(-len(self.texts) // store.ROW_GROUP_TEXTS))
         self._read_group: tuple[int, list[Document]] = (-1, [])
+        self._kept: dict[int, Document] = {}
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Keep some documents in memory, for batches with documents of many row groups."""
+        for number in sorted(numbers):
+            document = self.document(number)
+            # A copy, because the arrays of a document are parts of the arrays of its row group.
+            self._kept[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def rows(self, row_group: int) -> slice:
-        """Return the indices of the documents in a row group of the file."""
+        """Return the indices of the texts in a row group of the file."""
         first = row_group * store.ROW_GROUP_TEXTS
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return a document; the last row group is cached."""
+        """Return the text with index `number`; the last row group is cached."""
+        if number in self._kept:
+            return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
         cached_row_group, documents = self._read_group
         if cached_row_group != row_group:
@@ -172,9 +184,3 @@ class Corpus:
 
     def __getitem__(self, number: int) -> Document:
         return self.document(number)
-
-    def batches(self, row_group: int, batch_tokens: int) -> list[list[int]]:
-        """Return padded batches of documents of similar length, as lists of indices."""
-        numbers = np.arange(len(self))[self.rows(row_group)]
-        batches = batches_by_tokens(self.lengths[numbers].tolist(), batch_tokens)
-        return [numbers[batch].tolist() for batch in batches]

@@ -77,13 +77,48 @@ class Task(NamedTuple):
 
     name: str
     numbers: Sequence[int]
+    is_sampled: bool = True
+    """False for texts outside of the sample, which have ratios but no controls and statistics."""
 
 
-def batch_tasks(texts: Texts | Corpus, batch_tokens: int, row_groups: Iterable[int] | None = None) -> Iterator[Task]:
-    """Yield the padded batches of all texts or some row groups, independently of the number of processes."""
+def batch_tasks(
+    texts: Texts | Corpus,
+    batch_tokens: int,
+    row_groups: Iterable[int] | None = None,
+    sample: Sequence[int] | None = None,
+) -> Iterator[Task]:
+    """Yield the padded batches of texts of similar length, independently of the number of processes.
+
+    Args:
+        texts: The texts.
+        batch_tokens: The maximum number of tokens per batch, including padding.
+        row_groups: The row groups of the batches; None for all.
+        sample: Indices of the texts with controls and statistics, which come first, from all row groups; None if these
+            are all texts.
+    """
+    if sample is not None:
+        yield from sampled_tasks(texts, batch_tokens, sample)
+    all_numbers = np.arange(len(texts))
     for row_group in texts.row_groups if row_groups is None else row_groups:
-        for place, batch in enumerate(texts.batches(row_group, batch_tokens)):
-            yield Task(f"{row_group}-{place}", batch)
+        numbers = all_numbers[texts.rows(row_group)]
+        if sample is not None:
+            numbers = np.setdiff1d(numbers, sample)
+        for place, batch in enumerate(_group_by_length(texts, numbers, batch_tokens)):
+            yield Task(f"{row_group}-{place}", batch, is_sampled=sample is None)
+
+
+def _group_by_length(texts: Texts | Corpus, numbers: npt.NDArray[np.integer], batch_tokens: int) -> list[list[int]]:
+    """Return batches of some texts as lists of indices."""
+    batches = batches_by_tokens(texts.lengths[numbers].tolist(), batch_tokens)
+    return [numbers[batch].tolist() for batch in batches]
+
+
+def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> list[Task]:
+    """Return the tasks of `batch_tasks` with the texts of the sample."""
+    if sample is None:
+        return list(batch_tasks(texts, batch_tokens))
+    batches = _group_by_length(texts, np.asarray(sample), batch_tokens)
+    return [Task(f"sample-{place}", batch) for place, batch in enumerate(batches)]
 
 
 def text_tasks(numbers: Iterable[int]) -> list[Task]:
@@ -223,26 +258,41 @@ class Engine:
         """The readers of parts from the input, by rule."""
         return {rule: PartsReader(self.base, rule) for rule in RULES}
 
-    def read_texts(self, texts: Texts | Corpus, statistics: Collection[str], sink: Sink) -> None:
-        """Measure the ratios and `statistics` of all texts, batch by batch."""
+    def read_texts(
+        self,
+        texts: Texts | Corpus,
+        statistics: Collection[str],
+        sink: Sink,
+        sample: Sequence[int] | None = None,
+    ) -> None:
+        """Measure the ratios of all texts and the `statistics` of a sample (None: of all texts), batch by batch.
+
+        Batches of a sample contain texts of any row group, because few texts of each row group are in the sample.
+        """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._corpus_batches(texts))
         is_known = self.check_once and self.is_checked
-        checked = set[int]() if is_known else self._identity_sample(texts)
-        for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens)):
+        checked = set[int]() if is_known else self._identity_sample(texts, sample)
+        for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample)):
             documents = [texts.document(number) for number in task.numbers]
-            sampled = [number in checked for number in task.numbers]
+            has_all_identities = [number in checked for number in task.numbers]
+            task_statistics = statistics if task.is_sampled else ()
             with few_threads(pass_tokens(documents)):
-                measures = self.batches.measures(documents, sampled, statistics)
+                measures = self.batches.measures(documents, has_all_identities, task_statistics)
             sink.write_tokens(task, measures)
             sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
         self.is_checked = True
 
     def read_control(
-        self, name: str, texts: Texts | Corpus, sink: Sink, change: Callable[[Document], Document] | None = None
+        self,
+        name: str,
+        texts: Texts | Corpus,
+        sink: Sink,
+        change: Callable[[Document], Document] | None = None,
+        sample: Sequence[int] | None = None,
     ) -> None:
-        """Measure the control `name`: the ratios of all texts after a `change`, batch by batch."""
-        for task in sink.remaining(name, batch_tasks(texts, self.batch_tokens)):
+        """Measure the control `name`: the ratios of a sample (None: of all texts) after a `change`, batch by batch."""
+        for task in sink.remaining(name, sampled_tasks(texts, self.batch_tokens, sample)):
             documents = [texts.document(number) for number in task.numbers]
             if change is not None:
                 documents = [change(document) for document in documents]
@@ -433,10 +483,11 @@ class Engine:
             measurements.exchanges[number] = self.exchange(measurements.texts, number, document, positions)
         return measurements.exchanges[number]
 
-    def _identity_sample(self, texts: Texts | Corpus) -> set[int]:
-        """Return the indices of the texts for the check of all identities, including the longest text."""
-        drawn = stratified_draw(texts.labels, IDENTITY_TEXTS, self.seed).tolist()
-        return {*drawn, int(texts.lengths.argmax())}
+    def _identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
+        """Return the indices of the texts for the check of all identities: some of the sample, and the longest text."""
+        numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
+        drawn = stratified_draw(texts.labels[numbers], IDENTITY_TEXTS, self.seed)
+        return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
     def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
         """Yield batches of the texts in the average of `corpus_value`; none for a single text."""

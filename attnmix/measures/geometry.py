@@ -1,7 +1,7 @@
-"""Geometry of a text's cloud of token vectors at a capture point, and displacements of vectors by a layer's steps.
+"""Geometry of the token vectors of a text (a cloud) at a capture point, and displacements by the steps of a layer.
 
-Computation is batched over texts and points. Shapes: `...` texts and points, T tokens, D width, N = min(T, D),
-W distinct words.
+Computation is batched over texts and points. Shapes: `...` texts and points, T tokens, D width, N = min(T, D), W
+distinct token IDs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ from attnmix.core.arithmetic.kernels import cores
 from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
-NEAREST_NUMBERS = 2**24  # maximum number of products of tokens and words in memory
-SHORTEST = 1e-12  # minimum length of a vector with a direction
+NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
+SHORTEST = 1e-12  # minimum length by which vectors are divided
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
     "mean_cosine",
@@ -33,10 +33,10 @@ RANK = GEOMETRY_MEASURES.index("effective_rank")
 
 
 class Cloud:
-    """Vectors of texts at points `[..., T, D]` in float64, and products shared by several measures."""
+    """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Prepare vectors with a mask `[..., T]` of tokens (default: all rows are tokens)."""
+        """Prepare vectors; `mask` `[..., T]` is False for padding (default: no padding)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
@@ -54,7 +54,7 @@ class Cloud:
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
         mean_1D = mean_D.unsqueeze(-2)
         self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)  # zeros for padding
-        # The Gram matrix is T x T or D x D, whichever is smaller; long texts avoid T x T.
+        # The Gram matrix is T x T or D x D, whichever is smaller.
         self.by_tokens = vectors.shape[-2] <= self.width
         if self.by_tokens:
             self.gram_NN = self.centred_TD @ self.centred_TD.mT
@@ -63,22 +63,22 @@ class Cloud:
         self.squares_T = self.centred_TD.norm(dim=-1).square()
         self.norm = length_T.norm(dim=-1)
         self.centred_norm = self.squares_T.sum(-1).sqrt()
-        # Measures are undefined if tokens differ by rounding only, or if the HSIC is a rounding error.
+        # Measures are undefined if tokens differ only by rounding errors, or if the HSIC is a rounding error.
         self.varies = self.centred_norm > ROUNDING * self.norm
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _hsic(square, self, self)
         is_precise = hsic > ROUNDING * square
         self.own_hsic = hsic.where(self.varies & is_precise, torch.nan)
         is_constant = ~self.varies
-        self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # These would be rounding errors or NaN.
+        self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
 
 
 class Words:
-    """The distinct word embeddings of each text, from its token embeddings `[..., T, D]`."""
+    """The word embeddings of the distinct token IDs of each text, from the embeddings of all tokens `[..., T, D]`."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
-        """Select distinct words by token IDs `[..., T]`; padding repeats an ID of the text."""
-        first_places = []  # by text: position of the first occurrence of each word
+        """Select the embeddings of distinct token IDs in `ids` `[..., T]`; padding must repeat an ID of the text."""
+        first_places = []  # by text: positions of the first occurrence of each token ID
         for text_ids in ids.reshape(-1, ids.shape[-1]):
             _, places = np.unique(text_ids, return_index=True)
             first_places.append(places)
@@ -95,7 +95,10 @@ class Words:
         self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return True for vectors `[..., points, T, D]` with the largest cosine to the token's own word."""
+        """Return a mask of the vectors `[..., points, T, D]` that are most similar to their token's own embedding.
+
+        Vectors are compared with all embeddings of the text by cosine.
+        """
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         words = self.unit_WD[..., 0].numel()
@@ -113,10 +116,10 @@ class Words:
 
 
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return `GEOMETRY_MEASURES` of clouds `[..., measures]`, in float64.
+    """Return `GEOMETRY_MEASURES` of clouds, `[..., measures]` in float64.
 
-    `start` is the input of the layer; `words` is None if words have another width or other tokens. Undefined measures
-    are NaN; `docs/measures.md` contains definitions and conditions.
+    `start` is the input of the layer. `words` is None if word embeddings differ in width or in tokens from the vectors.
+    Undefined measures are NaN; `docs/measures.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
@@ -129,7 +132,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes."""
+    """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
     tokens = cloud.tokens.expand_as(cloud.norm)
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
     mean_cosine = sum_of_cosines / (tokens * (tokens - 1))
@@ -147,17 +150,17 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 
 
 def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
-    """Return measures `[..., names]`; NaN, in the shape of `like`, for missing ones."""
+    """Return the measures `[..., names]`; missing ones are NaN in the shape of `like`."""
     undefined = torch.full_like(like, torch.nan)
     in_order = [measures.get(name, undefined) for name in names]
     return torch.stack(in_order, dim=-1)
 
 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
-    """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`, from texts of these lengths.
+    """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`; `lengths` are token counts.
 
-    Eigenvalues are computed on the CPU, as solvers on other devices process matrices sequentially. Products on other
-    devices are copied in a thread, while the device continues.
+    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. Products on
+    other devices are copied in a thread, while the device continues.
     """
     sizes = lengths
     if not cloud.by_tokens:
@@ -172,13 +175,13 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
 
 
 def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Copy products from another device, and return the effective ranks, computed in parallel."""
+    """Copy products from another device to the CPU, and return the effective ranks, computed in parallel."""
     solving_threads = _get_solving_threads()
     return _compute_ranks(gram.cpu(), sizes, solving_threads.map)
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]`, from the products without padding."""
+    """Return the effective ranks `[texts, points]` from the products; padding is removed first."""
     grams = []
     for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
         unpadded = gram_PNN[:, :size, :size]
@@ -195,7 +198,10 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return one thread per core, with single-threaded LAPACK: nested threads were 16 times slower on 16 cores."""
+    """Return a pool of one thread per core, with single-threaded LAPACK.
+
+    With multi-threaded LAPACK, the pool was 16 times slower on 16 cores.
+    """
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -203,7 +209,7 @@ def _get_solving_threads() -> ThreadPoolExecutor:
 def _compute_effective_rank(gram: Tensor) -> Tensor:
     """Return the effective rank from products `[..., N, N]`; NaN if all are 0."""
     eigenvalues = torch.linalg.eigvalsh(gram)
-    # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would matter.
+    # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would not be negligible.
     precision = torch.finfo(eigenvalues.dtype).eps
     size = eigenvalues.shape[-1]
     largest = eigenvalues[..., -1:]
@@ -221,7 +227,7 @@ def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        # The precision of the vectors suffices, as a sum of squares has no cancellation.
+        # The dtype of the vectors is sufficient, because a sum of squares has no cancellation.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product_DD = (first_TD.mT @ second_TD).double()
@@ -233,8 +239,9 @@ def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
 def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
 
-    tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), K and L with zeros on their diagonals. The rows of
-    X X^T sum to 0 for a centred X; the rows of K therefore sum to minus the squared norms, without T x T matrices.
+    It equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), where K and L have zeros on the diagonal.
+    For a centred X, the rows of X X^T sum to 0, so the rows of K sum to minus the squared norms, and no T x T matrix is
+    needed.
     """
     tokens = first.tokens
     both = (first.squares_T * second.squares_T).sum(-1)
@@ -247,11 +254,12 @@ def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
 
 
 def step_measures(layer_pass: LayerPass) -> Tensor:
-    """Return `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
+    """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
-    `cosine_previous` compares a step's vector with the previous step, `cosine_input` with the token's own layer input;
-    `distance_previous` and `norm` are lengths relative to the length of the input. `heads` (concatenated heads) has
-    another basis than the residual stream: its cosines are not meaningful, and undefined if the widths differ.
+    `cosine_previous` compares the vector after a step with the vector after the previous step, `cosine_input` with the
+    token's layer input. `distance_previous` and `norm` are lengths relative to the length of the input. The step
+    `heads` (concatenated heads) has a different basis from the residual stream, so its cosines are not meaningful, and
+    undefined if the widths differ.
     """
     start = layer_pass.x
     start_length_T = start.norm(dim=-1)
@@ -283,7 +291,7 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
         vectors[step] = None
         if point:
             vectors[step] = features.get(point)
-    # The second skip connection is not captured in post-LN layers, and is the output of pre-LN layers.
+    # The sum at the second skip connection is the output of pre-LN layers; in post-LN layers, it is not captured.
     if layer_pass.block.output_norm.absent:
         vectors["ffn_skip"] = features["layer_output"]
         vectors["ffn_norm"] = None
@@ -293,7 +301,7 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
 
 
 def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
-    """Return the cosines of vectors from the products of their lengths; 0 for vectors of length 0."""
+    """Return the cosines of vectors; `lengths_T` are the products of their lengths; 0 for vectors of length 0."""
     products_T: Tensor = (first * second).sum(-1)
     smallest = torch.finfo(lengths_T.dtype).tiny
     return products_T / lengths_T.clamp_min(smallest)

@@ -1,4 +1,4 @@
-"""The csv file `geometry`: means of geometry and sinks, cosines across texts, and shares of contributions."""
+"""The table `geometry`: means of geometry and of sinks, cosines across texts, and shares of contributions."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,28 +27,29 @@ MEAN_COSINE_ACROSS_TEXTS = "mean_cosine_across"  # mean over pairs of texts (Eth
 MEAN_COSINES_BY_CLASS = (
     "mean_cosine_same_class",
     "mean_cosine_other_class",
-)  # the same of texts by their predicted class
+)  # mean over pairs of texts of the same or of different predicted classes
 LENGTH_MEASURES = ("others_length", "own_length")
 SHARE_MEASURES = tuple(f"share_{part}" for part in PARTS)
 PERMUTED = "share_class_permuted"
 
 
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return `geometry`."""
-    tables = MeanTables(measured.sums, measured.draws)
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # for measures of attention itself
+    """Return the table `geometry`."""
+    sampled = measured.sampled
+    tables = MeanTables(sampled.sums, sampled.draws)
+    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # labels of measures of attention itself
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
         labels = attention | {"measure": ["attention_gain"]}
         frames.append(table_rows("geometry", checkpoint, labels, {"mean": gains_L}))
-    frames.extend(cosine_rows(measured))
-    frames.extend(share_rows(measured, attention))
+    frames.extend(cosine_rows(sampled))
+    frames.extend(share_rows(sampled, attention))
     return pd.concat(frames)
 
 
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return the rows of `geometry` for a page of user texts: steps of a layer, and shares by class."""
+    """Return the rows of `geometry` for a page of user texts: steps of a layer, and shares of contributions."""
     tables = MeanTables(measured.sums, measured.draws)
     tables.add(_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
@@ -56,15 +57,19 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts."""
+    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts.
+
+    `tables` has the sums of the sample; attention to the first token is averaged over all texts.
+    """
     checkpoints = tuple(measured.sums)
+    tables_of_all_texts = tables.of_texts(measured.sums, measured.draws)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}
     lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", sites, "geometry", checkpoints))
     tables.add(_steps(measured))
-    tables.add(Mean("geometry", to_first, "to_first", checkpoints))
+    tables_of_all_texts.add(Mean("geometry", to_first, "to_first", checkpoints))
     tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
     tables.add(Mean("geometry", lengths, part_lengths))
 
@@ -76,7 +81,7 @@ def _steps(measured: CorpusMeasures) -> Mean:
 
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with mean cosines between tokens of different texts: all, and by predicted class."""
+    """Yield the rows of `geometry` with mean cosines between tokens of different texts, for all texts and by class."""
     sites = measured.sites
     classes_N = _select_classes(measured)
     for checkpoint, sums in measured.sums.items():
@@ -98,7 +103,7 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
-    """Return mean cosines and their intervals `[3, 3]`: all texts, texts of the same class, texts of another class."""
+    """Return mean cosines and their intervals `[3, 3]` for all texts, texts of the same class, and of other classes."""
     one_class_N = np.zeros(len(classes_N))
     whole, without = products(units, one_class_N)
     all_texts = Jackknifed(whole.same, without.same)
@@ -111,10 +116,10 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 
 
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with shares of other tokens' contributions: corpus, predicted class, text, token.
+    """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    Differences between checkpoints are included. At least two classes with three or more texts are required;
-    otherwise the iterator is empty.
+    They include the difference between checkpoints. There are no rows unless at least two classes have three or more
+    texts.
     """
     shares: dict[str, Jackknifed] = {}
     classes_N = _select_classes(measured)
@@ -141,7 +146,10 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
 
 
 def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tuple[Moments, npt.NDArray[np.bool_]]:
-    """Return the moments of the contributions of other tokens in the first texts with a class, and their mask."""
+    """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
+
+    Only the first `MAX_TEXTS` texts are considered; `usable` defines usable ones.
+    """
     first_texts = slice(MAX_TEXTS)
     sums_NLD, counts = sums["others"].take(first_texts)
     lengths_NL3 = sums["lengths"].take(first_texts).values
@@ -162,6 +170,6 @@ def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Mom
 
 
 def part_lengths(sums: CorpusSums) -> Sums:
-    """Return sums over tokens of the lengths of the other tokens' and the own contribution `[D, layers, 2]`."""
+    """Return the sums `[texts, layers, 2]` of the lengths of the other tokens' and of the own contribution."""
     values, counts = sums["lengths"]
     return Sums(values[:, :, 1:], counts)

@@ -4,11 +4,11 @@ The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al.
 
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
-before any norm of attention's output, because such a norm scales all heads together. The sum over other tokens is
-the head's output before W_O minus the own token's part. `record_heads` records queries, keys, sums and, for short
-texts, all vectors, in float64; `attnmix/core/store/heads.py` lists the names.
+It refers to vectors before any norm of attention's output, because such a norm scales all heads together. The sum over
+other tokens is the head's output before W_O minus the part of the token itself. `record_heads` returns queries, keys,
+sums and, for short texts, all vectors; `attnmix/core/store/heads.py` documents the names.
 
-Shapes: L layers, H heads, G key heads, T tokens, d head width, D hidden, R = min(d, D).
+Shapes: L layers, H heads, T tokens, d head width, D hidden, R = min(d, D).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,14 @@ from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
 """Capture points of the attention sublayer's result; the first available point is used."""
-FAR_BELOW = -1e30  # upper limit of a mask's additive value for a hidden key
+FAR_BELOW = -1e30  # a key is hidden if the mask adds less than this value to its score
 
 
 def head_factors(block: Block, heads: int) -> Tensor:
-    """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`: L^h L^hT is the Gram matrix W_O^h W_O^hT.
+    """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`.
 
-    The QR decomposition in float64 avoids sqrt(u Gram u^T), which would lose half of the digits.
+    L^h L^hT equals the Gram matrix W_O^h W_O^hT. The QR decomposition in float64 avoids sqrt(u Gram u^T), which would
+    lose half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R
@@ -45,7 +46,7 @@ def head_factors(block: Block, heads: int) -> Tensor:
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """Return the mixing ratios of heads `[..., T, H]` in one layer; 0 for tokens without contributions."""
+    """Return the mixing ratio `[..., T, H]` of each head in one layer; 0 for tokens without contributions."""
     heads = len(factors_HdR)
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
     value_THd = layer_pass.attention.value.transpose(-3, -2)
@@ -57,9 +58,10 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the head tensors of one text by name, for all `layers`; none for a family without queries and keys.
+    """Return the head tensors of one text in all `layers` (their number), by name.
 
-    Raise `InputError` for attention scores with an additive bias.
+    The result is empty for a family without queries and keys. Raise `InputError` if a bias is added to attention
+    scores.
     """
 
     def read_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -72,7 +74,7 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
 
 def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one document in one of `layers` layers; none for a family without queries and keys."""
+    """Return the head tensors of one text in one of `layers` layers; {} for a family without queries and keys."""
     if HEADS in family_of(base.config).absent():
         return {}
     heads = len(layer_pass.attention.query)
@@ -91,7 +93,7 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one layer, including all vectors of a short text."""
+    """Return the head tensors of one layer; for short texts, these include all vectors."""
     call = layer_pass.attention
     block = layer_pass.block
     features = layer_pass.features
@@ -125,7 +127,7 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
 
 
 def _read_norms(block: Block) -> dict[str, Tensor]:
-    """Return the weights of the norms after attention, and the constants of both if there is one."""
+    """Return the weights of the norms after attention that exist and, if there is one, the constants of both."""
     norms = {
         "attention_output_norm": block.attention_output_norm,
         "attention_norm": block.attention_norm,
@@ -141,7 +143,7 @@ def _read_norms(block: Block) -> dict[str, Tensor]:
 
 
 def _find_reach(call: AttentionCall, where: str) -> Tensor:
-    """Return each token's first and last visible key `[T, 2]`; raise `InputError` for any other mask."""
+    """Return each token's first and last visible key `[T, 2]`; raise `InputError` if other masks or biases are used."""
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
         first = torch.zeros_like(tokens)
@@ -155,7 +157,7 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
     is_inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
     if not torch.equal(is_visible, is_inside) or not torch.equal(is_hidden, ~is_inside):
         raise InputError(
-            f"{where} adds terms to the attention scores, or masks tokens in between; heads can be stored only if the "
-            "mask leaves each token a contiguous range of sources"
+            f"{where} adds terms to the attention scores, or its mask has gaps; heads can only be stored if each token "
+            "attends to a contiguous range of sources"
         )
     return torch.stack([first, last], dim=-1)

@@ -1,4 +1,4 @@
-"""Checks, in every run, that decomposed parts sum to the vectors computed by the model."""
+"""Identities that are checked in every run: decomposed parts must sum to the vectors computed by the model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,16 +25,17 @@ IDENTITIES = {
     "layer_output": "input of the feed-forward block + ffn_output, after the norm that follows",
     "hidden_states": "layer_output equals the hidden states of transformers, the last one after the final norm",
 }
-"""Description of each identity; identities of points that a family lacks are absent."""
+"""Descriptions of all identities; identities of points that a family lacks are not checked."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
-"""Identities that recompute attention or the feed-forward network, checked in a sample of the documents."""
+"""Identities that recompute attention or the feed-forward network, and are checked in a sample of the texts."""
 
 
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
 
     Tokens outside `mask_BT` are ignored. The error is NaN for identities that the layer lacks, for `hidden_states`,
-    which `vector_errors` compares, and for `SAMPLED_IDENTITIES` of documents that are not `sampled` (default: all are).
+    which callers compare by `vector_errors`, and for `SAMPLED_IDENTITIES` of texts that are not `sampled` (by default,
+    all are).
     """
     documents = len(mask_BT)
     undefined_B = layer_pass.x.new_full((documents,), torch.nan)
@@ -70,7 +71,10 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the errors `[B]` between batches of vectors that should be equal; infinite if their shapes differ."""
+    """Return the largest error `[B]` of each text's vectors, relative to the largest true component.
+
+    Errors are infinite if the shapes differ.
+    """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full((len(true_BTD),), torch.inf)
     error_and_true = torch.stack([computed_BTD - true_BTD, true_BTD])
@@ -87,7 +91,7 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 
 
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]` of identities between the steps of the layer, as computed by the model."""
+    """Return the errors `[B]` of identities between the vectors that the model computes in the layer."""
     features = layer_pass.features
     block = layer_pass.block
     expected = {"attention_residual": layer_pass.residual}
@@ -106,8 +110,8 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]` of sums over sources.
 
-    F_ii and the sum over other sources are computed from attention weights and values, separately multiplied by W_O,
-    instead of from attention_output.
+    F_ii and the sum over other sources are computed independently of attention_output: from attention weights and
+    values, which are multiplied by W_O separately.
     """
     features = layer_pass.features
     block = layer_pass.block
@@ -139,7 +143,7 @@ def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _compare_vectors(
     expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor
 ) -> dict[str, Tensor]:
-    """Return the errors `[B]` of expected vectors, for the points with features."""
+    """Return the errors `[B]` of the `expected` vectors at the points that were captured."""
     errors = {}
     for name, vectors_BTD in expected.items():
         if name in features:
@@ -148,7 +152,7 @@ def _compare_vectors(
 
 
 def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F_ii and sum_{j!=i} F_ij before any norm `[B, T, D]`, and how far a head's weights of a row are from 1."""
+    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the largest errors `[B, T]` of weight sums."""
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
     heads = []
@@ -165,9 +169,9 @@ def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the largest error and the number of checked documents `[2, levels, identities]`.
+    """Return the largest error and the number of checked texts, `[2, levels, identities]`.
 
-    `documents` contains the errors `[levels, identities]` of each document, NaN for unchecked identities.
+    `documents` contains the errors `[levels, identities]` of each text; NaN for unchecked identities.
     """
     errors = np.stack(documents)
     largest = np.fmax.reduce(errors)

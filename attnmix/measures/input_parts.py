@@ -6,13 +6,14 @@ P_ij is the contribution of source token j to the vector y_i of token i, and b_i
 Each input vector of the first layer belongs to a single token. Each layer is treated as an affine map: its attention
 weights, deviations of norms and slopes of activations are fixed at their values in the forward pass. Attention, skip
 connections and norms are exact, and an activation is split by one of two published rules (`RULES`). The parts and the
-biases sum to the model's vector under either rule; their sizes depend on it (Modarressi et al., ACL 2023: DecompX).
+biases sum to the model's vector under both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023:
+DecompX).
 
 Supported families have one stack, or an encoder, which is decomposed, and a decoder. Their feed-forward network has two
 Linears around an activation, or is gated, and follows attention or runs parallel to it (`parts_obstacle`).
 
-Shapes: J parts (source tokens, then the biases), T tokens, R selected tokens, K levels (the embeddings, then each
-layer), D hidden, H heads, E = H * head width, W width of the feed-forward network.
+Shapes: J parts (source tokens, then the biases), T tokens, N or R selected tokens, K levels (the embeddings, then each
+layer), L layers, D hidden, H heads, E = H * head width, W width of the feed-forward network, Q quantities.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +34,10 @@ from attnmix.measures.weights import Linear, Norm
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of, layer_counts
 
-BLOCK_NUMBERS = 2**24  # elements of a block's array `[J, T, W]` within the feed-forward network
-CACHED_NUMBERS = 2**19  # elements of a block on a CPU, which fit into its cache
+BLOCK_NUMBERS = 2**24  # maximum number of elements of a block's array `[J, T, W]` in the feed-forward network
+CACHED_NUMBERS = 2**19  # the same for smaller blocks on a CPU, which fit into its cache
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Maximum rounding error of the sum of the parts, relative to the largest element of the vectors, by dtype."""
+"""Maximum rounding error of the sum of the parts by dtype, relative to the largest element of the vectors."""
 QUANTITIES = (
     "own_share",
     "own_projection",
@@ -46,14 +47,14 @@ QUANTITIES = (
     "ill_conditioned",
     "coherence",
 )
-"""Quantities of a document's parts that `by_token` keeps."""
+"""Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""A split is ill-conditioned if the cosine between the others' part and the biases' part is below this value."""
+"""A decomposition is ill-conditioned if the cosine of the others' part and the biases' part is below this value."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
 class Tangents(AfterAttention):
-    """A layer after attention, with the activation split by its slope at the input: g(p) = g'(p) p + bias part."""
+    """A layer after attention, whose activation is split by its slope at the input: g(p) = g'(p) p + bias part."""
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
@@ -85,24 +86,28 @@ def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
-"""How an activation g is split over the parts of its input p.
+"""Rules by which an activation g is split over the parts of its input p.
 
-`chord`: each part times (g(p) - g(0)) / p, the slope from 0 to the input (DecompX's default; integrated gradients from
-0, as in Kobayashi et al., ICLR 2024). `tangent`: each part times g'(p), the slope at the input, and the remainder
-of g(p) belongs to the biases (DecompX's linear approximation). Both papers treat an activation between two Linears. For
-a gated network `chord` is the same integral along both factors, and `tangent` the product's derivative.
+`chord` multiplies each part by (g(p) - g(0)) / p, the slope from 0 to the input (the default of DecompX; integrated
+gradients from 0, as in Kobayashi et al., ICLR 2024). `tangent` multiplies each part by g'(p), the slope at the input,
+and adds the remainder of g(p) to the biases (the linear approximation of DecompX). Both papers treat an activation
+between two Linears. In a gated network, `chord` is the same integral along both factors, and `tangent` uses the
+derivative of the product.
 """
 
 
 def parts_obstacle(family: Family) -> str | None:
-    """Return why the vectors of a family cannot be decomposed; None if they can."""
+    """Return the reason why the vectors of a family cannot be decomposed; None if they can."""
     if family.stacks[0].feed_forward_network:
         return None
     return "its feed-forward network is neither an activation between two Linears nor gated"
 
 
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
-    """Return the parts `[J, T, D]` of the first layer's input: each token is its own source, the biases' part is 0."""
+    """Return the parts `[J, T, D]` of the first layer's input: each token is its own source, and the biases' part is 0.
+
+    `sources` selects the source tokens.
+    """
     tokens = torch.arange(len(x_TD), device=x_TD.device)
     positions = tokens[sources]
     numbers = tokens[: len(positions)]
@@ -114,12 +119,12 @@ def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
 def through_layer(
     layer_pass: LayerPass, values: Linear, parts_JTD: Tensor, rows: slice = slice(None), rule: str = "chord"
 ) -> Tensor:
-    """Propagate the parts `[J, T, D]` of a layer's input to its output at the tokens `rows`, `[J, R, D]`.
+    """Propagate the parts `[J, T, D]` of a layer's input to its output `[J, R, D]` at the tokens `rows`.
 
-    `values` is the layer's `value_map`. `layer_pass` is the pass of one document.
+    `layer_pass` is the pass of one text, and `values` the `value_map` of the layer.
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
-    # The biases come first, because they cache quantities of the whole vectors that all blocks need.
+    # The biases come first, because their propagation caches quantities of the whole vectors that all blocks need.
     biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
     blocks = _split_sources(parts_JTD[:-1], layer.rest.preactivation_NW)
     sources = _apply_in_threads(layer.output, blocks)
@@ -127,7 +132,7 @@ def through_layer(
 
 
 class _AffineLayer:
-    """A layer as an affine map for one forward pass of a document, at the tokens `rows`."""
+    """A layer as an affine map in one forward pass of a text, with outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
         block = layer_pass.block
@@ -137,7 +142,7 @@ class _AffineLayer:
         self.weights_HRT = layer_pass.attention.weights(rows)
         self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
         self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
-        # A feed-forward network parallel to attention reads the layer's input.
+        # The input of a feed-forward network parallel to attention is the layer's input.
         read_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
         preactivation_RW = _compute_preactivation(block, read_RD)
         self.rest = RULES[rule](block, read_RD, None, preactivation_RW)
@@ -150,7 +155,7 @@ class _AffineLayer:
     def output(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
         """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
 
-        Sources pass only the linear part of the layer; its biases are added to the biases' part.
+        Parts of sources pass through the linear part of the layer; its biases are added to the biases' part.
         """
         block = self.block
         stream = self.rest.stream
@@ -176,7 +181,7 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map; its bias is added to the biases' part."""
+    """Return parts after an affine map; its bias is added if the parts are those of the biases."""
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -184,7 +189,7 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`; its beta is added to the biases' part."""
+    """Return parts after a norm that divides by `deviation`; its beta is added if the parts are those of the biases."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -205,7 +210,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
+    """Split parts into blocks of sources whose activations in the feed-forward network fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -227,7 +232,7 @@ def _apply_whole_norm(norm: Norm, whole: Tensor) -> Tensor:
 
 
 class _Level:
-    """The vectors of one level, and measures of their parts, accumulated over blocks of sources."""
+    """The vectors of one level, and measures of their parts that are accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
         tokens = len(whole_TD)
@@ -239,7 +244,7 @@ class _Level:
         self.sources_TD = torch.zeros_like(whole_TD)
 
     def add(self, parts_JTD: Tensor, sources: slice) -> None:
-        """Add the parts of some sources."""
+        """Add the parts of the source tokens `sources`."""
         self.length_TT[:, sources] = parts_JTD.norm(dim=-1).T
         self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
         self.sources_TD += parts_JTD.sum(0)
@@ -261,7 +266,7 @@ class _Level:
 
 
 class PartsReader:
-    """Decomposition of a model's vectors into parts, one document at a time."""
+    """Decomposition of a model's vectors into parts, one text at a time."""
 
     def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
         """Raise `InputError` for an unknown rule or an unsupported family."""
@@ -270,7 +275,7 @@ class PartsReader:
         family = family_of(base.config)
         obstacle = parts_obstacle(family)
         if obstacle:
-            raise InputError(f"parts: the model family {family.model_type} cannot be decomposed: {obstacle}")
+            raise InputError(f"parts: the model family {family.model_type} cannot be decomposed, because {obstacle}")
         self.base = base
         self.rule = rule
         self.stack = family.stacks[0]
@@ -280,16 +285,16 @@ class PartsReader:
         self.values: list[Linear] = []
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
-        """Return measures of the parts of one document, a batch of one text without padding, by name.
+        """Return measures of the parts of one text, by name; `batch` contains this text without padding.
 
         The callback `advance` runs after each of the `steps`.
 
         `length`           |P_ij| `[K, T, T]`, token by source
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
         `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
-        `own_share`        own / (own + others), 1 for a token without contributions of others
-        `coherence`        others / sum_{j != i} |P_ij|, below 1 if the others' parts cancel; NaN without others' parts
-        `biases`           |b_i|; `bias_projection` is its `projection`; all projections of a vector sum to 1
+        `own_share`        own / (own + others); 1 for a token without contributions of others
+        `coherence`        others / sum_{j != i} |P_ij|; below 1 if the others' parts cancel, NaN if there are none
+        `biases`           |b_i|; `bias_projection` is its projection, and all projections of a vector sum to 1
         `bias_cosine`      cosine between the others' part and the biases' part
         `whole`            |y_i|
 
@@ -322,7 +327,7 @@ class PartsReader:
         }
 
     def steps(self, tokens: int) -> int:
-        """Return the number of layer passes in `read` for a document of this length."""
+        """Return the number of layer passes in `read` for a text of `tokens` tokens."""
         layers = layer_counts(self.base)[0]
         return len(self._blocks(tokens)) * layers
 
@@ -336,10 +341,10 @@ class PartsReader:
         return blocks
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of R tokens.
+        """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
 
-        Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with the
-        number of tokens, because no array of parts `[T, T, D]` is allocated.
+        Each of them requires a backward pass through the fixed affine layers at each level. Memory grows linearly with
+        the number of tokens, because no array of parts `[T, T, D]` is allocated.
         """
         levels = self._levels(batch, None)
         _, input_JTD = levels[0]
@@ -357,7 +362,7 @@ class PartsReader:
         }
 
     def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
-        """Return the signed share `[T]` of each source in one token's vector, which is linear in the input."""
+        """Return the signed share `[T]` of each source in the vector at `position`, which is linear in the input."""
         share_T = projection(parts_JTD[0], whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
         products_TD = gradient_JTD[0] * input_JTD[0]
@@ -368,8 +373,8 @@ class PartsReader:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
 
-        If `sources` is None, all sources form a single part, and the parts carry derivatives. The callback `advance`
-        runs after each layer.
+        If `sources` is None, all sources form a single part, and the parts have autograd graphs. The callback
+        `advance` runs after each layer.
         """
         if not self.values:
             self.values = self._value_maps(batch)
@@ -413,9 +418,9 @@ class PartsReader:
         tolerance = TOLERANCES[whole_TD.dtype]
         if not error <= tolerance:
             raise InputError(
-                f"{checkpoint_name(self.base)}: the parts of the vectors of level {level} do not sum to them: relative "
-                f"error {error:.3g}, at most {tolerance:g} is rounding; the entry of {self.base.config.model_type} in "
-                "attnmix/models/families.yaml does not hold for this model"
+                f"{checkpoint_name(self.base)}: the parts of the vectors of level {level} do not sum to the vectors "
+                f"(relative error {error:.3g}; rounding explains at most {tolerance:g}); the entry of "
+                f"{self.base.config.model_type} in attnmix/models/families.yaml is wrong for this model"
             )
 
 
@@ -428,7 +433,7 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; NaN for undefined values."""
+    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; undefined values are NaN."""
     projection_KT = parts["projection"].sum(-1)
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
@@ -442,10 +447,10 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
 
 
 def source_shares(parts: dict[str, Tensor]) -> Tensor:
-    """Return each source's share `[L, T, T]` of each token's vector after every layer, from `PartsReader.read`.
+    """Return the share `[L, T, T]` of each source in each token's vector after each layer, from `PartsReader.read`.
 
-    Each row sums to 1. A token's own entry is `own_share`; the remainder is divided among the other sources in
-    proportion to the lengths of their parts.
+    Each row sums to 1. A token's share in its own vector is `own_share`; the remainder is divided among the other
+    sources in proportion to the lengths of their parts.
     """
     own_LT = parts["own_share"][1:]
     length_LTT = parts["length"][1:].clone()
@@ -457,7 +462,7 @@ def source_shares(parts: dict[str, Tensor]) -> Tensor:
 
 
 def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:
-    """Return `source_shares` of a text; None for a text of more than `MAX_PARTS_TOKENS` tokens."""
+    """Return `source_shares` of a text; None if it has more than `MAX_PARTS_TOKENS` tokens."""
     if len(ids) > MAX_PARTS_TOKENS:
         return None
     batch = padded([ids.tolist()], 0, reader.base.device)
@@ -466,7 +471,7 @@ def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor |
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
-    """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection on them."""
+    """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection onto them."""
     products = (parts * whole_TD).sum(-1)
     squares_T = whole_TD.square().sum(-1)
     return products / squares_T

@@ -1,6 +1,6 @@
-"""Weights and forward-pass tensors of a layer, in a common form for all supported model families.
+"""Weights and forward-pass tensors of a layer, in the same form for all supported model families.
 
-The layers of all families follow the same equations; each norm is optional (`attnmix/models/families.yaml`):
+The layers of all families follow the same equations, in which each norm is optional (`attnmix/models/families.yaml`):
 
     o = heads W_O + b_O                       attention_output = attention_output_norm(o)
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
@@ -30,12 +30,12 @@ from attnmix.models.families import PROJECTED, Stack, attention_modules
 Result = TypeVar("Result")
 
 STEP = 1e-4  # step of the central difference for g'(0)
-QUADRATURE_NODES = 24  # nodes for the mean of an activation between 0 and its input
+QUADRATURE_NODES = 24  # number of nodes for the mean of an activation between 0 and its input
 RATIO_POINTS = ("attention_output", PROJECTED)
 
 
 class Block:
-    """Modules and weights of one layer, with the model's dtype and device."""
+    """The modules and weights of one layer, with the dtype and device of the model."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
         self.layer = layer
@@ -52,14 +52,17 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """W_1, the activation and W_2 of the feed-forward network; if gated, W_1 is W_g and W_u, or both in one."""
+        """The first Linears, the activation and the last Linear of the feed-forward network.
+
+        There is one first Linear, W_1; in a gated network, there are W_g and W_u, or one Linear that contains both.
+        """
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *more, last = modules
         ups = [linear_weights(module) for module in (first, *more)]
         return ups, activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
-        """Return the layer's output for the input `x` `[T, D]` and an `attention_output` `[..., T, D]`."""
+        """Return the layer's output for the layer input `x` `[T, D]` and an `attention_output` `[..., T, D]`."""
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
             read = self.cross_attention_input_norm(z)
@@ -74,11 +77,11 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the part of the layer after attention for N tokens, for propagation of single sources."""
+        """Return the part of the layer after attention for N tokens, which propagates the parts of single sources."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _norm(self, path: str | None) -> Norm:
-        """Return the norm of a module; no norm for a missing module or an `Identity`, as in ModernBERT."""
+        """Return the norm at `path`; no norm for a missing module or an `Identity`, as in ModernBERT."""
         weight = self.output.W
         if path is None:
             return no_norm(weight)
@@ -90,7 +93,7 @@ class Block:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """The tensors of one layer's forward pass, of a batch or of one document."""
+    """The tensors of a batch or of one text in the forward pass of one layer."""
 
     block: Block
     call: LayerCall
@@ -99,7 +102,7 @@ class LayerPass:
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
     def document(self, place: int, tokens: int | None = None) -> Self:
-        """Return one document of a batch, truncated to `tokens`; attention still includes padding."""
+        """Return the text at index `place` of a batch, truncated to `tokens`; attention still includes padding."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(
             self,
@@ -109,7 +112,7 @@ class LayerPass:
         )
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
-        """Return some documents of a batch, each truncated to `tokens`, which must only remove padding."""
+        """Return the texts at `places` of a batch, each truncated to `tokens`, which must only remove padding."""
         first = slice(tokens)
         features = {point: feature[places, first] for point, feature in self.features.items()}
         return replace(
@@ -143,25 +146,25 @@ class LayerPass:
 
     @property
     def value(self) -> Tensor:
-        """Values of all heads side by side `[..., T, E]`."""
+        """The concatenated values of all heads `[..., T, E]`."""
         return self.attention.value.transpose(-3, -2).flatten(-2)
 
     @cached_property
     def diagonal(self) -> Tensor:
-        """a_ii `[..., T, H]`."""
+        """The weights a_ii `[..., T, H]` of each token on itself."""
         return self.attention.diagonal()
 
     @cached_property
     def output(self) -> Tensor:
         """The layer's output `[..., T, D]`, recomputed from `attention_output`.
 
-        After removal of a part of W_O's output that is 0, recomputation returns bitwise the same output.
+        It is bitwise equal to the recomputed output after removing a part that is 0.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
     @cached_property
     def value_bias(self) -> Tensor:
-        """b_V of all heads side by side `[E]`: the value of a zero vector."""
+        """The concatenated b_V of all heads `[E]`, which is the value of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
         values_BHTd = _values(attention, zeros)
@@ -170,13 +173,13 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of the vectors after attention's skip connection, on both paths to the end of the layer.
+    """Parts of vectors after attention's skip connection, on the second skip connection and in the network.
 
     They are linear in the vectors and thus additive; `AfterAttention.output` divides them by the deviations.
     """
 
     stream: Tensor  # the part on the second skip connection, [..., D]
-    entering: Sequence[Tensor]  # the part of each of the network's inputs, [..., W]
+    entering: Sequence[Tensor]  # the part after each first Linear of the network, [..., W]
 
     @property
     def paths(self) -> list[Tensor]:
@@ -184,7 +187,7 @@ class NetworkPart:
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
-        """Return the difference of two parts; it overwrites `other`."""
+        """Return the difference of two parts, and overwrite `other` with it."""
         for first, second in zip(self.paths, other.paths, strict=True):
             torch.sub(first, second, out=second)
         return other
@@ -209,7 +212,7 @@ class NetworkPart:
         return replace(self, stream=self.stream[1], entering=entering)
 
     def add_own(self, other: Self) -> Self:
-        """Add to the first of two parts, in place, and return both."""
+        """Add `other` to the first of two parts, in place, and return both parts."""
         for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
         return self
@@ -219,7 +222,7 @@ class NetworkPart:
 class AfterAttention:
     """N tokens from attention's skip connection to the end of a layer with a plain or gated feed-forward network.
 
-    The output of a network W_2 g(W_1 z + b_1) + b_2 is attributed to sources by integrated gradients with baseline 0
+    The output W_2 g(W_1 z + b_1) + b_2 of a network is attributed to sources by integrated gradients with baseline 0
     (Kobayashi et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, the closed form is
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
@@ -229,10 +232,10 @@ class AfterAttention:
 
         p_j * u * (g(p) - m) / p + u_j * m
 
-    (by parts, int_0^1 t g'(t p) dt = (g(p) - m) / p). Quadrature computes m; the parts sum to u g(p) for any m.
-    Every source thus passes a linear map that depends on token i only. LayerNorms are replaced by their linear parts,
-    divided by the deviations of the whole vectors. Biases and the output of cross-attention belong to no source.
-    W is the width of the network.
+    because int_0^1 t g'(t p) dt = (g(p) - m) / p (integration by parts). m is computed by quadrature; the parts sum to
+    u g(p) for any m. The contribution of each source is thus a linear map of the source, and the map depends on token i
+    only. LayerNorms are replaced by their linear parts, divided by the deviations of the whole vectors. Biases and the
+    output of cross-attention belong to no source. W is the width of the network.
     """
 
     block: Block
@@ -242,7 +245,7 @@ class AfterAttention:
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
-        """p `[N, W]`; p and u for a gated network."""
+        """The input p `[N, W]` of the activation; in a gated network, p and u."""
         ups, *_ = self.block.feed_forward
         if not self.block.stack.gated:
             return (self.preactivation_NW,)
@@ -254,7 +257,7 @@ class AfterAttention:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factor `[N, W]` of a source's part of each of the `inputs`."""
+        """The factors `[N, W]` by which parts of each of the `inputs` are multiplied."""
         activation = self.block.feed_forward[1]
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW
@@ -279,9 +282,9 @@ class AfterAttention:
         return value_at_zero
 
     def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, in one or several tensors.
+        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, which are in one or two tensors.
 
-        The parts are overwritten, because allocation costs as much as the product.
+        The parts are overwritten, because an allocation would cost as much as the product.
         """
         if len(parts) < len(slopes):
             width = slopes[0].shape[-1]
@@ -294,7 +297,7 @@ class AfterAttention:
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
-        """The `slopes` divided by the deviation of the network's norm, for parts without this division."""
+        """The `slopes` divided by the deviation of the network's input norm, for parts that are not yet divided."""
         if self.block.feed_forward_norm.absent:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
@@ -316,7 +319,7 @@ class AfterAttention:
         return self._leaving(inner_NW @ down.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
-        """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`; they may belong to any tokens."""
+        """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`, before any division by deviations."""
         block = self.block
         stream = block.attention_norm.linear(part)
         if self.cross_ND is not None:
@@ -328,7 +331,7 @@ class AfterAttention:
     def output(self, part: NetworkPart) -> Tensor:
         """Propagate a part of `residual_ND` to the layer's output, up to a scalar factor per token.
 
-        The factor (deviations of the norms along the skip connection) cancels in ratios. The network's inputs are
+        The factor (deviations of the norms along the skip connection) cancels in ratios. `part.entering` is
         overwritten.
         """
         _, _, down = self.block.feed_forward
@@ -337,7 +340,7 @@ class AfterAttention:
         return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Propagate a part of `residual_ND` as in `stream`, plus the norms' betas and the output of cross-attention."""
+        """Propagate a part of `residual_ND` as in `stream`, and add the norms' betas and the cross-attention output."""
         norm = self.block.attention_norm
         stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
@@ -347,7 +350,7 @@ class AfterAttention:
         return cross_norm.part(stream_ND + self.cross_ND, whole_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Propagate a constant part of the stream as in `added`, plus the biases of the network and its norms."""
+        """Propagate a part of the stream as in `added`, and add the biases of the network and its norms."""
         block = self.block
         ups, _, down = block.feed_forward
         norm = block.feed_forward_norm
@@ -390,9 +393,9 @@ class AfterAttention:
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
-    """Return (g(p) - g(0)) / p for an elementwise g, with p in `before` and g(p) in `after`; g'(0) where p is 0.
+    """Return (g(p) - g(0)) / p for an elementwise g, or g'(0) where p is 0; p is `before`, and g(p) is `after`.
 
-    g'(0) is a central difference, which is the mean of both one-sided derivatives at a kink of g.
+    g'(0) is a central difference; at a kink of g, this is the mean of both one-sided derivatives.
     """
     at_zero = activation(before.new_zeros(1))
     above_zero = activation(before.new_full((1,), STEP))
@@ -404,7 +407,7 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
 
 
 def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt for an elementwise g, with p in `before`, by Gauss-Legendre quadrature."""
+    """Return int_0^1 g(t p) dt for an elementwise g and p in `before`, by Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     nodes_on_unit = (nodes + 1) / 2
     weights_on_unit = weights / 2
@@ -423,10 +426,10 @@ def run_layers(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
-    """Run one forward pass and call `visit` after each layer, with the features recorded up to this layer.
+    """Run one forward pass, and call `visit` after each layer with the layer's pass and the features recorded so far.
 
-    `model`, if any, is run instead of `base`. Only the outputs of earlier layers are kept. Raise `InputError` if a
-    layer does not call the attention function of transformers.
+    If `model` (a model with a head) is not None, it is run instead of `base`. Of earlier layers, only the outputs are
+    kept. Raise `InputError` if a layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
@@ -441,13 +444,13 @@ def run_layers(
             return
         if not attention_calls:
             raise InputError(
-                f"{checkpoint_name(base)}: layer {call.number} did not call the library's attention function, which "
-                "observes queries, keys and values (see the key own_attention of the family in "
+                f"{checkpoint_name(base)}: layer {call.number} did not call the attention function of transformers, "
+                "by which attnmix observes queries, keys and values (see the key own_attention of the family in "
                 "attnmix/models/families.yaml)"
             )
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
-        with features.pause():  # Both statements call the model's modules again.
+        with features.pause():  # Both statements call the model's modules, which must not be recorded.
             block = Block(call.module, call.stack)
             visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
         for site in layer_sites:
@@ -463,7 +466,7 @@ def run_layers(
 
 
 def checkpoint_name(base: PreTrainedModel) -> str:
-    """Return the model's name or path for messages; the class name for a model created in memory."""
+    """Return the model's name or path for messages, or the class name of a model created in memory."""
     return str(base.name_or_path or type(base).__name__)
 
 
@@ -473,7 +476,7 @@ def map_layers(
     batch: Mapping[str, Tensor],
     points: Collection[str] = RATIO_POINTS,
 ) -> list[Result]:
-    """Apply `function` to each layer of one forward pass, without derivatives."""
+    """Return the results of `function` for each layer of one forward pass, without derivatives."""
     results: list[Result] = []
     with torch.inference_mode():
         run_layers(base, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
@@ -481,10 +484,10 @@ def map_layers(
 
 
 def value_map(layer_pass: LayerPass) -> Linear:
-    """Return x -> x W_V + b_V, all heads side by side, by propagating unit vectors through the layer's modules.
+    """Return the map x -> x W_V + b_V of all heads, computed by applying the layer's modules to unit vectors.
 
-    x is attention's input. `layer_pass` must have a single token, because each unit vector is processed as a text of
-    one token. The outputs of grouped heads are repeated.
+    x is the input of attention. `layer_pass` must have a single token, because each unit vector is processed as a text
+    of one token. The values of grouped heads are repeated.
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
@@ -496,7 +499,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
 
 
 def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return the values `[B, H, T, d]` of a layer's attention for other input vectors `[B, T, D]`."""
+    """Return the values `[B, H, T, d]` of a layer's attention for the input vectors `hidden` `[B, T, D]`."""
     calls: list[AttentionCall] = []
     with attention_by(explicit(lambda _module, call: calls.append(call))):
         attention(hidden)
@@ -504,7 +507,7 @@ def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return the outputs of the heads for other input vectors `[B, T, D]`, side by side, before W_O `[B, T, E]`."""
+    """Return the concatenated head outputs `[B, T, E]`, before W_O, for the input vectors `hidden` `[B, T, D]`."""
     attend = explicit()
     outputs: list[Tensor] = []
 
@@ -519,7 +522,7 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
-    """Return cross-attention of `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
+    """Return the cross-attention output for `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
     cross = call.attending["cross_attention"]
     texts = z.reshape(-1, *z.shape[-2:])
     options = dict(cross.options)

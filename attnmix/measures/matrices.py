@@ -1,4 +1,4 @@
-"""Declarations of contribution matrices, from source token j to token i, with their formulas.
+"""Declarations of the matrices of contributions from source token j to token i, with their formulas.
 
 A formula returns `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
 vectors.
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnmix.core.names import EXCHANGE, ROLLOUT
 
-if TYPE_CHECKING:  # Figures and the page read the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceChunk
 
 
-MIN_RAW_SUM = 1e-4  # minimum sum of a row of Value Zeroing
+MIN_RAW_SUM = 1e-4  # minimum sum of a row of Value Zeroing before normalisation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """A matrix of contributions of source tokens to tokens, in one layer or rolled out over several."""
+    """A matrix of contributions of source tokens to tokens, in one layer or rolled out over several layers."""
 
     name: str
     definition: str
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
     min_raw_sum: float = float("-inf")
-    """Minimum sum of a row before normalisation; rows below it are not meaningful."""
+    """Minimum sum of a row before normalisation; rows with smaller sums are not meaningful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class LayerMatrix(Matrix):
     """A contribution matrix of one layer."""
 
     formula: Callable[[Any], Any]  # from a `SourceChunk` to `[sources, tokens]`
-    rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None without rollout
+    rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None for no rollout
 
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""
@@ -58,7 +58,7 @@ def _alti(chunk: SourceChunk) -> Tensor:
 def _contribution_weights(chunk: SourceChunk) -> Tensor:
     """Return the signed share of each source in the output of W_O, by projection.
 
-    b_V is part of the values; b_O belongs to no source, and therefore a row sums to 1 - <b_O, o_i> / |o_i|^2.
+    b_V is part of the values, whereas b_O belongs to no source. A row therefore sums to 1 - <b_O, o_i> / |o_i|^2.
     """
     output_TD = chunk.layer_pass.projected
     products_JT = (chunk.projected_JTD * output_TD).sum(-1)
@@ -66,8 +66,8 @@ def _contribution_weights(chunk: SourceChunk) -> Tensor:
 
 
 def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
-    """Return 1 - cos of the layer's output with and without a part of W_O's output."""
-    # Half the squared distance of unit vectors avoids the cancellation in 1 - cos.
+    """Return 1 - cos of the layer's outputs with and without `part_JTD` of W_O's output."""
+    # 1 - cos is computed as half the squared distance of unit vectors, which has no cancellation.
     with_j, without_j = (
         vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
         for vectors in (chunk.layer_pass.output, chunk.output_without(part_JTD))
@@ -139,7 +139,7 @@ _DECLARED = (
 LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
 ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for each in _DECLARED if each.rollout}
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
-"""Every contribution matrix by name, in the order of `MATRIX_NAMES`: single layers, then rollouts."""
+"""All contribution matrices by name, in the order of `MATRIX_NAMES`: single layers, then rollouts."""
 
 _EXCHANGE = Matrix(
     name=EXCHANGE,
@@ -148,9 +148,9 @@ _EXCHANGE = Matrix(
     rows="as they are",
 )
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
-"""Matrices of `Measures.matrix`, including exchange, which needs donors that a single captured text lacks."""
+"""Matrices that `Measures.matrix` returns: `MATRICES`, and `exchange`, which also needs donor texts."""
 TOKEN_POSITIONS = 128
-"""The maximum number of tokens of a text with own shares by exchange; longer texts are sampled."""
+"""Maximum number of positions of a text with own shares by exchange; positions of longer texts are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:
@@ -159,11 +159,11 @@ def sort_matrices(names: Collection[str]) -> list[str]:
 
 
 def with_rollout(name: str) -> list[str]:
-    """Return the names of a matrix and its rollout (if it exists), from the name of either."""
+    """Return the names of a matrix and of its rollout, if it has one, from the name of either."""
     return [each for each in RESULT_MATRICES if each.removesuffix(ROLLOUT) == name.removesuffix(ROLLOUT)]
 
 
 def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:
-    """Return the declarations of the layer matrices needed for the named matrices and rollouts."""
+    """Return the declarations of the layer matrices that the matrices and rollouts in `names` need."""
     needed = {name.removesuffix(ROLLOUT) for name in names}
     return [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]

@@ -1,9 +1,9 @@
-"""Micro-batches: documents of a padded batch that are measured together, with tensors describing their tokens.
+"""Micro-batches: texts of a padded batch that are measured together, with tensors that describe their tokens.
 
-On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On any other device, the
-micro-batch is the whole batch, because an operation costs about the same for one document as for all.
+On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On other devices, the
+micro-batch is the whole batch, because an operation costs about the same for one text as for all.
 
-Shapes: B documents of a micro-batch, T tokens of its longest document, G groups of tokens.
+Shapes: B texts of a micro-batch, T tokens of its longest text, G groups of tokens, S special tokens of a text.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,14 +20,14 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.ratios import chunk_tokens
 
 TOKEN_GROUPS = len(CLASSES) * len(POSITIONS)
-PADDING_SEGMENT = 2  # differs from the segments of a pair's texts (0, 1) and of special tokens (-1)
+PADDING_SEGMENT = 2  # the segments of the texts of a pair are 0 and 1, the segment of special tokens is -1
 
 
 class MicroBatch:
-    """Consecutive documents of a padded batch."""
+    """Consecutive texts of a padded batch."""
 
     def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
-        """Select the documents at `places` from all documents of the batch."""
+        """Select the texts at `places` from all texts of the batch (`documents`)."""
         self.documents = documents[places]
         self.places = places
         self.device = device
@@ -38,29 +38,29 @@ class MicroBatch:
 
     @cached_property
     def mask_BT(self) -> Tensor:
-        """True for tokens, False for padding."""
+        """A mask that is True for tokens and False for padding."""
         masks = [np.ones(length, bool) for length in self.lengths]
         return self._pad(masks, False)
 
     @cached_property
     def tokens_B(self) -> Tensor:
-        """Numbers of tokens per document, in float64."""
+        """The number of tokens of each text, in float64."""
         return self.mask_BT.sum(-1).double()
 
     @cached_property
     def groups_BT(self) -> Tensor:
-        """Index of each token's group, the combination of class and position."""
+        """The index of each token's group, which is a combination of token class and group of positions."""
         groups = [_token_groups(document) for document in self.documents]
         return self._pad(groups, 0)
 
     @cached_property
     def members_BTG(self) -> Tensor:
-        """One-hot encoding of each token's group; zeros for padding."""
+        """The one-hot encoding of each token's group; zeros for padding."""
         rows_BTG = torch.nn.functional.one_hot(self.groups_BT, TOKEN_GROUPS).double()
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, with zeros for documents without one of these names."""
+        """Return `members_BTG`, with zeros for texts whose names are not in `names`."""
         is_named = [name in names for name in self.names]
         if all(is_named):
             return self.members_BTG
@@ -69,7 +69,7 @@ class MicroBatch:
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
-        """Token IDs; padding has the document's first ID, which adds no new token type."""
+        """The token IDs; padding repeats the first ID of the text, so that it adds no distinct ID."""
         ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
         for place, document in enumerate(self.documents):
             ids_BT[place] = document.ids[0]
@@ -78,7 +78,7 @@ class MicroBatch:
 
     @cached_property
     def segments_BT(self) -> Tensor | None:
-        """The text of each token of a pair: 0 or 1, -1 for special tokens; None if a document is not a pair."""
+        """The segment of each token of a pair: 0 or 1, or -1 for special tokens; None if a text is not a pair."""
         segments = []
         for document in self.documents:
             if document.segments is None:
@@ -95,7 +95,7 @@ class MicroBatch:
         return shifted_BT.masked_fill(~self.mask_BT, PADDING_SEGMENT)
 
     def special_positions(self, shifted: bool) -> Tensor:
-        """Return the positions `[S, B]` of each document's special tokens, padded with -1.
+        """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
         If `shifted`, they are shifted right by one, as decoder inputs are, and include the start token at position 0.
         """
@@ -114,11 +114,11 @@ class MicroBatch:
         return self._pad(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:
-        """Select the vectors of the micro-batch from the vectors of the whole batch."""
+        """Return the vectors of the micro-batch from the vectors of the whole batch."""
         return vectors_BTD[self.places, : self.tokens]
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sums of values `[B, T, ...]` over the tokens of each document, in float64."""
+        """Return the sums of `values` `[B, T, ...]` over the tokens of each text, in float64."""
         if self.is_padded:
             further_axes = [1] * (values.dim() - 2)
             mask = self.mask_BT.view(*self.mask_BT.shape, *further_axes)
@@ -126,7 +126,7 @@ class MicroBatch:
         return values.sum(1, dtype=torch.float64)
 
     def means(self, values_BTE: Tensor) -> Tensor:
-        """Return the means `[B, 1, E]` over the tokens of each document."""
+        """Return the means `[B, 1, E]` over the tokens of each text."""
         means_BE = self.sums(values_BTE) / self.tokens_B.unsqueeze(-1)
         return means_BE.unsqueeze(1).to(values_BTE)
 
@@ -138,13 +138,13 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Return the micro-batches of a batch; they depend only on the documents' lengths and the device type."""
+    """Return the micro-batches of a batch; they depend only on the lengths of the texts and the device type."""
     max_tokens = chunk_tokens(device)
     return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 
 
 def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[slice]:
-    """Yield slices of consecutive documents with at most `max_tokens` tokens (with padding), or one document."""
+    """Yield slices of consecutive texts with at most `max_tokens` tokens including padding, or of a single text."""
     start = 0
     longest = 0
     for place, document in enumerate(documents):

@@ -1,8 +1,8 @@
-"""The csv files of mixing ratios: means over documents with bootstrap intervals.
+"""The tables of mixing ratios: means over texts with bootstrap intervals.
 
-Every mean is declared once, as a `Mean`: its rows of a table, and the sums from which it is computed. `MeanTables`
+Each mean is declared once, as a `Mean`: its rows in a table, and the sums from which it is computed. `MeanTables`
 resamples the means. `CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates
-the tables for a sample of the documents.
+the tables for a sample of the texts.
 """
 
 from collections import defaultdict
@@ -25,15 +25,15 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
 
 CorpusSums = Mapping[str, Sums]
-"""Sums of all documents by quantity, as in `DocumentMeasures.sums`."""
+"""Sums of all texts by quantity, as in `DocumentMeasures.sums`."""
 SelectSums = Callable[[CorpusSums], Sums]
-"""A function that selects or combines the sums of one mean."""
+"""A function that selects or combines sums, from which a mean is computed."""
 Labels = dict[str, Any]
 """Values of label columns, by column."""
 Rows = dict[str, list[Any]]
-"""Cells of table rows by column; one DataFrame per mean would be slower than the means themselves."""
+"""Cells of table rows by column; creating a DataFrame per mean would be slower than computing the means."""
 
-DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same documents
+DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same texts
 TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
     "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
     "all": ("token_class", slice(None)),
@@ -66,68 +66,81 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     "parts": ("checkpoint", "rule", "quantity", "layer", *INTERVAL, *SIMULTANEOUS, *COUNTS),
     "identities": ("checkpoint", "layer", "identity", "largest_error_ppm", "documents"),
 }
-"""Columns of every csv file."""
+"""Columns of each table (csv file)."""
 
-CHUNK_DOCUMENTS = 256  # documents in memory at a time
+CHUNK_DOCUMENTS = 256  # number of texts in memory at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """Measures of the documents included in the statistics, by checkpoint."""
+    """Measures of the texts in the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """Sums of the documents, and of the measured controls by name."""
+    """Sums of the texts by quantity, including measured controls."""
     random: CorpusSums
     """Sums of the control `random_weights`, a separate model; empty if it was not measured."""
     texts: pd.DataFrame
-    """One row per document: `document, label, predicted_label`."""
+    """A table with one row per text: `document, label, predicted_label`."""
     methods: Sequence[str]
     sites: Sequence[Site]
     """Sites of the geometry."""
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest error and number of documents `[2, levels, identities]`; 0 documents if a level lacks an identity."""
+    """Largest error and number of texts `[2, levels, identities]`; the number is 0 if a level lacks an identity."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
     """`attention_gain` `[layers]` by checkpoint; may be empty."""
+    sample: "CorpusMeasures | None" = None
+    """The measures of the texts with controls, heads and geometry, if other texts have only ratios."""
+
+    @property
+    def sampled(self) -> "CorpusMeasures":
+        """The measures of the texts with controls, heads and geometry: a sample or all texts."""
+        return self if self.sample is None else self.sample
 
     @property
     def first(self) -> CorpusSums:
-        """Sums of the first checkpoint; all checkpoints share documents and layers."""
+        """The sums of the first checkpoint; all checkpoints have the same texts and layers."""
         return next(iter(self.sums.values()))
 
     @property
     def layers(self) -> range:
-        """Layer numbers, from 1."""
+        """The layer numbers, from 1."""
         ratios_DGLM = self.first["ratios_by_token_class"].values
         return range(1, ratios_DGLM.shape[2] + 1)
 
     @property
     def sources(self) -> list[str]:
-        """Groups of sources in pairs of texts; empty for single texts."""
+        """The groups of sources in pairs of texts; empty for single texts."""
         return [name for name in PAIR_SOURCES if name in self.first]
 
 
 class Mean(NamedTuple):
-    """A mean over documents in every checkpoint, as rows of one table."""
+    """A mean over texts in each checkpoint, as rows of one table."""
 
     table: str
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
     """Name of the sums, or a function of all sums."""
-    checkpoints: Sequence[str] = ()  # checkpoints with this mean; empty: all, and their `DIFFERENCE`
+    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all of them and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
-    """Additional or replaced columns of a checkpoint."""
+    """A function that returns additional or replaced columns of a checkpoint."""
     complete: bool = True  # True to include cells without tokens
 
 
 class MeanTables:
-    """Tables of means from the sums of each checkpoint, resampled with the same draws of documents."""
+    """Tables of means from the sums of each checkpoint, which are resampled with the same bootstrap samples."""
 
     def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
         self.sums = sums
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
+
+    def of_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
+        """Return tables of means over other texts, which add their rows to the tables of this object."""
+        tables = MeanTables(sums, draws)
+        tables.parts = self.parts
+        return tables
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
         """Add the rows of a mean to its table, and return the mean by checkpoint."""
@@ -151,7 +164,10 @@ class MeanTables:
         return with_difference(means)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add the difference of two values of the first column of `mean`, with `label` in that column."""
+        """Add the rows of a difference of `means` between two values of the first column of `mean`.
+
+        `places` are the indices of these values, and `label` is the value of the column in the new rows.
+        """
         column = next(iter(mean.labels))
         labels = {**mean.labels, column: [label]}
         difference = mean._replace(labels=labels)
@@ -163,7 +179,7 @@ class MeanTables:
             self.parts[mean.table].append(rows)
 
     def add_table(self, name: str) -> None:
-        """Add a table that may remain empty."""
+        """Add an empty table, to which rows may be added later."""
         self.parts[name] = []
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -172,15 +188,15 @@ class MeanTables:
 
 
 def _select_value(means: Resampled, place: int) -> Resampled:
-    """Return the means of one value of the first axis of a mean with two axes."""
+    """Return the means at index `place` of the first of two axes."""
     return Resampled(*(np.asarray(part)[..., place, :] for part in means))
 
 
 class Paired(Protocol):
-    """A statistic of documents with paired differences between checkpoints."""
+    """A statistic over texts that supports paired differences between checkpoints."""
 
     def minus(self, other: Self) -> Self:
-        """Return the paired difference over documents."""
+        """Return the difference from `other`, paired by text."""
         ...
 
 
@@ -188,7 +204,7 @@ Statistic = TypeVar("Statistic", bound=Paired)
 
 
 def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statistic]:
-    """Return a statistic by checkpoint, with its `DIFFERENCE` if both checkpoints are available."""
+    """Return statistics by checkpoint, with their `DIFFERENCE` if both checkpoints are available."""
     statistics = dict(by_checkpoint)
     if "finetuned" in statistics and "pretrained" in statistics:
         statistics[DIFFERENCE] = statistics["finetuned"].minus(statistics["pretrained"])
@@ -196,7 +212,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` documents at a time; memory-mapped sums are read on use."""
+    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time; memory-mapped sums are loaded on use."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)
@@ -222,13 +238,13 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Return one row per combination of the labels; the last label varies fastest."""
+    """Return a table with one row per combination of the labels; the last label varies fastest."""
     rows = _create_rows(table, checkpoint, labels, columns)
     return _join_rows(table, [rows])
 
 
 def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
-    """Return the cells of one row per combination of the labels, by column."""
+    """Return the cells of `table_rows` by column."""
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
     for place, name in enumerate(labels):
@@ -247,7 +263,7 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all rows, with token and document counts as nullable integers."""
+    """Return a table of all rows; counts of tokens and texts are nullable integers."""
     columns: dict[str, Any] = {}
     for column in TABLE_COLUMNS[name]:
         cells = list(chain.from_iterable(rows[column] for rows in parts))
@@ -256,7 +272,7 @@ def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups and, if available, identities, by name."""
+    """Return the tables of ratios, controls, groups and, if they were checked, identities, by name."""
     tables = _create_ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
@@ -266,9 +282,9 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the rows of `mixing_tables` for a page of user texts, without the slower remaining rows.
+    """Return the tables of `mixing_tables` for a page of user texts, without rows that are slow to compute.
 
-    `mixing_by_group` is limited to the sources of pairs.
+    In `mixing_by_group`, only the rows of sources of pairs are included.
     """
     tables = _create_ratio_tables(measured)
     _add_sources(tables, measured)
@@ -280,14 +296,19 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the extensible tables of ratios and their controls."""
-    sums = dict(measured.sums)
-    if "random_weights" in measured.random:
-        sums[RANDOM] = measured.random
-    tables = MeanTables(sums, measured.draws)
+    """Return the tables of ratios and their controls, to which other means can be added."""
+    tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
-    true_means = tables.add(Mean("mixing", labels, ratios_of("all")))
-    _add_controls(tables, measured, true_means)
+    ratios = Mean("mixing", labels, ratios_of("all"))
+    true_means = tables.add(ratios)
+    sampled = measured.sampled
+    sums = dict(sampled.sums)
+    if "random_weights" in sampled.random:
+        sums[RANDOM] = sampled.random
+    sampled_tables = tables.of_texts(sums, sampled.draws)
+    if sampled is not measured:  # Controls are compared with the ratios of the same texts.
+        true_means = sampled_tables.resample(ratios)
+    _add_controls(sampled_tables, sampled, true_means)
     return tables
 
 
@@ -296,7 +317,7 @@ def weighted_table(
     subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
-    """Return `mixing_weighted`: means over token subsets, with equal weights of tokens or of reviews."""
+    """Return `mixing_weighted`: means over token subsets, in which tokens or texts (`review`) have equal weights."""
     tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {
@@ -317,7 +338,7 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add `mixing_controls`: every ratio under each measured control, and the true ratio minus the control."""
+    """Add `mixing_controls`: each ratio under each measured control, and the true ratio minus this ratio."""
     tables.add_table("mixing_controls")
     for name in CONTROLS:
         is_random = name == "random_weights"
@@ -327,7 +348,7 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         means_of_same_documents = true_means
         if name == "corpus_value" and (sums[name].counts == 0).any():
-            # Documents without this value are excluded from the compared true ratio as well.
+            # Texts without a corpus value are also excluded from the true ratio of the comparison.
             present = Mean("mixing", labels, ratios_where_present(name))
             means_of_same_documents = tables.resample(present)
         mean = Mean(
@@ -341,24 +362,28 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add `mixing_by_group`: ratios by kind, position and source of tokens, by text length, and by head."""
+    """Add `mixing_by_group`: ratios by token class, position, source, text length and head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for grouping, groups in GROUPS.items():
         _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
-    head_sums = measured.first["by_head"].values
+    sampled = measured.sampled
+    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
+    head_sums = sampled.first["by_head"].values
     heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
-    # Ratios are NaN for missing heads of a stack with fewer heads.
+    # If a stack has fewer heads, the ratios of its missing heads are NaN.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
-    _add_group(tables, measured, "head", heads, by_head, "by_head")
+    _add_group(sampled_tables, sampled, "head", heads, by_head, "by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the ratios of pairs of texts by source."""
+    """Add the ratios by group of sources, for pairs of texts."""
+    sampled = measured.sampled
+    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
-    for source in measured.sources:
-        _add_group(tables, measured, "source", [source], ratios, source)
+    for source in sampled.sources:
+        _add_group(sampled_tables, sampled, "source", [source], ratios, source)
 
 
 def _add_group(
@@ -369,7 +394,7 @@ def _add_group(
     labels: Labels,
     sums: str | SelectSums,
 ) -> None:
-    """Add the ratios of each group of tokens, without empty groups."""
+    """Add the ratios of each group; empty groups are omitted."""
     mean = Mean(
         "mixing_by_group",
         labels={"grouping": [grouping], "group": groups} | labels,
@@ -381,7 +406,7 @@ def _add_group(
 
 
 def _create_identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
-    """Return `identities`: the largest error of each checked identity."""
+    """Return the table `identities`, with the largest error of each checked identity."""
     frames = []
     for checkpoint, (largest, checked) in identities.items():
         labels = {"layer": range(len(largest)), "identity": list(IDENTITIES)}
@@ -392,7 +417,10 @@ def _create_identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
 
 
 def ratios_of(subset: str) -> SelectSums:
-    """Return a function that sums the ratios `[D, layers, methods]` over the tokens of one of `TOKEN_SUBSETS`."""
+    """Return a function that sums ratios over the tokens in `subset`, a key of `TOKEN_SUBSETS`.
+
+    Its sums are `[texts, layers, methods]`.
+    """
     grouping, groups = TOKEN_SUBSETS[subset]
 
     def select(sums: CorpusSums) -> Sums:
@@ -408,7 +436,7 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums the ratios over all tokens of the documents with this control."""
+    """Return a function that sums ratios over all tokens of the texts that have a value of `control`."""
 
     def select(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)
@@ -419,7 +447,7 @@ def ratios_where_present(control: str) -> SelectSums:
 
 
 def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
-    """Return a function that sums ratios `[D, 1 + layers, methods]`: the mean over the layers, then the layers."""
+    """Return a function that sums ratios, `[texts, 1 + layers, methods]`: the mean over layers, then each layer."""
     select_layers = ratios_of(subset)
 
     def select(sums: CorpusSums) -> Sums:
@@ -436,7 +464,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of the ratios by document length `[D, lengths, layers, methods]`."""
+    """Return the sums of the ratios by length class of the text, `[texts, lengths, layers, methods]`."""
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
     membership_DG = np.eye(len(LENGTHS))[length_D]
@@ -447,7 +475,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return the rank correlation with depth, in the rows for all layers together."""
+    """Return columns with the rank correlation of ratio and depth, which is in the rows for the mean over layers."""
     by_layer = Resampled(
         mean=means.mean[1:],
         samples=means.samples[:, 1:],
@@ -462,7 +490,7 @@ def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubl
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return a function that creates the columns of true means minus control means, paired by document."""
+    """Return a function that creates the columns of true means minus control means, paired by text."""
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         if checkpoint not in true_means:
@@ -482,7 +510,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield `mixing_by_review` in blocks of documents: the mean over all tokens, and their number."""
+    """Yield `mixing_by_review` in blocks of texts: the mean ratio over all tokens of a text, and their number."""
     for checkpoint, sums in measured.sums.items():
         start = 0
         for chunk in in_chunks(sums):
@@ -501,7 +529,7 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return `reports/metrics/measure.json`: headline ratios and own shares after the last layer, by checkpoint."""
+    """Return the content of `reports/metrics/measure.json`: headline ratios and final own shares, by checkpoint."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     headlines = [method for method in methods if RATIOS[method].headline]
@@ -524,7 +552,7 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return the own shares after the last layer by kind of donors; empty if they were not measured."""
+    """Return the own shares after the last layer by donor kind; empty if they were not measured."""
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

@@ -1,14 +1,14 @@
-"""Mixing ratios of every token: Kobayashi et al., EMNLP 2020 and EMNLP 2021.
+"""Mixing ratios of every token (Kobayashi et al., EMNLP 2020 and EMNLP 2021).
 
-Shapes: H heads, T tokens, N tokens of a chunk, E = heads * head width, D hidden. i is the output token,
-j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
+Shapes: H heads, T tokens, N tokens of a chunk, E = heads * head width, D hidden. i is the output token, and j a source
+token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
-Neither T * T * D tensors nor attention matrices are allocated: sum_{j!=i} F_ij = attention_output_i - b_O - F_ii, which
-needs the diagonal only. All maps of LayerNorm divide by a standard deviation of token i, which cancels in a ratio of
-token i; if attention's output is normalised, F_ij is the linear part of this norm, and its deviation matters.
-In a pre-LN family f is applied to norm(x_j), and x_i is the input of the layer.
+Neither T * T * D tensors nor attention matrices are allocated, because sum_{j!=i} F_ij = attention_output_i - b_O -
+F_ii only needs the diagonal of attention. A LayerNorm divides by the standard deviation of token i, which cancels in a
+ratio of token i. If attention's output is normalised, F_ij includes the division by the deviation of this norm, which
+does not cancel in R_ij. In a pre-LN family, f is applied to norm(x_j), and x_i is the input of the layer.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
-if TYPE_CHECKING:  # Figures and the page read the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
     from torch import Tensor
 
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
     from attnmix.measures.weights import Norm
 
-CACHE_TOKENS = 256  # tokens with vectors that fit the CPU cache between operations
-DEVICE_TOKENS = 2**16  # tokens at once on other devices, with a constant cost per operation
+CACHE_TOKENS = 256  # tokens per chunk on a CPU, whose vectors stay in the cache between operations
+DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, which have a constant cost per operation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A mixing ratio: how much of a token's vector comes from other tokens, in [0, 1]."""
+    """A mixing ratio in [0, 1]: the share of a token's vector that comes from other tokens."""
 
     formula: Callable[[Any], Any]  # from a layer's `LayerSplits` to the ratio `[N]` of N tokens
-    definition: str  # the formula, as the documents show it
+    definition: str  # the formula as printed in the documentation
     source: str
-    covers: Literal["attention", "layer"] = "attention"  # the part of a layer that it describes
-    points: tuple[str, ...] = ()  # additional capture points, beyond those of all ratios
+    covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
+    points: tuple[str, ...] = ()  # capture points needed in addition to those of all ratios
     headline: bool = False  # True if its mean is among the metrics
 
 
@@ -70,7 +70,7 @@ RATIOS = {
         source="Kobayashi et al., EMNLP 2021, equation 9",
         headline=True,
     ),
-    # The feed-forward network counts in the standard deviation only (section 3.3).
+    # The feed-forward network only affects the standard deviation (section 3.3).
     "enc_n": Ratio(
         formula=lambda splits: splits.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
@@ -85,44 +85,44 @@ RATIOS = {
         points=(PREACTIVATION, "cross_attention_output"),
     ),
 }
-"""Every mixing ratio by name, ordered by the part of a layer that it covers.
+"""All mixing ratios by name, ordered by the part of a layer that they cover.
 
-The order decides which ratio sentences and first views are about (`preferred_ratio`).
+The order determines the ratio in sentences and initial views (`preferred_ratio`).
 """
 
 
 class Split(NamedTuple):
-    """A vector `[..., N, D]` of each token as two parts: from the token itself, and from all others."""
+    """Vectors of tokens, split into the parts `[..., N, D]` from the token itself and from all other tokens."""
 
     own: Tensor
     others: Tensor
 
     def share(self) -> Tensor:
-        """Return |others| / (|others| + |own|) `[..., N]`; 0 for a token without contributions."""
+        """Return |others| / (|others| + |own|) `[..., N]`; 0 if both parts are 0."""
         others_norm = self.others.norm(dim=-1)
         total = others_norm + self.own.norm(dim=-1)
         share: Tensor = (others_norm / total).masked_fill(total == 0, 0)
         return share
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both after the norm's linear part, without the standard deviation, which cancels in `share`."""
+        """Return both parts after the linear part of a norm, without the standard deviation, which `share` cancels."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """Splits of N tokens in one layer into own and other parts, step by step.
+    """Splits of N tokens into own and other parts after each step of one layer.
 
-    Alternative splits of the same tokens use leading axes, before the token axis.
+    Leading axes before the token axis contain alternative splits of the same tokens, such as controls.
     """
 
     block: Block
     mixed_weight: Tensor  # 1 - mean_h a^h_ii, [..., N]
     x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
-    projected: Split  # the same without b_O
-    rest: AfterAttention | None  # the model's pass through the rest of the layer, if a ratio needs it
-    known_layer: Split | None = None  # `layer`, if derived from other splits
+    projected: Split  # the parts of `projected_ND` without b_O
+    rest: AfterAttention | None  # the pass through the rest of the layer, if a ratio needs it
+    known_layer: Split | None = None  # the value of `layer`, if it was derived from other splits
 
     @cached_property
     def attention(self) -> Split:
@@ -149,7 +149,7 @@ class LayerSplits:
 
     @cached_property
     def network(self) -> NetworkPart:
-        """The R_ij of the token itself and of all others `[2, N, ...]`, as input of the feed-forward network."""
+        """The R_ij of the token itself and of all others `[2, N, ...]`, propagated to the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -162,17 +162,17 @@ class LayerSplits:
         return self.known_layer or Split(*self.rest.output(self.network.copy()))
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits with `projected` replaced, propagated through the same layer."""
+        """Return splits with a different `projected`, propagated through the same layer."""
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return `layer`, with a known own part of the tokens."""
+        """Return the split `layer` if its own part is already known."""
         assert self.rest is not None
         return Split(own_layer_ND, self.rest.output(self.rest.network_part(self.residual.others)))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
-    """Return the ratio by each of `methods`, `[methods, ..., T]`."""
+    """Return the ratios `[methods, ..., T]` of all tokens in one layer."""
     tokens = layer_pass.x[..., 0].numel()
     ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
     size = chunk_tokens(layer_pass.x.device)
@@ -182,26 +182,26 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
-    """Return the ratio of N tokens by each of `methods`, `[methods, ..., N]`."""
-    import torch  # Imported here, as the declarations are read without torch.
+    """Return the ratios `[methods, ..., N]` of N tokens."""
+    import torch  # lazy import, because the declarations are also used without torch
 
     return torch.stack([RATIOS[method].formula(splits) for method in methods])
 
 
 def chunk_tokens(device: Any) -> int:
-    """Return the number of tokens per chunk on this device."""
+    """Return the number of tokens per chunk on `device`."""
     return CACHE_TOKENS if device.type == "cpu" else DEVICE_TOKENS
 
 
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
-    """Return the splits of all tokens of a document, or of a batch of texts of one length, at once."""
+    """Return the splits of all tokens of a text, or of a batch of texts of the same length, as one chunk."""
     tokens = layer_pass.x[..., 0].numel()
     ((_, splits),) = _splits_by_chunk(layer_pass, layer_pass.features, tokens)
     return splits
 
 
 def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
-    """Yield the slice of each chunk of at most `size` tokens and its splits, with the features at `points`."""
+    """Yield each chunk of at most `size` tokens, as a slice and its splits; `points` are the features to include."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
@@ -228,7 +228,7 @@ def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) ->
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the pass of N tokens after the skip connection; None without the preactivations of the network."""
+    """Return the pass of N tokens after the skip connection; None if the network's preactivation was not captured."""
     if PREACTIVATION not in features:
         return None
     norm = block.attention_output_norm
@@ -237,24 +237,24 @@ def rest_of_layer(
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """Return the capture points that `methods` need beyond attention's output."""
+    """Return the capture points that `methods` need in addition to attention's output."""
     return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the ratio among `methods` for sentences and first views.
+    """Return the ratio among `methods` for sentences and initial views.
 
-    It is the last ratio in `RATIOS` that covers the attention block or, without such a ratio, the whole layer.
+    It is the last ratio in `RATIOS` that covers the attention block or, if there is none, the whole layer.
     """
     present = set(methods)
     declared = [name for name in RATIOS if name in present]
     if not declared:
-        raise ValueError(f"none of {', '.join(sorted(present))} is declared in RATIOS")
+        raise ValueError(f"RATIOS declares none of {', '.join(sorted(present))}")
     of_attention = [name for name in declared if RATIOS[name].covers == "attention"]
     return (of_attention or declared)[-1]
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return each head's values multiplied by its weight `[N, E]`."""
+    """Return the values of each head multiplied by the head's weight, `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)

@@ -1,4 +1,4 @@
-"""The csv files of measures for a sample of documents: exchange and parts from the input, and derivatives."""
+"""The tables of measures for a sample of the texts: exchange and parts from the input, and derivatives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -26,16 +26,16 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 SAME_MINUS_OTHER = "same_minus_other"
-"""Label of the difference between own shares with donors of the same and of another class."""
+"""Label of the difference between own shares with donors of the same class and of another class."""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities divided by the squared displacement of all tokens instead of a number of tokens."""
+"""Quantities that are divided by the squared displacement of all tokens instead of by the number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return `exchange` from the sums `[documents, donors, levels]` of each checkpoint, by quantity.
+    """Return the table `exchange` from each checkpoint's sums `[texts, donors, levels]` by quantity.
 
-    Without documents it is empty. Simultaneous intervals hold for all donors and levels of a quantity jointly.
-    The class part of the own share is the difference between the two kinds of donors.
+    The table is empty if there are no texts. Intervals are simultaneous over all donors and levels of a quantity. The
+    class part of the own share is the difference between the two donor kinds.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -54,7 +54,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return the own shares of `exchange` from their sums `[documents, layers]` in each checkpoint."""
+    """Return the rows of `exchange` with own shares, from their sums `[texts, layers]` in each checkpoint."""
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)
@@ -63,9 +63,9 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 
 
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
-    """Return `parts` from the sums `[documents, quantities, levels]` of each checkpoint, by rule.
+    """Return the table `parts` from each checkpoint's sums `[texts, quantities, levels]` by rule.
 
-    Without documents it is empty. Simultaneous intervals hold for all quantities and levels of a rule jointly.
+    The table is empty if there are no texts. Intervals are simultaneous over all quantities and levels of a rule.
     """
     first = next(iter(parts.values()))
     if not first:
@@ -86,10 +86,10 @@ def derivative_tables(
     matrices: Sequence[str],
     seed: int,
 ) -> dict[str, pd.DataFrame]:
-    """Return `derivatives` and `derivatives_by_review` from the sums of `DocumentMeasurer.derivatives` by checkpoint.
+    """Return `derivatives` and `derivatives_by_review` from each checkpoint's sums of `DocumentMeasurer.derivatives`.
 
-    `documents` contains document names; the tables are empty without documents. Simultaneous intervals hold for all
-    cells of a quantity jointly.
+    `documents` contains the names of the texts; the tables are empty if there are none. Intervals are simultaneous over
+    all cells of a quantity.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
@@ -107,7 +107,7 @@ def derivative_tables(
 def _by_review(
     derivatives: Mapping[str, CorpusSums], documents: Sequence[str], axes: Mapping[str, Labels]
 ) -> pd.DataFrame:
-    """Return `derivatives_by_review`: the mean over the tokens of each document."""
+    """Return `derivatives_by_review`, with means over the tokens of each text."""
     frames = []
     for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
         sums = derivatives[checkpoint][quantity]
@@ -118,7 +118,7 @@ def _by_review(
 
 
 def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
-    """Return the labels along the axes of each quantity of `derivatives`."""
+    """Return the labels along the axes of each quantity in `derivatives`."""
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
     swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]

@@ -1,12 +1,12 @@
 """Attention sinks and massive activations: attention to the ends of a text, and lengths of their values.
 
-A sink is a token that attracts much attention regardless of its meaning, mostly the first (Xiao et al., ICLR 2024),
-possibly without a contribution: it acts as a bias of the keys (Gu et al., ICLR 2025), visible in short values. Sinks
-may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention weights count them as mixing;
-every ratio is therefore also measured without special tokens as sources. Massive activations are the few components of
-a sink's vector that are far larger than all others (Sun et al., COLM 2024).
+A sink is a token that receives much attention regardless of its meaning, usually the first token (Xiao et al., ICLR
+2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); its value is then
+short. Sinks may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention weights count them
+as mixing. Every ratio is therefore also measured without special tokens as sources. Massive activations are the few
+components of a sink's vector that are far larger than all others (Sun et al., COLM 2024).
 
-Shapes: B documents, S special tokens of a document, H heads, T tokens, D hidden, d head width.
+Shapes: B texts, S special tokens of a text, H heads, T tokens, D hidden, d head width.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from attnmix.measures.layers import LayerPass
 from attnmix.models.attention import AttentionCall
 
 SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
-"""Measures of a text in one layer; `attention_to_first` is counted token by token.
+"""Measures of a text in one layer; `attention_to_first` is measured for each token instead.
 
-`attention_to_last`            mean weight of all other tokens on the last one
-`value_of_first`, `_of_last`   length of its value, all heads together, relative to the mean of the tokens between
+`attention_to_last`            mean attention weight of all other tokens on the last token
+`value_of_first`, `_of_last`   length of the token's value (all heads), relative to the mean of the tokens in between
 `massive_activation`           largest absolute number in the layer's output, relative to the median
 """
 
 
 def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
-    """Return each document's a_ij `[B, T, H]` of one source j, at `positions_B`; 0 if token i does not attend to it."""
+    """Return the weights a_ij `[B, T, H]` on the source j at `positions_B` in each text; 0 if it is masked for i."""
     place_B111 = positions_B[:, None, None, None]
     key_BH1d = call.key.take_along_dim(place_B111, -2)
     mask_BHT = None
@@ -46,8 +46,8 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
 def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
     """Return the weights a_ij `[S, B, T, H]` of other tokens i on each special token j.
 
-    `special_SB` contains the positions of each document's special tokens, padded with -1. Weights are 0 for padding and
-    for a special token on itself.
+    `special_SB` contains the positions of each text's special tokens, padded with -1. Weights are 0 for this padding
+    and for a special token on itself.
     """
     heads, tokens = call.value.shape[-3:-1]
     places_T = torch.arange(tokens, device=special_SB.device)
@@ -63,7 +63,10 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return `SINK_MEASURES` of each document `[B, measures]`; NaN for texts of one token or, for values, of two."""
+    """Return `SINK_MEASURES` `[B, measures]` of each text.
+
+    Measures of attention are NaN for texts of one token, measures of values also for texts of two tokens.
+    """
     places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
     is_before_last_BT = places_T < last_B.unsqueeze(-1)
@@ -86,7 +89,7 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
 
 
 def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the largest absolute number of each document relative to the median `[B]`, in float64."""
+    """Return the largest absolute number of each text relative to its median, `[B]` in float64."""
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
     largest_B = token_size_BTD.flatten(1).amax(-1)
@@ -100,7 +103,7 @@ def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[
 
 
 def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean over the tokens of a mask `[B]`; NaN for an empty mask."""
+    """Return the mean `[B]` over the tokens in a mask; NaN for an empty mask."""
     masked_BT = values_BT.masked_fill(~mask_BT, 0)
     mean_B: Tensor = masked_BT.sum(-1) / mask_BT.sum(-1)
     return mean_B

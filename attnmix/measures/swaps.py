@@ -1,13 +1,13 @@
-"""Swap ratios: displacement of a layer's output by exchanged inputs of other tokens, relative to the token's own.
+"""Swap ratios: displacement of a layer's output by exchanging the inputs of other tokens or of the token itself.
 
 Weights, lengths and derivatives describe possible influences of other tokens. An exchange measures differences between
-texts: a constant contribution of other tokens causes no displacement, regardless of the text. If the tokens of a text
-constrain each other (for example to a sum of 0), an exchange violates the constraint, and the ratio includes
-displacements that do not occur in texts.
+texts: a contribution of other tokens that is the same in all texts causes no displacement. If the tokens of a text
+constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the ratio includes
+displacements that do not occur in real texts.
 
-    swap              the exchange itself
-    swap_derivative   its derivative, |sum_{j != i} J_ij d_j| against |J_ii d_i|, with d_j = x'_j - x_j: the norm of the
-                      sum of the Jacobians, weighted by the covariance of the inputs of real texts
+    swap              compares displacements by the exchange itself
+    swap_derivative   compares the linear approximations |sum_{j != i} J_ij d_j| and |J_ii d_i|, with d_j = x'_j - x_j:
+                      norms of Jacobians, weighted by the covariance of the inputs of real texts
 
 Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
 """
@@ -30,25 +30,25 @@ from attnmix.models.capture_points import LayerCall
 from attnmix.models.encoding import padded
 
 SWAPS = ("swap", "swap_derivative")
-DONORS = ("same_class", "other_class")  # donors of inputs, by predicted class
-ROUNDING = 32  # shortest displacement, in multiples of machine epsilon relative to the output
+DONORS = ("same_class", "other_class")  # kinds of donor texts, by predicted class
+ROUNDING = 32  # minimum displacement relative to the output, in multiples of machine epsilon
 
 
 def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` in [0, 1] for each token i of `layer`'s output y; 0 for a token without displacement.
+    """Return a / (a + o) `[T]` for each token i of `layer`'s output y; 0 for a token without displacement.
 
         a^2 = E |y_i(x_i, x'_others) - y_i(x)|^2          o^2 = E |y_i(x'_i, x_others) - y_i(x)|^2
 
-    E is the mean over the texts of `x_BTD`; x' is `donor_BTD`, another text's inputs at the same positions, with the
-    same number of tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. `others_TT`
-    (bool) selects the tokens j to exchange for each i; its diagonal is ignored.
-    Source: interchange interventions (Geiger et al., NeurIPS 2021), here of the others and of the token itself.
+    E is the mean over the texts in `x_BTD`; x' is `donor_BTD`, the inputs of donor texts with the same number of
+    tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. `others_TT` (bool) selects the
+    tokens j to exchange for each i; its diagonal is ignored. The exchanges are interchange interventions (Geiger et
+    al., NeurIPS 2021) on the other tokens and on the token itself.
     """
     y_BTD = layer(x_BTD)
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
     def exchange(exchanged_TT: Tensor) -> Tensor:
-        """Return the displacement of each token in its own exchange."""
+        """Return the displacement of each token by its exchange, which is a row of `exchanged_TT`."""
         outputs = []
         for exchanged_T in exchanged_TT:
             input_BTD = torch.where(exchanged_T[:, None], donor_BTD, x_BTD)
@@ -61,7 +61,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
-    """Return the next texts of the same class as text `number` and of another class (`DONORS`), or None."""
+    """Return the indices of the next text of the same class as text `number` and of another class; None if missing."""
     all_texts = np.arange(len(classes))
     others = np.roll(all_texts, -number)[1:]
     is_same_class = classes[others] == classes[number]
@@ -75,7 +75,7 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-    """Return `layer_swap_ratios` `[L, swaps, T]` for positions in both documents, NaN for other positions."""
+    """Return `layer_swap_ratios` `[L, swaps, T]` for positions that both texts have; NaN for other positions."""
     tokens = min(len(ids), len(donor_ids))
     common_ids = ids[:tokens].tolist()
     common_donor_ids = donor_ids[:tokens].tolist()
@@ -91,9 +91,10 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
-    """Return both `SWAPS` of one document in all layers, with layer inputs of a donor document `[L, 2, T]`.
+    """Return both `SWAPS` `[L, 2, T]` of a text in all layers, with the layer inputs of a donor text.
 
-    Both have the same number of tokens. Layers are evaluated separately, at the document's own inputs.
+    The text and the donor must have the same number of tokens. Each layer is evaluated separately, at the text's own
+    layer inputs.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
@@ -108,8 +109,8 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return both `SWAPS` of one layer `[2, T]`.
 
-    Each token has a separate exchange and only its own output is used. As only attention mixes tokens, the heads are
-    computed for all exchanges, and the rest of the layer for one row of each.
+    Each token has its own exchange, in which only the output of this token is used. As only attention mixes tokens, the
+    heads are computed for all exchanges, but the rest of the layer only for this token.
     """
     block = Block(call.module, call.stack)
     attention = call.attending["attention"]
@@ -158,12 +159,12 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return each token's vectors `[B, T, x]` in its own exchange."""
+    """Return the vectors `[B, T, x]` of each token in its own exchange."""
     return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
 
 
 def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from displacements of the output y by each token's others, and by the token itself."""
+    """Return a / (a + o) `[T]` from the displacements of y by exchanging other tokens and the token itself."""
     precision = torch.finfo(y_BTD.dtype).eps
     smallest_T = ROUNDING * precision * _measure_length(y_BTD)
     others_T = _measure_length(others_BTD)

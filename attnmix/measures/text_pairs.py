@@ -1,11 +1,11 @@
-"""Mixing ratios by source in pairs of texts: own text, other text and special tokens.
+"""Mixing ratios by group of sources in pairs of texts: own text, other text and special tokens.
 
-Each ratio compares the contribution of one group S of sources with the own part:
+Each ratio compares the contribution of one group S of sources with the part of the token itself:
 
     |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        and likewise for the steps of all ratios
 
-Attention weights (tokens x tokens) are computed in blocks of rows.
-Shapes: B documents, H heads, T tokens, R rows of T, d head width, E = H * d, D hidden, S = 3 groups of sources.
+Attention weights (tokens x tokens) are computed in blocks of rows. Shapes: B texts (pairs), H heads, T tokens, N = B *
+T, R rows of T, M methods, d head width, E = H * d, D hidden, S = 3 groups of sources.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,16 @@ SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 
 
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
-    """Return the ratios of all tokens by group of sources, `[sources, methods, B, T]`; only tokens of texts are valid.
+    """Return the ratios `[sources, methods, B, T]` of all tokens by group of sources.
 
-    `segments_BT` contains one of `SEGMENTS` for each token, and a different number for padding.
+    Ratios are only meaningful for tokens of texts, not for special tokens and padding. `segments_BT` contains one of
+    `SEGMENTS` for each token, and a different number for padding.
     """
     vectors_SBTE, weights_SBT = _by_segment(layer_pass.attention, segments_BT)
     first_BTE, second_BTE, special_BTE = vectors_SBTE
     first_BT, second_BT, special_BT = weights_SBT
 
-    # Map segments to each token's own text and its counterpart, and exclude the token itself.
+    # Map segments to each token's own text and the other text, and exclude the token itself.
     in_second_BT = segments_BT == 1
     in_second_BT1 = in_second_BT.unsqueeze(-1)
     itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
@@ -56,7 +57,7 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
 
 
 def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the contribution of each segment's sources before W_O `[S, B, T, E]`, and their weight `[S, B, T]`."""
+    """Return the contributions `[S, B, T, E]` of each segment's sources before W_O, and their weights `[S, B, T]`."""
     members = []
     values = []
     for segment in SEGMENTS:

@@ -13,7 +13,7 @@ from attnmix.measures.documents import CLASSES, Document
 def ratio_rows(
     checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.floating]
 ) -> pd.DataFrame:
-    """Return the ratios of one document, one row per layer and token: `checkpoint, document, layer, position`."""
+    """Return the ratios of one text, with one row per layer and token: `checkpoint, document, layer, position, ...`."""
     _, layers, tokens = ratios_MLT.shape
     keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
     index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])

@@ -1,16 +1,17 @@
 """Variance components of token vectors: shares of corpus, class, text and token.
 
-A token's vector is the sum of the corpus mean and deviations of its class, of its text, and of the token. The mean
-squared length of vectors v of N texts is decomposed accordingly, with products of different texts and tokens to avoid
-bias from noisy means (the mean squares of a nested analysis of variance, solved for their components):
+A token's vector is the sum of the corpus mean and of the deviations of its class, of its text, and of the token. The
+mean squared length of the vectors v of N texts is decomposed accordingly. Only products of different texts and tokens
+are used, which avoids bias from noisy means (the mean squares of a nested analysis of variance, solved for their
+components):
 
-    token    E v.v - W        W   mean over texts of v.v' over two different tokens of the text
-    text     W - S            S   mean over texts of m.m' with different texts of the same class; m is a text's mean
-    class    S - C            C   |sum_k p_k m_k|^2, p_k the share of class k, by products of different texts only
+    token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
+    text     W - S            S   mean of m.m' over pairs of different texts of a class; m is the mean of a text
+    class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k is the share of class k
     corpus   C
 
-Texts have equal weights, regardless of length. For vectors of length 1, products are mean cosines: W within a text, S
-with other texts of its class, O with texts of other classes. Shapes: N texts, T tokens, X sites or layers, D width.
+Texts have equal weights, regardless of their length. For vectors of length 1, products are mean cosines: W within a
+text, S with other texts of the same class, O with texts of other classes. Shapes: N texts, X sites or layers, D width.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ Array = npt.NDArray[Any]
 
 PARTS = ("corpus", "class", "text", "token")
 COSINES = ("within_text", "same_class", "other_class")
-MAX_TEXTS = 256  # limit, as products of all pairs of texts are in memory
+MAX_TEXTS = 256  # maximum number of texts, because products of all pairs of texts are in memory
 PERMUTATIONS = 200
 NULL_LEVEL = 0.95
 
 
 class Moments(NamedTuple):
-    """Moments of each text's vectors at each site, the input of the decomposition."""
+    """The moments of each text's vectors at each site, from which the decomposition is computed."""
 
     means_NXD: Doubles
-    within_NX: Doubles  # mean product of two different tokens of a text; NaN for a single token
+    within_NX: Doubles  # mean product of two different tokens of a text; NaN for texts of one token
     squares_NX: Doubles  # mean squared length
 
     @staticmethod
@@ -52,7 +53,7 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`; a leading dimension indexes leave-one-out samples."""
+    """Mean products of vectors `[..., X]`; a leading axis, if there is one, is for leave-one-out samples."""
 
     square: Doubles  # of a vector with itself
     within: Doubles  # W
@@ -61,7 +62,7 @@ class Products(NamedTuple):
     corpus: Doubles  # C
 
     def shares(self) -> Doubles:
-        """Return the shares of `PARTS` in the mean squared length `[..., X, 4]`; unbiased, may be negative."""
+        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length; unbiased estimates may be negative."""
         of_class = self.same - self.corpus
         of_text = self.within - self.same
         of_token = self.square - self.within
@@ -69,14 +70,14 @@ class Products(NamedTuple):
         return parts / self.square[..., None]
 
     def cosines(self) -> Doubles:
-        """Return `COSINES` `[..., X, 3]`, of vectors of length 1."""
+        """Return `COSINES` `[..., X, 3]`; all vectors must have length 1."""
         return np.stack([self.within, self.same, self.other], -1)
 
 
 def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
-    """Return the mean products `[X]` of all texts, and `[N, X]` of leave-one-out samples.
+    """Return the mean products `[X]` of all texts, and the mean products `[N, X]` of leave-one-out samples.
 
-    Classes must have three texts or more, as a leave-one-out sample needs a pair of each class.
+    Each class must have three texts or more, because a leave-one-out sample needs a pair of each class.
     """
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
@@ -96,7 +97,7 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
         within=within_XN,
         is_kept=np.ones(len(classes), bool),
     )
-    # Without text u, the sums of text t exclude its product with u.
+    # In the sample without text u, the sums of text t exclude its product with u.
     without = _average_products(
         in_class=in_class_XN[:, None] - gram_XNN * is_same_NN,
         all_texts=all_XN[:, None] - gram_XNN,
@@ -109,7 +110,7 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
 
 
 def _transpose(means: Products) -> Products:
-    """Return the mean products with the sites last."""
+    """Return the mean products with the site axis last."""
     return Products(*(mean.T for mean in means))
 
 
@@ -121,10 +122,10 @@ def _average_products(
     within: Doubles,
     is_kept: npt.NDArray[np.bool_],
 ) -> Products:
-    """Return the mean products over the kept texts of the last axis, from each text's sums over other texts."""
+    """Return the mean products over the kept texts, from each text's sums of products with other texts (last axis)."""
     number = is_kept.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # Mean over different texts of the class; NaN if there are none.
+        # The mean over other texts of the class is NaN if there are none.
         mean_in_class = np.where(is_kept, in_class / size, 0)
     texts_of_other_classes = number[..., None] - 1 - size
     pairs_apart = (is_kept * texts_of_other_classes).sum(-1)
@@ -143,7 +144,7 @@ def _average_products(
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
-    """Return the 95 % quantile of the share `class` `[X]` under permutation of the texts' classes."""
+    """Return the 95 % quantile `[X]` of the share `class` over random permutations of the classes of texts."""
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
     generator = np.random.default_rng(seed)
@@ -167,7 +168,7 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of texts with at least two tokens, and a class (-1: none) of at least three such texts."""
+    """Return a mask of texts with at least two tokens whose class has at least three such texts; -1 is no class."""
     is_chosen_N = (classes_N >= 0) & (tokens_N > 1)
     is_same_NN = classes_N[:, None] == classes_N
     size_N = (is_same_NN & is_chosen_N).sum(-1)  # number of texts in each text's class
@@ -175,7 +176,7 @@ def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.
 
 
 def _compute_gram(texts: Moments) -> Doubles:
-    """Return the products of all pairs of mean vectors `[X, N, N]`."""
+    """Return the products `[X, N, N]` of the mean vectors of all pairs of texts."""
     means_NXD = texts.means_NXD
     gram_XNN = np.einsum("nxd,mxd->xnm", means_NXD, means_NXD, optimize=True)
     return np.asarray(gram_XNN)

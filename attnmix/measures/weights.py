@@ -18,7 +18,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm, or an RMSNorm (without centring): gamma and beta `[hidden]`."""
+    """A LayerNorm or an RMSNorm (without centring), with gamma and beta `[hidden]`."""
 
     module: Callable[[Tensor], Tensor]
     gamma: Tensor
@@ -26,14 +26,14 @@ class Norm:
     eps: float
     centred: bool
     absent: bool = False
-    """True for an identity that replaces a norm absent in the family."""
+    """True for an identity in place of a norm that the family does not have."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the model's own output for vectors `[..., hidden]`."""
         return self.module(vectors)
 
     def linear(self, part: Tensor) -> Tensor:
-        """Return the norm's linear map of a part of a vector, without division by the deviation of the whole vector."""
+        """Return a part of a vector after the linear part of the norm: centring and gamma, without the division."""
         if self.absent:
             return part
         if not self.centred:
@@ -42,7 +42,7 @@ class Norm:
         return centred.mul_(self.gamma)
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return the norm's divisor of the vectors `whole` `[..., 1]`."""
+        """Return the divisor `[..., 1]` by which the norm divides the vectors `whole` `[..., hidden]`."""
         if self.absent:
             return whole.new_ones(())
         if self.centred:
@@ -58,9 +58,9 @@ class Norm:
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
-    """Return the weights of a LayerNorm or an RMSNorm, in the dtype and on the device of `like`.
+    """Return a LayerNorm or an RMSNorm as a `Norm`, in the dtype and on the device of `like`.
 
-    The weight of an RMSNorm is derived from its output for a vector of ones, as some families add 1 to the weight.
+    The weight of an RMSNorm is derived from its output for a vector of ones, because some families add 1 to the weight.
     """
     eps_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
     eps = float(getattr(module, eps_name))
@@ -88,7 +88,7 @@ def no_norm(like: Tensor) -> Norm:
 
 
 def linear_weights(module: Module) -> Linear:
-    """Return the weights of a Linear, or of GPT-2's `Conv1D`, which stores its weight untransposed."""
+    """Return the weights of a Linear, or of GPT-2's `Conv1D`, which stores the transpose of a Linear's weight."""
     parameters: Any = module
     W = parameters.weight.detach()
     if isinstance(module, torch.nn.Linear):

@@ -37,8 +37,8 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
     configurations: dict[Any, Any] = dict(peft.PEFT_TYPE_TO_CONFIG_MAPPING)
     configuration = configurations.get(kind)
     if configuration is None or issubclass(configuration, peft.PromptLearningConfig):
-        problem = f"{name} is an adapter of the type {kind}, which changes no weights that it could be merged into"
-        raise InputError(f"model.name: {problem}; allowed: LORA and other types that peft merges")
+        problem = f"{name} is an adapter of the type {kind}, which cannot be merged into the model's weights"
+        raise InputError(f"model.name: {problem}; allowed: LORA and other types that peft can merge")
 
 
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
@@ -68,10 +68,12 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             read = set(peft.get_peft_model_state_dict(adapted))
             merged = adapted.merge_and_unload()
     except Exception as error:  # peft raises many exception types for mismatched weights
-        raise InputError(f"{problem}: {in_one_line(error)}") from error
+        raise InputError(f"{problem} ({in_one_line(error)})") from error
     unused = sorted(shapes.keys() - read)
     if unused:
-        raise InputError(f"{problem}: it has no place for {len(unused)} of the adapter's tensors, such as {unused[0]}")
+        raise InputError(
+            f"{problem}, which has no modules for {len(unused)} of the adapter's tensors, such as {unused[0]}"
+        )
     supplied = {weight.removeprefix("base_model.model.") for weight in shapes}
     random = set(new) - supplied
     state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in random}
@@ -79,7 +81,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
 
 
 def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the adapter's head; None without a head or if it equals the model's."""
+    """Return the number of classes of the adapter's head; None if there is no head or the model has as many."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes
@@ -112,7 +114,7 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
                 _, _, name = path.rpartition(".")
                 linears.add(name)
         allowed = f"allowed: all-linear, or some of {', '.join(sorted(linears))}"
-        raise InputError(f"finetune.lora.targets: {targets}: {first_line(error)}; {allowed}") from error
+        raise InputError(f"finetune.lora.targets: {targets} ({first_line(error)}); {allowed}") from error
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Its inputs already include rotary embedding, so the code is independent of the p
 
 The modules of some families compute softmax(scores) @ value themselves (`own_attention` in `families.yaml`). Within
 `attention_by`, that product is redirected to the same function, with zero queries and keys and the scores as additive
-mask. Such modules hold T * T scores of every head in memory anyway.
+mask. Such modules need memory for T * T scores of every head anyway.
 Shapes: B texts, H heads, T tokens, d head width.
 """
 
@@ -34,9 +34,9 @@ OBSERVED = "observed"
 """The `attn_implementation` for observable attention."""
 EAGER = "eager"
 """The `attn_implementation` for families with `own_attention`."""
-BLOCK_ELEMENTS = 2**24  # of attention weights computed at once
+BLOCK_ELEMENTS = 2**24  # number of attention weights computed at once
 EDITOR = "_attnmix_editor"
-"""The attribute for the `AttentionEditor` of an attention module, including its copies and replicas."""
+"""The attribute with the `AttentionEditor` of an attention module, its copies and its replicas."""
 
 
 DISPATCHING = "_attnmix_dispatching"
@@ -68,7 +68,7 @@ class AttentionCall:
     log_sums: Tensor  # [B, H, T], log-sum-exp of each row of scores, including the sink
 
     def document(self, place: int) -> Self:
-        """Return one text of a batch."""
+        """Return the call for the text with the index `place` in the batch."""
         tensors: Any = {}
         for name, part in vars(self).items():
             if isinstance(part, Tensor):
@@ -76,7 +76,7 @@ class AttentionCall:
         return replace(self, **tensors)
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
-        """Return selected texts of a batch, truncated to `tokens`."""
+        """Return the call for the selected texts of the batch, truncated to `tokens`."""
         first = slice(tokens)
         return replace(
             self,
@@ -150,7 +150,7 @@ class AttentionCall:
 
 
 def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores (Gemma 2), unsupported there."""
+    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unsupported by `sdpa`."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
     context, _ = attend(module, *arguments, **options)
@@ -292,7 +292,7 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def active_editor(module: Module) -> AttentionEditor | None:
-    """Return the editor of an attention module, or None without an active intervention."""
+    """Return the editor of an attention module, or None if no intervention is active."""
     editor: AttentionEditor | None = module.__dict__.get(EDITOR)
     if editor is None or not editor.is_active:
         return None
@@ -367,7 +367,7 @@ def _read_call(
 
 
 def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return an additive mask; None without a mask."""
+    """Return an additive mask; None if there is no mask."""
     if attention_mask is None:
         return None
     has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
@@ -411,7 +411,7 @@ def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _cap(scores: Tensor, softcap: float | None) -> Tensor:
-    """Return scores limited to -softcap to softcap, if there is a limit."""
+    """Return scores limited to [-softcap, softcap]; unchanged if `softcap` is None."""
     if softcap is None:
         return scores
     return softcap * torch.tanh(scores / softcap)

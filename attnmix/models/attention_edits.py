@@ -1,6 +1,6 @@
 """Edits of self-attention, attached to the modules of a network.
 
-Every attention module holds a `LayerEditor` with the layer's index, which reads the active edits from the network's
+Every attention module has a `LayerEditor` with the layer's index, which applies the active edits of the network's
 `AttentionEdits`. An edit therefore applies to every call of a module: by the whole network, by `generate`, by an
 encoder alone, in another thread, and in copies and replicas of the network.
 """
@@ -48,16 +48,16 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active edits; `preparation` stays entered until the last edit ends.
+        """Apply `edit` after the active edits; the context `preparation` remains active until the last edit ends.
 
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
         if self.base() is not network.base_model:
-            problem = "the network was copied inside an intervention, which applies to it"
-            raise InputError(f"model: {problem}; allowed: a copy from outside of intervene(...)")
+            problem = "the network was copied inside an intervention, which applies to the copy"
+            raise InputError(f"model: {problem}; copy it outside of intervene(...)")
         if self.edits and self.owner != threading.get_ident():
-            allowed = "interventions from one thread at a time, or a copy of the network for each thread"
-            raise InputError(f"model: another thread has an active intervention on this network; allowed: {allowed}")
+            allowed = "intervene from one thread at a time, or use a copy of the network for each thread"
+            raise InputError(f"model: another thread has an active intervention on this network; {allowed}")
         if not self.edits:
             self._attach(network)
             self.owner = threading.get_ident()
@@ -91,8 +91,8 @@ class AttentionEdits:
         """Return the index of the shared layer that this thread is running."""
         layer: int | None = self._calls.__dict__.get("layer")
         if layer is None:
-            problem = "a layer that is called several times cannot be selected by number"
-            raise InputError(f"edit: {problem}; allowed: calls of the whole stack of layers")
+            problem = "a shared layer has no index outside of a forward pass of its stack"
+            raise InputError(f"edit: {problem}; call the whole stack of layers")
         return layer
 
     def _attach(self, network: PreTrainedModel) -> None:
@@ -110,6 +110,7 @@ class AttentionEdits:
             self._attached = stack.pop_all()
 
     def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
+        """Attach the editors of one stack; `first` is the index of its first layer."""
         if layers.are_shared:
             self._count_calls(layers, first, hooks)
         for index, layer in enumerate(layers.modules):
@@ -132,8 +133,8 @@ class AttentionEdits:
             if not self.is_active():
                 return
             if config._attn_implementation != expected:
-                problem = f"{config._attn_implementation!r} was chosen inside an intervention, which it would not see"
-                raise InputError(f"attn_implementation: {problem}; allowed: a choice outside of intervene(...)")
+                problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
+                raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
             wanted = options.get("output_attentions")
             if expected == EAGER and (config.output_attentions if wanted is None else wanted):
                 problem = f"models of the family {config.model_type} return the weights before the edit"
@@ -167,7 +168,7 @@ class AttentionEdits:
         self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
 
     def _first_query(self, module: Module, weights: Tensor) -> int | None:
-        """Return the position of the first query among the keys; None if a cache does not hold one key per token."""
+        """Return the position of the first query among the keys; None if a cache does not have one key per token."""
         queries, keys = weights.shape[-2:]
         cache = self._calls.__dict__.get("cache")
         if cache is None:
@@ -197,7 +198,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """The editor of a cross-attention module: it changes nothing, but returns weights like edited modules."""
+    """The editor of a cross-attention module, which changes nothing but returns weights like edited modules."""
 
     edits: AttentionEdits
 

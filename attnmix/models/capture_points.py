@@ -19,7 +19,7 @@ from attnmix.models.families import Stack, family_of
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""The input of a decoder's embedding norm: recorded, but not a capture point."""
+"""The input of a decoder's embedding norm, which is recorded but is not a capture point."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def recording(
 ) -> Iterator[Recording]:
     """Yield a dictionary of features `[batch, tokens, width]`, filled by each forward pass of the base model.
 
-    The tensors are not copies; read them before the next forward pass. With the callback `taken`, tensors are not
-    stored: it receives each tensor as soon as it is computed.
+    The tensors are not copies; use them before the next forward pass. A callback `taken` receives each tensor as soon
+    as it is computed; the dictionary then remains empty.
     """
     features = Recording()
     with ExitStack() as hooks:
@@ -85,7 +85,7 @@ def recording(
 def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
     """Register `hook` after each layer within the context.
 
-    Within `recording`, the layer's features are already available: torch calls hooks in order of registration.
+    Within `recording`, the layer's features are already available, because torch calls hooks in order of registration.
     """
     with ExitStack() as hooks:
         for _, layer in layer_modules(base):
@@ -96,7 +96,7 @@ def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None])
 def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
     """Yield the distinct layer modules of each stack.
 
-    Only the containers of layers are searched: hooks are registered for every forward pass of a short text, and a
+    Only the containers of layers are searched. Hooks are registered for every forward pass, and for a short text, a
     search of all modules would take as long as a layer.
     """
     for stack in family_of(base.config).stacks:
@@ -111,7 +111,7 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
 
 
 def _named_children(module: Module, name: str) -> list[Module]:
-    """Return the child with this name, or all children with a number if the name is `*`."""
+    """Return the child called `name`, or all children with numeric names if `name` is `*`."""
     if name == "*":
         return [child for child_name, child in module.named_children() if child_name.isdecimal()]
     return [child for child_name, child in module.named_children() if child_name == name]
@@ -150,6 +150,8 @@ class _Recorder:
             self._watch(module, stack)
 
     def _watch(self, layer: Module, stack: Stack) -> None:
+        """Register hooks for the calls of a layer and its attention modules, and for the layer's capture points."""
+
         def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if not self.recorded.paused:
                 call = _call_of(layer, arguments, options)
@@ -185,6 +187,8 @@ class _Recorder:
             self.taken(site, call.hidden)
 
     def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
+        """Register a hook that records the input or output of `module`, if `point` is selected."""
+
         def take_input(_module: Module, arguments: tuple[Any, ...]) -> None:
             self._take(point, arguments[0])
 
@@ -199,7 +203,7 @@ class _Recorder:
             self.hooks.enter_context(module.register_forward_hook(take_output))
 
     def _take(self, point: str, feature: Tensor) -> None:
-        """Pass on a feature of the current layer, or of layer 0 before the first layer."""
+        """Record a feature of the current layer (layer 0 before the first one), unless recording is paused."""
         if self.recorded.paused:
             return
         number = 0

@@ -33,7 +33,7 @@ them changes results."""
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
 
-    A missing file is an error here; transformers would query the hub for it.
+    Raise `InputError` for a missing file, for which transformers would query the hub.
     """
     require_output(folder / "config.json", _stage_of(folder))
     try:
@@ -42,7 +42,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
         set_values(config, NEUTRAL_VALUES)
         config._attn_implementation = None  # selected when the model is loaded
     except Exception as error:  # transformers raises many exception types for invalid values
-        raise InputError(f"{folder}: no usable config.json: {in_one_line(error)}") from error
+        raise InputError(f"{folder}: config.json cannot be loaded ({in_one_line(error)})") from error
     return config
 
 
@@ -62,7 +62,8 @@ def _stage_of(folder: Path) -> str:
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the checkpoint's fast tokenizer, with truncation and padding on the right.
 
-    Names of special tokens within a text are ordinary text. Raise `InputError` without a usable fast tokenizer.
+    Names of special tokens within a text are treated as ordinary text. Raise `InputError` if there is no usable fast
+    tokenizer.
     """
     require_output(folder, _stage_of(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
@@ -71,7 +72,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
         tokenizer("a")
     except Exception as error:  # exception types differ by tokenizer, and include missing packages
-        raise InputError(f"{folder}: no usable tokenizer: {in_one_line(error)}") from error
+        raise InputError(f"{folder}: the tokenizer cannot be loaded ({in_one_line(error)})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
     _split_special_names(tokenizer)
@@ -82,14 +83,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def padding_token(name: str, tokenizer: Any) -> str:
     """Return the special token for padding; raise `InputError` if the tokenizer of the model `name` lacks one.
 
-    Classifiers read the last token other than padding, so the padding token must not end a text.
+    Some classifiers read the last token that is not padding, so the padding token must not be the last of a text.
     """
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
     raise InputError(
-        f"{name}: its tokenizer lacks a special token for padding: a pad, eos or bos token that does not end texts"
+        f"{name}: its tokenizer has no special token for padding; define a pad token that does not end texts"
     )
 
 
@@ -114,7 +115,7 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the maximum number of tokens, including special tokens; `None` without a limit."""
+    """Return the maximum number of tokens, including special tokens; None if there is no limit."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
     offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
     return positions and positions - offset
@@ -129,4 +130,4 @@ def check_length(key: str, max_length: int, config: Any) -> None:
     """Raise `InputError` if the parameter `key` exceeds the maximum text length of a configuration."""
     limit = longest_text(config) or max_length
     if max_length > limit:
-        raise InputError(f"{key}: {max_length} is more than the {limit} tokens that this model takes")
+        raise InputError(f"{key}: {max_length} exceeds the {limit} tokens that this model supports")

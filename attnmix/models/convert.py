@@ -2,8 +2,8 @@
 
     python -m attnmix.models.convert trained.pth --like bert-base-uncased --to trained --classes negative positive
 
-The classifier is a transformers classifier, or a module with a transformers model and one Linear layer on the input of
-the transformers classifier: for BERT, the pooled vector of [CLS]. The file can also be a training checkpoint with a
+The classifier is a transformers classifier, or a module with a transformers model and one Linear layer with the input
+of the transformers classifier (for BERT, the pooled vector of [CLS]). The file can also be a training checkpoint with a
 state dict, such as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is a hub identifier or a folder.
 """
 
@@ -27,14 +27,14 @@ STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
-    """Write the checkpoint `folder`; raise `InputError` unless `file` holds a classifier of `like`'s architecture."""
+    """Write the checkpoint `folder`; raise `InputError` unless `file` is a classifier that matches `like`."""
     check_new_folder("--to", folder)
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
         state = _find_state_dict(loaded)
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         problem = str(error) if type(error) is ValueError else type(error).__name__
-        allowed = "a state dict, which holds tensors alone, or a checkpoint of plain values with one in it"
+        allowed = "a state dict of tensors, or a checkpoint of plain values that contains one"
         raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
     labels = class_labels(dict(enumerate(classes)))
     try:
@@ -42,12 +42,12 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(like, trust_remote_code=False)
     except Exception as error:  # transformers raises many exception types for unreadable models
-        raise InputError(f"--like: {like}: {in_one_line(error)}") from error
+        raise InputError(f"--like: {like} cannot be loaded ({in_one_line(error)})") from error
     try:
         model.load_state_dict(_rename_tensors(state, model))
     except RuntimeError as error:
         problem = " ".join(str(error).split())
-        raise InputError(f"{file} does not fit --like: {problem[:300]}") from error
+        raise InputError(f"{file} does not fit --like ({problem[:300]})") from error
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
@@ -87,7 +87,7 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     other_keys = list(states)
     if not usual_keys and len(other_keys) != 1:
         keys = ", ".join(map(str, other_keys)) or "none"
-        raise ValueError(f"it holds {len(other_keys)} state dicts ({keys})")
+        raise ValueError(f"it contains {len(other_keys)} state dicts ({keys})")
     keys_by_preference = usual_keys or other_keys
     state = states[keys_by_preference[0]]
     return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     parser.add_argument("state", type=Path, help="the file that torch.save wrote")
     parser.add_argument("--like", required=True, help="a model of the same architecture")
     parser.add_argument("--to", type=Path, required=True, help="the new folder")
-    parser.add_argument("--classes", nargs="+", required=True, help="the classes' names by their numbers")
+    parser.add_argument("--classes", nargs="+", required=True, help="the class names in the order of their indices")
     options = parser.parse_args()
     try:
         convert(options.state, options.like, options.to, options.classes)

@@ -27,7 +27,7 @@ PASS_COST_TOKENS = 128  # overhead of a forward pass, in tokens
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
-    """Return unpadded token IDs with special tokens, truncated to `max_length`; pairs are truncated longest first."""
+    """Return unpadded token IDs with special tokens, truncated to `max_length` (in pairs, first the longer text)."""
     first, second = _split_pairs(texts)
     encoding = tokenizer(first, second, truncation=True, max_length=max_length)
     ids: list[list[int]] = encoding["input_ids"]
@@ -35,7 +35,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length
 
 
 def _split_pairs(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
-    """Return the first and second texts of pairs, or the texts and None; all texts must be pairs, or none."""
+    """Return the first and second texts of pairs, or the texts and None; either all texts or none must be pairs."""
     if not any(isinstance(text, tuple) for text in texts):
         return list(map(str, texts)), None
     first, second = zip(*texts, strict=True)
@@ -50,7 +50,7 @@ class TokenizedText(NamedTuple):
     counts: dict[str, int]
     """`tokens` and `unknown_tokens` after truncation, `whole_tokens` before truncation."""
     types: list[int]
-    """The tokenizer's `token_type_ids`; 0 if it returns none."""
+    """The tokenizer's `token_type_ids`; 0 for all tokens if it returns none."""
 
 
 def tokenize_texts(
@@ -129,16 +129,18 @@ def _label_tokens(
 ) -> tuple[list[int], list[str]]:
     """Return each token's word index (from 0; -1 for special tokens) and readable label.
 
-    A word includes its leading space, but no other spaces and no punctuation; the words of some tokenizers span a whole
-    text. A label is the token's part of the text, with `SPACE` for leading spaces. WordPiece tokens (`##ing`), special
-    and unknown tokens keep their names. If byte-level BPE splits a character, its first token is labelled with the
+    A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
+    used, because a word of some tokenizers spans a whole text.
+
+    A label is the token's part of the text, with `SPACE` for leading spaces. WordPiece tokens (`##ing`), special and
+    unknown tokens keep their names. If byte-level BPE splits a character, its first token is labelled with the
     character, and the others with `SAME_CHARACTER`.
     """
     names = tokenizer.convert_ids_to_tokens(encoding.ids)
     is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
     words = [-1] * len(names)
     labels = list(names)
-    number = -1  # of the current word
+    number = -1  # index of the current word
     word_end = 0
     label_end = 0
     for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
@@ -221,8 +223,8 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
     extent = f"{100 * share:.1f} % of the words of {len(texts)} {noun}"
     if share > MAX_UNKNOWN_SHARE:
         examples = ", ".join(repr(word) for word in list(unknown_shares)[:3])
-        problem = f"has no token for {extent}, such as {examples}"
-        raise InputError(f"{key}: the vocabulary of {name} {problem}; allowed: a model of the texts' language")
+        problem = f"does not include {extent}, such as {examples}"
+        raise InputError(f"{key}: the vocabulary of {name} {problem}; choose a model for the language of the texts")
     if unknown_shares:
         logging.info("unknown to the model's tokenizer: %s", extent)
 
@@ -247,7 +249,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
     texts = len(ordered)
-    lowest_costs = np.zeros(texts + 1)  # of the first texts, by their number
+    lowest_costs = np.zeros(texts + 1)  # of the first n texts, for each n
     last_batch_starts = np.zeros(texts + 1, dtype=int)
     for end in range(1, texts + 1):
         # Total cost of the first `end` texts, for each start of their last batch (`first` or later).

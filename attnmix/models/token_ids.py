@@ -32,8 +32,8 @@ def read_ids(
     """Return the texts without padding at their ends.
 
     `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
-    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts without tokens
-    other than start and end tokens.
+    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts that consist of
+    start and end tokens only.
     """
     texts = []
     lengths = {len(text.ids) for text in given}
@@ -56,15 +56,15 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], ro
     """Raise `InputError`, prefixed with `key`, for an ID outside the embedding or the tokenizer's vocabulary."""
     for number in ids:
         if not 0 <= number < rows:
-            raise InputError(f"{key} holds the token id {number}; allowed: 0 to {rows - 1}")
+            raise InputError(f"{key} contains the token id {number}; allowed: 0 to {rows - 1}")
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     for number, token in zip(ids, tokens, strict=True):
         if token is None:
-            raise InputError(f"{key} holds the token id {number}; allowed: ids of the tokenizer's tokens")
+            raise InputError(f"{key} contains the token id {number}; allowed: ids of the tokenizer's tokens")
 
 
 def _list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int | None]:
-    """Return the IDs of the tokenizer's special tokens with these roles, including None for missing ones."""
+    """Return the IDs of the tokenizer's special tokens with the given `roles`, including None for missing ones."""
     return {getattr(tokenizer, f"{role}_token_id") for role in roles}
 
 
@@ -96,7 +96,7 @@ def _remove_padding(
         others_lack_it = any(other.ids[end] != pad for other in batch)
         if repeated > 1 or (repeated == 1 and others_lack_it):
             problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
-            raise InputError(f"{key} has {problem}; allowed: the complete output of tokenizer(...), with its {MASK}")
+            raise InputError(f"{key} has {problem}; pass the complete output of tokenizer(...), with its {MASK}")
     return text
 
 
@@ -119,7 +119,7 @@ def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key
     """Raise `InputError`, prefixed with `key`, for a dedicated padding token among the IDs of a text."""
     if has_own_padding(tokenizer) and tokenizer.pad_token_id in ids:
         place = list(ids).index(tokenizer.pad_token_id)
-        raise InputError(f"{key} holds {tokenizer.pad_token}, the padding token, as token {place}; allowed: no padding")
+        raise InputError(f"{key} contains {tokenizer.pad_token}, the padding token, as token {place}; remove it")
 
 
 def tokenized_ids(

@@ -119,8 +119,8 @@ def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]
 
 def _is_known_row(shares: Array) -> npt.NDArray[np.bool_]:
     """Return True for the rows `[..., T, 1]` without NaN."""
-    is_finite = np.isfinite(shares)
-    return np.asarray(is_finite.all(axis=-1, keepdims=True))
+    is_known = np.isfinite(shares).all(axis=-1, keepdims=True)
+    return np.asarray(is_known)
 
 
 def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:

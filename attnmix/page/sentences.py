@@ -70,7 +70,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     low = percent(test["accuracy_ci_low"])
     high = percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
-    measured = f"{_measured(run, measure['documents'])} {_selection(subject, run)}"
+    measured = f"{describe_samples(run, measure['documents'])} {_selection(subject, run)}"
     return {
         "checkpoints": CHECKPOINTS,
         "facts": {
@@ -106,11 +106,14 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
     }
 
 
-def _measured(run: Results, documents: int) -> str:
+def describe_samples(run: Results, documents: int) -> str:
     """Return a sentence on the sample of each kind of measure in a pipeline run."""
     noun = wording_of(run).texts
-    means = f"Ratios and controls are means over the {documents} measured test {noun}, weighted by tokens"
-    others = []
+    controlled = run.table("measure/mixing_controls")["documents"].max()
+    has_sample = controlled < documents
+    subject = "Ratios" if has_sample else "Ratios and controls"
+    means = f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"
+    others = [f"controls over {controlled:.0f} of them"] if has_sample else []
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
         rows = run.table(table)
         if len(rows):
@@ -149,7 +152,7 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
         checkpoint = CAPTURED_CHECKPOINT
     is_of_checkpoint = table["checkpoint"] == checkpoint
     is_preferred = table["method"] == preferred(table)
-    return table[is_of_checkpoint & is_preferred]
+    return pd.DataFrame(table[is_of_checkpoint & is_preferred])
 
 
 def preferred(table: pd.DataFrame) -> str:

@@ -1,7 +1,7 @@
 """The file format of a result: measured values with texts and tokens, in one zip file without the model.
 
-    facts.json       the model's name and, unless it is a local folder, its source; the methods, controls and measured
-                     quantities; the number of encoder layers; a digest of the weights
+    facts.json       the model's name and, unless it is a local folder, its source; the names of methods, controls and
+                     measured quantities; the number of encoder layers; a digest of the weights
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
     arrays.npz       `ratios` `[methods, layers, tokens]`, `predicted`, and all computed values by name: sums over the
@@ -43,7 +43,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class SavedResult(NamedTuple):
-    """The contents of the file."""
+    """The contents of a result file."""
 
     facts: Mapping[str, Any]
     texts: pd.DataFrame
@@ -52,13 +52,13 @@ class SavedResult(NamedTuple):
 
 
 def shareable_source(source: str) -> str:
-    """Return the source of a model from a hub or a package; an empty string for a local folder."""
+    """Return `source` if it refers to a hub or a package; an empty string for a local folder."""
     is_local = source.startswith(("/", ".", "~")) or Path(source).exists()
     return "" if is_local else source
 
 
 def write_result(path: Path, result: SavedResult) -> None:
-    """Write the file in one step."""
+    """Write the file atomically."""
     measured = sorted(result.measurements.measured)
     facts = {"format": FORMAT, **result.facts, "measured": measured}
     arrays = _pack_measurements(result.measurements)
@@ -75,20 +75,20 @@ def write_result(path: Path, result: SavedResult) -> None:
 
 
 def read_result(path: Path) -> SavedResult:
-    """Return the result in a file; raise `InputError` if it is missing, damaged or another kind of file."""
+    """Return the result in a file; raise `InputError` if the file is missing, damaged or not a result."""
     if not path.is_file():
-        raise InputError(f"path: there is no file {path}; allowed: one that result.save(path) wrote")
+        raise InputError(f"path: there is no file {path}; pass a file written by result.save(path)")
     try:
         with zipfile.ZipFile(path) as archive:
             facts = json.loads(archive.read(FACTS_FILE))
             if facts["format"] != FORMAT:
-                raise ValueError(f"its format is {facts['format']}, and this version of attnmix reads {FORMAT}")
+                raise ValueError(f"its format is {facts['format']}, but this version of attnmix needs {FORMAT}")
             texts = _decode_parquet(archive.read(TEXTS_FILE))
             tokens = _decode_parquet(archive.read(TOKENS_FILE))
             arrays = _decode_arrays(archive.read(ARRAYS_FILE))
     except (*DAMAGE, zipfile.BadZipFile, EOFError) as error:
-        problem = f"{path} is damaged, or no result: {first_line(error)}"
-        raise InputError(f"path: {problem}; allowed: a file that result.save(path) wrote") from error
+        problem = f"{path} is damaged or not a result ({first_line(error)})"
+        raise InputError(f"path: {problem}; pass a file written by result.save(path)") from error
     measurements = _unpack_measurements(arrays, texts, tokens)
     measurements.measured.update(facts["measured"])
     return SavedResult(facts, texts, tokens, measurements)
@@ -123,7 +123,7 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
 
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
-    """Return the measurements from the arrays of `_pack_measurements`."""
+    """Return the measurements from arrays as created by `_pack_measurements`."""
     documents = documents_of(texts, tokens)
     documents = add_classes(documents, arrays["predicted"])
     measured = Measurements(Texts(documents))
@@ -164,12 +164,12 @@ def _add_sums(measured: Measurements, kind: str, path: str, sums: Sums) -> None:
 
 
 def _pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of sums by name."""
+    """Return the two arrays of `sums` by name."""
     return {f"{place}/values": sums.values, f"{place}/counts": sums.counts}
 
 
 def _unpack_sums(arrays: Arrays, place: str) -> Sums:
-    """Return the sums from the arrays of `_pack_sums`."""
+    """Return the sums from arrays as created by `_pack_sums`."""
     return Sums(arrays[f"{place}/values"], arrays[f"{place}/counts"])
 
 

@@ -45,12 +45,12 @@ def choose_ratios(model: Model, methods: Any) -> list[str]:
     present = family.present(names)
     absent = sorted(set(names) - set(present))
     if absent:
-        raise InputError(f"methods: the model family {family.model_type} lacks {', '.join(absent)}")
+        raise InputError(f"methods: the model family {family.model_type} does not have {', '.join(absent)}; omit them")
     return present
 
 
 def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
-    """Return the tokenized texts; warn of truncated texts."""
+    """Return the tokenized texts, and warn of truncated texts."""
     base: Any = model.network.base_model
     longest = longest_text(base.config)
     if max_length is not None:
@@ -69,7 +69,10 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class number of each text; raise `InputError` if labels are missing or have the wrong number."""
+    """Return the class index of each text; None if `labels` is None.
+
+    Raise `InputError` if a label is missing or the number of labels is not `texts`.
+    """
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"
@@ -83,7 +86,7 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
-    """Return the documents with their class numbers."""
+    """Return the documents with `classes` as labels and predictions."""
     pairs = zip(documents, classes.tolist(), strict=True)
     return [replace(document, label=number, predicted=number) for document, number in pairs]
 
@@ -91,7 +94,7 @@ def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -
 def read_labels(labels: Any) -> list[Any]:
     """Return the labels as a list; raise `InputError` for a single value."""
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
-        raise InputError(f"labels: {shorten(repr(labels))}; allowed: a list with a class for each text")
+        raise InputError(f"labels: {shorten(repr(labels))}; pass a list with a class for each text")
     return list(labels)
 
 
@@ -100,7 +103,10 @@ def _counted(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of the own share; raise `InputError`, with the names in `arguments`, for invalid values."""
+    """Return the sample of the own share; raise `InputError` for invalid values.
+
+    `arguments` are the names of `max_texts` and `max_length` in the user's call, for messages.
+    """
     check_name("by", by, OWN_SHARE_WAYS)
     names = arguments or ("max_texts", "max_length")
     for argument, number in zip(names, (max_texts, max_length), strict=True):
@@ -110,13 +116,13 @@ def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments:
 
 
 def check_control_names(controls: Any, labels: Any) -> None:
-    """Raise `InputError` for an unknown control, or for missing labels that a control needs."""
+    """Raise `InputError` for an unknown control, or if a control needs labels and there are none."""
     if not isinstance(controls, list):
         raise InputError(f"controls: {shorten(repr(controls))}; allowed: a list of {', '.join(CONTROL_NAMES)}")
     for name in controls:
         check_name("controls", name, CONTROL_NAMES)
     if CLASS_SHARE in controls and labels is None:
-        raise InputError("controls: class_share needs `labels`, a class for each text")
+        raise InputError("controls: class_share needs classes; pass `labels` with a class for each text")
 
 
 def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
@@ -124,14 +130,14 @@ def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: 
     check_control_names(controls, classes)
     for name in controls:
         if name in ("corpus_value", SWAP) and texts < 2:
-            raise InputError(f"controls: {name} needs other texts, and one is given; allowed: two texts or more")
+            raise InputError(f"controls: {name} needs other texts; pass two texts or more")
     if classes is None or CLASS_SHARE not in controls:
         return
     sizes = np.unique(classes, return_counts=True)[1]
     if len(sizes) < 2 or sizes.min() < MIN_CLASS_TEXTS:
         raise InputError(
-            f"labels: {len(sizes)} classes, of which the smallest has {sizes.min()} texts; class_share needs two "
-            f"classes or more, each of {MIN_CLASS_TEXTS} texts or more"
+            f"labels: {len(sizes)} classes, of which the smallest has {sizes.min()} texts; class_share needs two or "
+            f"more classes of {MIN_CLASS_TEXTS} or more texts each"
         )
 
 
@@ -153,5 +159,5 @@ def read_positions(rows: Any, tokens: int) -> list[int]:
         return list(range(tokens))
     positions = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
     if not positions or not all(is_whole_number(position) and 0 <= position < tokens for position in positions):
-        raise InputError(f"rows: {shorten(repr(rows))}; allowed: positions of tokens, 0 to {tokens - 1}")
+        raise InputError(f"rows: {shorten(repr(rows))}; allowed: token positions, 0 to {tokens - 1}")
     return positions

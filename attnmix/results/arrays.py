@@ -51,7 +51,7 @@ def label_matrix(name: str, matrix_LTT: Array, tokens: Sequence[str]) -> xarray.
 
 
 def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Sequence[int]) -> xarray.Dataset:
-    """Return the parts of the tokens at some positions, with the dimensions `layer`, `token` and `source`."""
+    """Return the parts of the tokens at `positions`, with the dimensions `layer`, `token` and `source`."""
     import xarray
 
     labels = {

@@ -26,7 +26,7 @@ def write_cautions(before: Trainings, after: Trainings, rows: pd.DataFrame, note
 
 
 def _explain_intervals(before: Trainings, after: Trainings) -> str:
-    """Return the sources of variance that the intervals cover, and the assumption about each side."""
+    """Return sentences on the sources of variance in the intervals, and the assumption about each side."""
     if max(len(before.means), len(after.means)) == 1:
         return (
             "The intervals are over texts, for these two models. Training runs with other seeds differ too, "
@@ -37,19 +37,19 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
         return "The intervals are over texts; there are too few training runs for intervals over runs."
     compared = f"{describe_assumption(before)} with {describe_assumption(after)}"
     return (
-        f"`between_seeds` compares {compared} by Student's t, adjusted for the rows shown; "
-        "other data, another base model or other settings are not covered. Training runs can agree by chance, three "
-        "more often than five: use five or more (docs/measures/statistics.md)."
+        f"`between_seeds` compares {compared} by Student's t, adjusted for the number of rows; other "
+        "data, base models and settings are not covered. Training runs can agree by chance, three more often than "
+        "five, so use five or more (docs/measures/statistics.md)."
     )
 
 
 def _name_sides(before: Trainings, after: Trainings) -> str:
-    """Return the names of the models on each side."""
+    """Return a sentence with the names of the models on each side."""
     return f"`before` is {name_models(before)}, `after` is {name_models(after)}."
 
 
 def _explain_directions(rows: pd.DataFrame) -> str:
-    """Return the direction of each measure that means more mixing, and whether the rows contradict each other."""
+    """Return sentences on the direction of each measure that means more mixing, and on rows that disagree."""
     directions = []
     for measure in rows["measure"]:
         direction = direction_of_mixing(measure)
@@ -69,6 +69,6 @@ def _explain_directions(rows: pd.DataFrame) -> str:
 
 
 def _explain_verdicts(rows: pd.DataFrame) -> list[str]:
-    """Return explanations of the verdicts other than `higher` and `lower`."""
+    """Return explanations of the verdicts in `rows` that are neither `higher` nor `lower`."""
     verdicts = {*rows["between_models"], *rows["between_seeds"]}
     return [f"`{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items() if verdict in verdicts]

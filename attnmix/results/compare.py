@@ -32,8 +32,8 @@ Compared = Model | Measures | str | os.PathLike[str]
 """The type of either side of `compare`."""
 TYPES = (Model, Measures, str, os.PathLike)
 ALLOWED = (
-    "allowed: two models, names or folders with texts, compare(before, after, texts), two results of measure, or lists "
-    "of either"
+    "allowed: compare(before, after, texts) for models, names or folders; compare(before, after) for results of "
+    "measure; or lists of these"
 )
 
 
@@ -52,34 +52,34 @@ def compare(
 ) -> Comparison:
     """Return the differences between two models on the same texts, paired by text: `after` minus `before`.
 
-    The printed comparison has the rows to read first: the own share after the last layer, by exchange from the input;
-    the mean over layers of the ratio that covers most of the attention block; and this ratio minus each control, `swap`
-    and `class_share` if they were measured. `Comparison.by_layer` and `all_rows` return the other rows, and
-    `Comparison` explains the verdicts.
+    The printed comparison has the most important rows: the own share (by exchange) after the last layer; the mean over
+    layers of the ratio that covers most of the attention block; and, if they were measured, this ratio minus each
+    control, `swap` and `class_share`. `Comparison.by_layer` and `all_rows` return the other rows, and `Comparison`
+    explains the verdicts.
 
     A difference between two models is not evidence about how they were trained, because two seeds with the same
     settings also differ. For such evidence, compare lists of three or more models with different seeds. A single model
-    compared with a list is fixed, such as a pretrained model compared with its fine-tuned versions; a list of one model
-    is one training run, assumed to vary like the others.
+    that is compared with a list is treated as fixed, such as a pretrained model compared with its fine-tuned versions;
+    a list of one model is treated as one training run, assumed to vary like the others.
 
     Args:
         before: A model that `load` returned, a name or folder that `load` accepts, a result of `measure` or
             `load_result`, or a list of these, one for each training run.
-        after: The same for the other side: models or names on both sides, or results on both.
-        texts: The texts to measure, as in `measure`; not for results, which have texts.
+        after: The same for the other side. Either both sides are models or names, or both are results.
+        texts: The texts to measure, as in `measure`; omitted for results, which contain their texts.
         methods: For models, the ratios to measure, as in `measure`.
         max_length: For models, the number of tokens to which texts are truncated, as in `measure`.
         controls: For models, the controls to measure, as in `measure`.
         labels: For models, a class for each text, as in `measure`.
         batch_tokens: For models, the number of tokens in a batch, as in `measure`.
-        own_share_texts: The largest number of texts for the own share, as in `Measures.own_share`.
+        own_share_texts: The maximum number of texts for the own share, as in `Measures.own_share`.
         own_share_length: The number of tokens to which these texts are truncated.
 
     Returns:
-        The comparison, without ratios that only one model has, and without the own share if it cannot be computed.
+        The comparison, without ratios that not all models have, and without the own share if it cannot be computed.
 
     Raises:
-        InputError: For invalid arguments, before a model is run; and if tokens, numbers of layers or controls differ.
+        InputError: For invalid arguments, before a model runs; and if tokens, numbers of layers or controls differ.
 
     Example:
         >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")
@@ -93,7 +93,7 @@ def compare(
     members = [*first, *second]
     have_results = {isinstance(each, Measures) for each in members}
     if len(have_results) > 1:
-        raise InputError(f"compare: models and results; {ALLOWED}")
+        raise InputError(f"compare: models cannot be compared with results; {ALLOWED}")
     sample = check_own_share_sample(
         "exchange", own_share_texts, own_share_length, "own_share_texts", "own_share_length"
     )
@@ -108,7 +108,7 @@ def compare(
         _check_unused(texts, options)
         return compare_results(first, second, fixed, sample)
     if texts is None:
-        raise InputError("texts: none; allowed: compare(before, after, texts) measures both models in the same texts")
+        raise InputError("texts: missing; call compare(before, after, texts), which measures all models on the texts")
     _check_options(options)
     models = _load_models(members)
     measured = _measure_once(models, texts, options)
@@ -128,12 +128,12 @@ def _members(side: Any) -> list[Any]:
         if not isinstance(member, TYPES):
             raise InputError(f"compare: {type(member).__name__}; {ALLOWED}")
         if isinstance(member, str | os.PathLike) and Path(member).is_file():
-            raise InputError(f"compare: {member} is a file; load_result(path) returns the result in it; {ALLOWED}")
+            raise InputError(f"compare: {member} is a file; pass load_result(path), which returns the result in it")
     return members
 
 
 def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for arguments that only models need."""
+    """Raise `InputError` for arguments that have no effect on results."""
     given = {"texts": texts, **options}
     unused = []
     for name, value in given.items():
@@ -142,8 +142,8 @@ def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
             unused.append(name)
     if unused:
         raise InputError(
-            f"{unused[0]}: no effect on results, which have their texts; allowed: compare(before, after), or models in "
-            "place of results"
+            f"{unused[0]}: has no effect on results, which contain their texts; omit it, or pass models instead of "
+            "results"
         )
 
 
@@ -175,7 +175,7 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model; check all models first and measure each of them once."""
+    """Return the result of each model; all models are checked before each distinct model is measured once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = None if options["labels"] is None else read_labels(options["labels"])

@@ -1,9 +1,10 @@
 """`Comparison`: the differences between two models on the same texts, its tables, figure and page.
 
-A difference between two models need not be an effect of how they were trained: two training runs with the same settings
-also produce different models. The interval over texts only describes the two models. Every row therefore has two
-verdicts: `between_models`, from the simultaneous interval over texts, and `between_seeds`, which needs several training
-runs. Rows of mixing measures also have the direction of the difference in mixing: `more`, `less` or `inconclusive`.
+A difference between two models need not be an effect of how they were trained, because two training runs with the same
+settings also produce different models. The interval over texts describes these two models only. Every row therefore has
+two verdicts: `between_models`, from the simultaneous interval over texts, and `between_seeds`, which needs several
+training runs. Rows of mixing measures also have the direction of the difference in mixing: `more`, `less` or
+`inconclusive`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ if TYPE_CHECKING:
 class Comparison:
     """The differences between two models on the same texts, returned by `compare`; printed with their cautions.
 
-    Columns of all tables: `measure`, `layer` (or `all`: the mean over layers), `before`, `after`, `difference`;
+    Columns of all tables: `measure`, `layer` (`all` for the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
     the simultaneous interval for all rows of the table (from 20 texts on); `between_seeds_low, between_seeds_high`, the
-    interval over training runs, if several are compared; `texts`; and `tokens`, the mean length of a text (missing for
-    `class_share`, where every text counts once).
+    interval over training runs, if several are compared; `texts`, their number; and `tokens`, the mean length of a text
+    (missing for `class_share`, where every text counts once).
 
     `mixing`         `more` or `less` if `between_models` is `higher` or `lower`: more mixing means a lower own share, a
                      higher ratio and a higher `swap`; otherwise `inconclusive`; empty for other measures
@@ -69,8 +70,8 @@ class Comparison:
     `between_seeds`  the same, only if the interval over training runs also excludes 0: valid for the mean over such
                      training runs
 
-    Otherwise both verdicts are `inconclusive` if an interval includes 0, `too few texts` with fewer than 20, `too few
-    runs` unless every list of several training runs has at least three, and `no interval` if all texts, or all
+    Otherwise, a verdict is `inconclusive` if an interval includes 0, `too few texts` if there are fewer than 20, `too
+    few runs` unless every list of several training runs has at least three, and `no interval` if all texts, or all
     training runs, have the same difference.
 
     `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
@@ -81,9 +82,9 @@ class Comparison:
     after: Trainings
     cells: Sequence[Cell]
     preferred: Sequence[Cell]
-    """The cells of `rows`: from the input to the last layer, then means over layers."""
+    """The cells of `rows`: the own share after the last layer, then means over layers."""
     notes: Sequence[str]
-    """Sentences on omitted and sampled data, and on how the change of the preferred ratio depends on text length."""
+    """Sentences on omitted and sampled data, and on the preferred ratio's change by text length."""
     ratio: str
     """The preferred ratio."""
     results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
@@ -91,7 +92,7 @@ class Comparison:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The few rows to read first: the own share after the last layer, the preferred ratio, the controls."""
+        """The most important rows: the own share after the last layer, the preferred ratio, and its controls."""
         return self._table([self.cells.index(cell) for cell in self.preferred])
 
     def by_layer(self, measure: str) -> pd.DataFrame:
@@ -99,7 +100,7 @@ class Comparison:
         return self._table(self._places_by_layer(measure))
 
     def _places_by_layer(self, measure: str) -> list[int]:
-        """Return the indices of the cells of one measure, without its mean over layers."""
+        """Return the indices of the cells of one measure, except its mean over layers."""
         measures = dict.fromkeys(cell.measure for cell in self.cells)
         check_name("measure", measure, measures)
         places = []
@@ -109,7 +110,7 @@ class Comparison:
         return places
 
     def all_rows(self) -> pd.DataFrame:
-        """Return every row; the simultaneous intervals widen with the number of rows."""
+        """Return all rows; their simultaneous intervals are wider than those of `rows`, which are fewer."""
         return self._table(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
@@ -124,13 +125,13 @@ class Comparison:
         return "\n".join(write_cautions(self.before, self.after, self.rows, self.notes))
 
     def to_markdown(self) -> str:
-        """Return the rows to read first as a table in Markdown, and the cautions below it."""
+        """Return `rows` as a table in Markdown, with the cautions below it."""
         table = format_markdown(self._shown())
         cautions = [f"- {paragraph}" for paragraph in self._paragraphs()]
         return "\n".join([table, "", *cautions])
 
     def to_latex(self) -> str:
-        """Return the rows to read first as a LaTeX `tabular`, and the cautions above it as comments."""
+        """Return `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
         table = format_latex(self._shown())
         cautions = [f"% {paragraph}" for paragraph in self._paragraphs()]
         return "\n".join([*cautions, table])
@@ -138,9 +139,9 @@ class Comparison:
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a measure by layer in the models before and after, and return the matplotlib axes.
 
-        Lines are means over the tokens of the texts; several training runs are thin lines next to their mean. Bands are
-        95 % intervals over texts for each side separately, from 8 texts on; `by_layer` has the intervals of the
-        difference.
+        Lines are means over the tokens of the texts; several training runs are shown as thin lines next to their mean.
+        Bands are 95 % intervals over texts for each side separately, from 8 texts on. `by_layer` returns the intervals
+        of the difference.
 
         Args:
             measure: A name in the column `measure` of `all_rows`; by default the first name in `rows`.
@@ -175,7 +176,7 @@ class Comparison:
         return draw_layer_means(curves, title, ylabel, ax, ylim)
 
     def to_html(self, path: Path | str) -> Path:
-        """Write the interactive page of the texts before and after, one file that works offline; return its path.
+        """Write an interactive page of the texts in both models, as one file that works offline, and return its path.
 
         If a side has several training runs, the page shows the first run.
 
@@ -193,7 +194,7 @@ class Comparison:
         return write_text(path, self._page())
 
     def show(self, whole: bool = False) -> Any:
-        """Open the page of `to_html`: in a notebook below the cell, elsewhere in a web browser.
+        """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.
 
         In a notebook, heads and matrices are omitted unless `whole` is True.
         """
@@ -231,7 +232,7 @@ class Comparison:
         return f"Caution: {self.caution}".splitlines()
 
     def _shown(self) -> pd.DataFrame:
-        """Return `rows` as text: differences with intervals over texts, `between_seeds` with intervals over runs."""
+        """Return `rows` as strings: differences with intervals over texts, `between_seeds` with intervals over runs."""
         rows = self.rows
         shown = pd.DataFrame()
         for column in ("measure", "layer"):
@@ -253,7 +254,7 @@ class Comparison:
         return shown
 
     def _table(self, places: Sequence[int]) -> pd.DataFrame:
-        """Return the rows of some cells, with simultaneous intervals for all these rows."""
+        """Return the rows of the cells at `places`, with simultaneous intervals for all these rows."""
         cells = list(places)
         before = select_cells(self.before.mean(), cells)
         after = select_cells(self.after.mean(), cells)

@@ -23,7 +23,7 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # a warning needs a total effect above 1 by this margin
+STANDARD_ERRORS = 3  # margin by which a total effect must exceed 1 for a warning
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
@@ -35,9 +35,9 @@ def control_quantities(controls: Collection[str]) -> list[str]:
 
 
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
-    """Return the sums of `controls`, `[N, L, M]` for ratios and `[N, L]` for shares, in a fixed order.
+    """Return the sums of `controls` in a fixed order, `[N, L, M]` for ratios and `[N, L]` for shares.
 
-    A share has several sums: swaps have one for each donor kind, class shares also have one for permuted classes.
+    A share can have several sums: `swap` has one for each donor kind, `class_share` also has one for permuted classes.
     """
     selected: dict[str, Sums] = {}
     for name in CONTROL_NAMES:
@@ -50,7 +50,7 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the texts without a `corpus_value`: by text number, the token class that no other text has.
+    """Return the texts without a `corpus_value`, as a dictionary from text index to a token class no other text has.
 
     Raise `InputError` if no text has a `corpus_value`.
     """
@@ -59,8 +59,8 @@ def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
     if len(left_out) == len(documents):
         number, token_class = next(iter(left_out.items()))
         raise InputError(
-            f"controls: corpus_value is undefined for all texts: no other text has a token of text {number}'s class "
-            f"{token_class}; allowed: texts of which at least one has no token class to itself, or other controls"
+            f"controls: corpus_value is undefined for all texts, because each has a token class that no other text has "
+            f"({token_class} in text {number}); pass more texts, or omit corpus_value"
         )
     return left_out
 
@@ -90,7 +90,7 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         if excess_L[layer] > 0:
             warnings.warn(
                 f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
-                f"squares {index_L[layer]:.2f} in layer {layer + 1}); the exchanged texts may be unlike real texts",
+                f"squares {index_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
                 stacklevel=4,
             )
 
@@ -98,9 +98,9 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
 def add_class_shares(measurements: Measurements) -> None:
     """Add the class share of the squared length of other tokens' contributions, and its level for permuted classes.
 
-    A class share depends on products of pairs of texts. The value of a text is therefore its jackknife pseudo-value, N
+    A class share depends on products of pairs of texts. The value of a text is therefore its jackknife pseudo-value: N
     times the share minus N - 1 times the share without the text. The mean of the pseudo-values has the jackknife
-    variance, and they are resampled together with the means over tokens.
+    variance. Pseudo-values are resampled over texts, like the means over tokens.
     """
     texts = measurements.texts
     classes_N = texts.predicted[:MAX_TEXTS]

@@ -1,4 +1,4 @@
-"""`load_result`: read a saved result, or the captured texts of a pipeline run, as the result of one model."""
+"""`load_result`: load a saved result, or the captured texts of a pipeline run, as the result of one model."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from attnmix.runs.tokens import TokenizedTexts
 def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
     """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
 
-    Previously computed values are available without a model: all values of a saved result; ratios, own shares of
-    tokens, matrices (in float32) and heads of a run. Other values and pages are computed on demand. For these, the
+    Previously computed values are available without a model: for a saved result, all of them; for a run, ratios, own
+    shares of tokens, matrices (in float32) and heads. Other values and pages are computed on demand. For these, the
     model is loaded from the folder of the run, or from the hub or package of the saved result.
 
     Args:
         path: The file that `Measures.save` wrote, or the folder of a run.
-        model: The measured model; needed for new values if the model of a saved result was in a local folder or in
-            memory.
+        model: The measured model. It is needed for new values if the model of a saved result was in a local folder or
+            in memory.
         checkpoint: The checkpoint of a run, `finetuned` (the default) or `pretrained`.
 
     Raises:
-        InputError: For a missing or damaged path or another kind of file, and for a model with different weights; later
-            for values that need a model if none can be loaded.
+        InputError: For a missing, damaged or unsuitable file, and for a model with different weights. Methods of the
+            result raise it for values that need a model if none can be loaded.
 
     Example:
         >>> loaded = attnmix.load_result("result.zip")
@@ -56,12 +56,12 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
         check_model(model, "load_result(path, model=load(...))")
     if path.is_dir():
         if model is not None:
-            raise InputError("model: a run has its models; allowed: load_result(folder, checkpoint=...)")
+            raise InputError("model: a run contains its models; pass checkpoint='finetuned' or 'pretrained' instead")
         name = CAPTURED_CHECKPOINT if checkpoint is None else checkpoint
         check_name("checkpoint", name, CHECKPOINT_NAMES)
         return _read_run(Run(path), name)
     if checkpoint is not None:
-        raise InputError("checkpoint: a saved result has one model; allowed: the folder of a run as the path")
+        raise InputError("checkpoint: a saved result has only one model; omit it, or pass the folder of a run as path")
     saved = read_result(path)
     facts = saved.facts
     return Measures(
@@ -79,18 +79,18 @@ def _recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> M
     if model is None:
         return MeasuredModel(saved, weights)
     if digest_weights(model) != weights:
-        raise InputError(f"model: {model.name} has other weights than were measured; allowed: the measured model")
+        raise InputError(f"model: the weights of {model.name} differ from those measured; pass the measured model")
     return MeasuredModel(model, weights)
 
 
 def _read_run(run: Run, checkpoint: str) -> Measures:
-    """Return the result of the captured texts of a run in one checkpoint."""
+    """Return the result for the captured texts of a run in one checkpoint."""
     names = run.documents["document"].tolist()
     table = run.captured_ratios(names)
     rows_by_text = dict(list(table[table["checkpoint"] == checkpoint].groupby("document", sort=False)))
     missing = [name for name in names if name not in rows_by_text]
     if missing:
-        raise InputError(f"checkpoint: {missing[0]} was not measured in {checkpoint}; allowed: a run whose stage did")
+        raise InputError(f"checkpoint: {missing[0]} was not measured in {checkpoint}; run the stage `inspect`")
     texts = run.documents.assign(text=run.documents["document"].map(run.texts))
     methods = [method for method in RATIOS if method in table]
     measurements = Measurements(Texts(documents_of(texts, run.tokens)))

@@ -42,32 +42,32 @@ def measure(
 
     Six questions, the measure for each, and its main confounder (docs/measures/which.md):
 
-        how much of a vector comes from its own input token     `own_share`             donors unlike the texts
-        how much one layer mixes in from other tokens           `swap`                  tokens that sum to a constant
-        from which token                                        `parts()["projection"]` a constant from a sink
-        would the ratio be as high without it                   `controls`              a message in the weights alone
-        does one model mix more than another                    `compare`               the seed, the length of texts
-        which information the class depends on                  `Model.intervene`       edits unlike any real text
+        How much of a vector comes from its own input token?    `own_share`             donors unlike the texts
+        How much does one layer mix in from other tokens?       `swap`                  tokens that sum to a constant
+        Which tokens does it come from?                         `parts()["projection"]` a constant from a sink
+        Would the ratio be as high without a property?          `controls`              a message in the weights alone
+        Does one model mix more than another?                   `compare`               the seed, the length of texts
+        Which information does the class depend on?             `Model.intervene`       edits unlike any real text
 
     Args:
         model: A model that `load` returned.
-        texts: One text; several texts (a list, a column of a table or of a data set); pairs, `[("first", "second")]`;
-            or the output of `model.tokenizer(...)`, without its padding. Token IDs without a mask, including special
-            tokens, are used unchanged as one segment, except that padding is removed at the ends.
+        texts: One text; several texts (a list, a column of a table or of a dataset); pairs, `[("first", "second")]`;
+            or the output of `model.tokenizer(...)`, whose padding is ignored. Token IDs without a mask are used as one
+            segment, and no special tokens are added; padding at their ends is removed.
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
             Longer token IDs raise an error.
         controls: Controls to measure, shown by `Measures.controls` and `compare`: each ratio with the words in random
             order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same text
             (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
-            exchanges inputs between texts; and `class_share`, the class's share in the contributions of other tokens.
-            Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
+            exchanges inputs between texts; and `class_share`, the share of a class in the contributions of other
+            tokens. Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
         labels: A class for each text, required by `class_share`.
         batch_tokens: The number of tokens in a forward pass, including padding; a smaller number needs less memory.
 
     Raises:
-        InputError: For invalid arguments, an empty or missing text, or if the parts of a layer do not sum to the
-            model's output.
+        InputError: For invalid arguments or an empty or missing text, or if the parts of a layer do not sum to its
+            output.
 
     Example:
         >>> result = attnmix.measure(model, "time flies like an arrow")
@@ -97,7 +97,7 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts and ratios that exist in the model's family."""
+    """Return the result of `measure` for tokenized texts; `present` are ratios available for the model's family."""
     classes = read_classes(labels, len(tokenized.texts))
     controls = read_names(controls)
     check_controls(controls, classes, len(tokenized.texts))

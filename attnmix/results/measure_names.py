@@ -1,6 +1,6 @@
-"""Registries of all names in the public API, with the kind of each name and the call that accepts it.
+"""Registries of the names in the public API, with the kind of each name and the call that accepts it.
 
-If a name is passed to the wrong argument, such as a matrix to `methods`, the error message shows the right call.
+If a name is passed to the wrong argument, such as a matrix to `methods`, the error message shows the correct call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from attnmix.measures.sinks import SINK_MEASURES
 
 OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
 SHARES = {
-    SWAP: "the change of a token's output in a layer if the inputs of all other tokens come from another text, "
-    "relative to that plus the change if its own input does",
+    SWAP: "a / (a + o), where a is the change of a token's output in a layer if the inputs of all other tokens come "
+    "from another text, and o the change if its own input does",
     CLASS_SHARE: "the share of the squared length of the contributions of other tokens that is common to the texts of "
     "a class; needs labels",
 }
@@ -30,15 +30,15 @@ SHARES = {
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
-"""The call `result.parts()` and its variables with descriptive names."""
+"""The names that refer to `result.parts()`: the method and its variables with distinctive names."""
 
 
 def list_measures() -> pd.DataFrame:
-    """Return the names that `measure`, `Measures.matrix` and `measure(controls=[...])` accept.
+    """Return the names that `measure(methods=[...])`, `Measures.matrix` and `measure(controls=[...])` accept.
 
     Returns:
-        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, which accepts the name;
-        `description`, a formula or a sentence; and `source`, the paper, if any.
+        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, a call with this name;
+        `description`, a formula or text; and `source`, the paper, if any.
 
     Example:
         >>> table = attnmix.list_measures()
@@ -83,14 +83,14 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
 
 
 def check_kinds(argument: str, names: Any, allowed: Iterable[str]) -> None:
-    """Raise `InputError` for the first known name that is not allowed for `argument`; unknown names pass."""
+    """Raise `InputError` for the first known name that is not allowed for `argument`; ignore unknown names."""
     for name in names if isinstance(names, list) else [names]:
         if _kind(name) is not None:
             check_name(argument, name, allowed)
 
 
 def _kind(name: Any) -> str | None:
-    """Return the kind of a name and the call that accepts it; None for an unknown name."""
+    """Return a description of the kind of a name and the call that accepts it; None for an unknown name."""
     if not isinstance(name, str):
         return None
     for kind, names in _registries():

@@ -12,11 +12,11 @@ from attnmix.core.threads import few_threads
 from attnmix.model import Model, OutputSignature, check_unedited, load
 
 WORD_BYTES = 8
-ALLOWED = "values computed before save(path), or load_result(path, model=load(...)) with the model that was measured"
+ADVICE = "call load_result(path, model=load(...)) with the measured model, or compute values before save(path)"
 
 
 class SavedModel(NamedTuple):
-    """The name of a model that is not yet loaded, and the source to pass to `load`, empty if unknown."""
+    """The name of a model that is not yet loaded, and its source for `load`, which is empty if unknown."""
 
     name: str
     source: str = ""
@@ -48,34 +48,34 @@ class MeasuredModel:
         change = self._change(self.model)
         if change is not None:
             raise InputError(
-                f"model: {change} changed since measure(model, texts); allowed: measure again, or compute matrices, "
-                "parts and own shares before the change"
+                f"model: {change} changed since measure(model, texts); measure again, or compute matrices, parts and "
+                "own shares before the change"
             )
         return self.model
 
     def _load(self, saved: SavedModel) -> Model:
         """Return the saved model; raise `InputError` if it cannot be loaded or its weights differ."""
         if not saved.source:
-            raise InputError(f"model: {saved.name} was not saved with the result; allowed: {ALLOWED}")
+            raise InputError(f"model: {saved.name} was not saved with the result; {ADVICE}")
         model = load(saved.source, name=saved.name)
         if self.weights and self.weights != digest_weights(model):
-            raise InputError(f"model: {saved.source} has other weights than were measured; allowed: {ALLOWED}")
+            raise InputError(f"model: the weights of {saved.source} differ from those measured; {ADVICE}")
         return model
 
     def check_unedited(self) -> None:
-        """Raise `InputError` inside an intervention, also for values that were computed outside it."""
+        """Raise `InputError` inside an intervention, even if the requested values were computed before it."""
         if isinstance(self.model, Model):
             check_unedited(self.model.network, self.model.name)
 
     def obstacle(self) -> str | None:
-        """Return why no further values can be computed without loading a model; None if they can."""
+        """Return the reason why no further own shares can be computed with the model in memory; None if they can."""
         if isinstance(self.model, SavedModel):
             return "the result was loaded without a model, and this own share was not computed before saving"
         change = self._change(self.model)
         return None if change is None else f"{change} changed since it was measured"
 
     def _change(self, model: Model) -> str | None:
-        """Return the changed property of the model, as the subject of a sentence; None without a change."""
+        """Return the changed property of the model, as the beginning of a sentence; None if nothing changed."""
         has_same_weights = not self.weights or self.weights == digest_weights(model)
         if not has_same_weights:
             return f"the weights of {model.name} have"
@@ -86,9 +86,9 @@ class MeasuredModel:
 
 
 def digest_weights(model: Model) -> bytes:
-    """Return the sum of the bits of each weight tensor, to detect a training step after the measurement.
+    """Return the sum of the bits of each weight tensor, which detects a training step after the measurement.
 
-    Bits are summed as integers because sums in float64 are twenty times slower.
+    Bits are summed as integers, because sums in float64 are twenty times slower.
     """
     base: Any = model.network.base_model
     with few_threads():
@@ -97,7 +97,7 @@ def digest_weights(model: Model) -> bytes:
 
 
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum, modulo 2^64, of a tensor's bytes, read as 64-bit integers."""
+    """Return the sum, modulo 2^64, of a tensor's bytes interpreted as 64-bit integers."""
     bytes_N = tensor.flatten().view(torch.uint8)
     if bytes_N.storage_offset() % WORD_BYTES:  # a view as int64 needs an offset divisible by 8
         bytes_N = bytes_N.clone()

@@ -7,18 +7,18 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-MAX_TOKENS = 64  # longest text for which own shares are computed automatically (about one second)
-CAPTION = "Own share of each token's vector after each layer, by exchange: 0% has the colour of the background."
+MAX_TOKENS = 64  # maximum length of a text for which own shares are computed automatically (about one second)
+CAPTION = "Own share of each token's vector after each layer, by exchange. 0 % has the colour of the background."
 
 
 def draw_notebook_view(description: str, model: str, tokens: list[str], shares: npt.NDArray[np.float32] | None) -> str:
     """Return the description of a result and the own shares of a text, as HTML.
 
     Args:
-        description: One line.
+        description: A line of text.
         model: Name of the model.
         tokens: Tokens of the text.
-        shares: Own shares `[layers, tokens]`; None: the description only.
+        shares: Own shares `[layers, tokens]`; if None, only the description is returned.
     """
     view = f"<pre>{escape(description)}</pre>"
     if shares is None:

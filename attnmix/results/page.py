@@ -19,7 +19,7 @@ from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
 from attnmix.runs.tokens import TokenizedTexts
 
-LEFT_OUT = "Heads and other measures are on the whole page: {owner}.show(whole=True), or {owner}.to_html of a file."
+LEFT_OUT = "{owner}.show(whole=True) and {owner}.to_html(path) create the whole page, with heads and other measures."
 
 
 def models_page(
@@ -33,17 +33,17 @@ def models_page(
     note: str = "",
     known: Sequence[Measurements] = (),
 ) -> str:
-    """Return the page of the texts in one model, or in two models, the second compared with the first.
+    """Return the page of the texts in one model, or in two compared models.
 
     Args:
-        models: One model, or two with the same tokens and number of layers; none if the page is cached.
-        names: Their display names.
+        models: One model, or two with the same tokens and number of layers; empty if the page is cached.
+        names: The display names of the models.
         tokenized: The texts.
         methods: The mixing ratios common to all models.
         owner: The name of the object that creates the page: `result` or `comparison`.
         whole: False to omit heads and matrices, for a small page.
         note: A sentence on data that the page does not show.
-        known: Measurements in each model, of the same `methods`; missing ones are added.
+        known: Measurements in each model with the same `methods`; missing values are added.
     """
     page = known[0].pages if len(known) == 1 else {}
     if whole not in page:
@@ -62,7 +62,7 @@ def models_subject(names: Sequence[str]) -> Subject:
     """Return the subject of the page of one model, or of two compared models."""
     if len(names) == 1:
         return Subject(names[0], origins=[f"The model is {names[0]}."])
-    origin = f"The models are {names[0]} (before) and {names[1]} (after). Maps are of the second."
+    origin = f"The models are {names[0]} (before) and {names[1]} (after). Maps show vectors of the second model."
     return Subject(f"{names[0]} and {names[1]}", origins=[origin])
 
 
@@ -73,17 +73,17 @@ def _results(
     whole: bool,
     known: Sequence[Measurements],
 ) -> TextResults:
-    """Return all measures of the page, for every model."""
+    """Return all values of the page for every model."""
     last = models[-1]
     with ExitStack() as stack, quiet():
         bases: dict[str, PreTrainedModel] = {}
         for checkpoint, model in zip(CHECKPOINT_NAMES, models, strict=False):
             base = stack.enter_context(model.observed(tokenized.pairs))
             if any(_share_modules(base, other) for other in bases.values()):
-                base = copy.deepcopy(base)  # both models are observed at the same time
+                base = copy.deepcopy(base)  # because both models are observed at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
-        if len(models) > 1:  # slow, and computed for both models
+        if len(models) > 1:  # would take twice as long for two models
             matrices = [name for name in matrices if name not in SLOW_MATRICES]
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))

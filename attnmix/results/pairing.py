@@ -1,4 +1,4 @@
-"""Comparison of results paired by text: checks of compatibility, and notes on the samples."""
+"""Comparison of results, paired by text: checks of compatibility, and notes on the samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def compare_results(
 ) -> Comparison:
     """Return the comparison of results before and after, as documented in `attnmix.compare`.
 
-    `fixed` is True for a side with one model that is not a training run. `sample` defines the texts of the own share.
+    `fixed` has an entry for each side: True for one model that is not a training run. `sample` defines the texts of the
+    own share.
     """
     results = [*before, *after]
     methods, differences = _check_comparable(results)
@@ -68,7 +69,7 @@ def compare_results(
 
 def _model_names(results: Sequence[Measures]) -> list[str]:
     """Return unique display names of the models."""
-    # A model may be trained further between two results.
+    # The same model may have been trained further between two results.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
     names = [result.model.name for result in results]
     sources = [result.model.source for result in results]
@@ -76,7 +77,7 @@ def _model_names(results: Sequence[Measures]) -> list[str]:
 
 
 def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
-    """Return the ratios common to all results, and notes; raise `InputError` if they cannot be compared."""
+    """Return the ratios common to all results, and notes; raise `InputError` if the results cannot be compared."""
     names = [result.model.name for result in results]
     layers = [result.layers for result in results]
     ids = []
@@ -87,22 +88,22 @@ def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]
     first = results[0]
     for other in results[1:]:
         if first.tokenized.pairs != other.tokenized.pairs:
-            raise InputError("compare: pairs of texts and single texts; allowed: the same texts for both")
+            raise InputError("compare: one result has pairs of texts, another single texts; measure the same texts")
         if list(first.control_totals) != list(other.control_totals):
             first_controls = ", ".join(first.control_totals) or "none"
             other_controls = ", ".join(other.control_totals) or "none"
-            problem = f"the two have other controls, {first_controls} and {other_controls}"
-            raise InputError(f"compare: {problem}; allowed: the same")
+            problem = f"the controls differ: {first_controls} and {other_controls}"
+            raise InputError(f"compare: {problem}; measure the same controls")
     methods_by_result = [set(result.methods) for result in results]
     in_all = set.intersection(*methods_by_result)
     in_some = set.union(*methods_by_result)
     shared = [method for method in first.methods if method in in_all]
     if not shared:
-        raise InputError("compare: the two have no ratio in common; measure both with the same `methods`")
+        raise InputError("compare: the results have no ratio in common; measure them with the same `methods`")
     only_in_some = [method for method in RATIOS if method in in_some - in_all]
     if not only_in_some:
         return shared, []
-    note = f"Not all models have {', '.join(only_in_some)}; compared is {preferred_ratio(shared)}."
+    note = f"Not all models have {', '.join(only_in_some)}; {preferred_ratio(shared)} is compared instead."
     return shared, [note]
 
 
@@ -113,14 +114,14 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
         texts = ids[other]
         if len(first_texts) != len(texts):
             problem = f"results of {len(first_texts)} and {len(texts)} texts"
-            raise InputError(f"compare: {problem}; allowed: the same texts for both")
+            raise InputError(f"compare: {problem}; measure the same texts for both")
         for number, text in enumerate(texts):
             if text != first_texts[number]:
-                problem = f"other tokens in text {number}"
-                raise InputError(f"compare: {problem}; allowed: the same texts, with the same tokenizer for both")
+                problem = f"tokens of text {number} differ"
+                raise InputError(f"compare: {problem}; measure the same texts, with the same tokenizer for both")
         if layers[0] != layers[other]:
             counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
-            raise InputError(f"compare: {counts}; allowed: the same number")
+            raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
 def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
@@ -139,7 +140,7 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
 
 
 def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
-    """Return a sentence with the mean change of a measure by text length."""
+    """Return a sentence on the mean change of a measure for each length class of the texts."""
     classes_N = length_class(lengths_N)
     parts = []
     for place in np.unique(classes_N):
@@ -147,7 +148,7 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
         number = int(is_in_class_N.sum())
         points = 100 * change_N[is_in_class_N].mean()
         parts.append(f"{points:+.1f} at {LENGTHS[place]} tokens ({_count_texts(number)})")
-    return f"The change of {measure} by length of text, in points: {', '.join(parts)}."
+    return f"The change of {measure} by text length, in percentage points: {', '.join(parts)}."
 
 
 def _corpus_value_notes(documents: Sequence[Document]) -> list[str]:
@@ -161,16 +162,16 @@ def _corpus_value_notes(documents: Sequence[Document]) -> list[str]:
 
 
 def _sample_note(documents: Sequence[Document]) -> str:
-    """Return a sentence with the numbers of texts and tokens."""
+    """Return a sentence on the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
-    return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean of a text."
+    return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean number per text."
 
 
 def _own_share_note(texts: int, sample: OwnShareSample) -> str:
     """Return a sentence on the sample of the own share."""
     number = min(texts, sample.max_texts)
-    return f"own_share is of {_count_texts(number)}, truncated to {sample.max_length} tokens where longer."
+    return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."
 
 
 def _count_texts(texts: int) -> str:

@@ -1,4 +1,4 @@
-"""Figures of a measure by layer, for one model and for two."""
+"""Titles and axes of the figures that show a measure by layer."""
 
 from __future__ import annotations
 

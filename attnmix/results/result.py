@@ -51,7 +51,7 @@ TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield the engine for a model in memory; short texts are computed in one thread."""
+    """Yield an engine for a model in memory; short texts are computed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -84,7 +84,7 @@ class Measures:
 
     @property
     def documents(self) -> Sequence[Document]:
-        """The token ids of the texts."""
+        """The texts as token IDs."""
         return self.measurements.texts.documents
 
     @property
@@ -99,7 +99,7 @@ class Measures:
 
     @property
     def control_totals(self) -> dict[str, Sums]:
-        """Sums of the measured controls over the tokens of each text, by name."""
+        """The sums of the measured controls over the tokens of each text, by name."""
         return select_controls(self.control_names, self.measurements.sums)
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class Measures:
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
-        """Return the view of a notebook; missing own shares are computed if the first text is short."""
+        """Return the HTML view for notebooks; missing own shares are computed if the first text is short."""
         known = self.measurements.token_shares
         is_short = len(self.documents[0]) <= MAX_TOKENS
         if 0 not in known and is_short and self.own_share_obstacle() is None:
@@ -126,7 +126,7 @@ class Measures:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """`text, position, token_id, token, word, token_class`: a row for each token."""
+        """A table with a row for each token: `text, position, token_id, token, word, token_class`."""
         lengths = [len(document) for document in self.documents]
         numbers = np.repeat(np.arange(len(lengths)), lengths)
         return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
@@ -135,13 +135,13 @@ class Measures:
     def ratios(self) -> pd.DataFrame:
         """The mixing ratio of every token: `text, position, token, layer, method, ratio`.
 
-        A ratio compares two lengths and is in [0, 1]: contribution of other tokens / (contribution of other tokens +
-        contribution of the token itself).
+        A ratio is in [0, 1]: the length of the contribution of other tokens, divided by the sum of this length and the
+        length of the contribution of the token itself.
         """
         return tabulate_ratios(self.measurements, self.methods, self._labels)
 
     def _labels(self, text: int, layer: int) -> list[str]:
-        """Return the input tokens of a layer: in an encoder-decoder model, decoder inputs are shifted right by one."""
+        """Return the input tokens of a layer; in encoder-decoder models, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         column = DECODER_TOKEN if is_decoder else "token"
         is_in_text = self.tokens["text"] == text
@@ -151,8 +151,8 @@ class Measures:
     def by_layer(self) -> pd.DataFrame:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
-        The limits of the 95 % bootstrap interval over texts, not tokens, are NaN with fewer than 8 texts. `tokens` is
-        the mean length of a text, because ratios depend on length.
+        The ends of the 95 % bootstrap interval over texts (not tokens) are NaN if there are fewer than 8 texts.
+        `tokens` is the mean length of a text, on which ratios depend.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -171,14 +171,15 @@ class Measures:
         biases.
 
         Args:
-            by: `exchange`, or `parts`.
-            max_texts: The largest number of texts; larger inputs are reduced to a stratified sample.
-            max_length: The number of tokens to which a text is truncated; time grows with its square.
+            by: `exchange` or `parts`.
+            max_texts: The maximum number of texts; from more texts, a stratified sample is drawn.
+            max_length: The number of tokens to which texts are truncated; the time grows with its square.
 
         Returns:
-            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. With `labels`, donors are texts
-            of the same class, of another class, and `all` texts; without labels they are other texts, and for a
-            single text neutral English sentences. For several texts, exchange measures at most eight positions of each.
+            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. If there are `labels`, donors
+            are texts of the same class, of another class, and `all` texts; otherwise, donors are other texts or, for a
+            single text, neutral English sentences. For several texts, exchange measures at most eight positions of each
+            text.
 
         Raises:
             InputError: For `parts` in a family whose layers cannot be decomposed.
@@ -202,7 +203,7 @@ class Measures:
         return table
 
     def _name_all_donors(self) -> str:
-        """Return the donor kind of the first own share."""
+        """Return the donor kind of the own share over all donors."""
         kinds = Engine.donor_kinds(self.measurements.texts)
         if len(kinds) > 1:
             return ALL_DONORS
@@ -241,10 +242,10 @@ class Measures:
         """Return measures of attention sinks by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
         `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
-        last token. `value_of_first` and `value_of_last` are the lengths of their values relative to the tokens between
-        them. `massive_activation` is the largest absolute activation of the layer's output relative to the median. A
-        sink has much attention and a short value, and attention weights then overestimate mixing. The control
-        `without_special_sources` measures the ratios without the contributions of special tokens.
+        last token. `value_of_first` and `value_of_last` are the lengths of the values of these two tokens, relative to
+        the tokens between them. `massive_activation` is the largest absolute activation of the layer's output, relative
+        to the median. A sink receives much attention and has a short value, so that attention weights overestimate
+        mixing. The control `without_special_sources` measures the ratios without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
@@ -263,15 +264,15 @@ class Measures:
             method: The ratio; by default the ratio that covers most of the attention block.
 
         Returns:
-            A row for each `control` and `layer`, a number or `all` for the mean over layers. `mean` is the ratio
-            measured with the control, and `ratio_minus_control` the original ratio minus this ratio; `swap` and
+            A row for each `control` and `layer`, which is a number or `all` for the mean over layers. `mean` is the
+            ratio measured with the control, and `ratio_minus_control` the original ratio minus this ratio; `swap` and
             `class_share` are not ratios and only have a mean. `class_share_permuted` is the share that 5 % of all
-            permutations of the classes exceed. Intervals are over texts; the intervals from
-            `ratio_minus_control_simultaneous_low` to `ratio_minus_control_simultaneous_high` hold for all rows at once,
-            from 20 texts on. `texts` and `tokens` are the number and the mean length of the texts.
+            permutations of the classes exceed. Intervals are over texts. The intervals from
+            `ratio_minus_control_simultaneous_low` to `ratio_minus_control_simultaneous_high` are simultaneous for all
+            rows, from 20 texts on. `texts` and `tokens` are the number and the mean length of the texts.
 
         Raises:
-            InputError: For another ratio, or without controls.
+            InputError: For a ratio that was not measured, or if no controls were measured.
 
         Example:
             >>> controls = ["text_mean_value", "without_value_bias"]
@@ -286,8 +287,8 @@ class Measures:
             method = preferred_ratio(self.methods)
         check_name("method", method, self.methods)
         if not self.control_totals:
-            allowed = f"measure(model, texts, controls=[...]) takes {', '.join(CONTROL_NAMES)}"
-            raise InputError(f"controls: none were requested; {allowed}")
+            advice = f"pass some to measure(model, texts, controls=[...]), from {', '.join(CONTROL_NAMES)}"
+            raise InputError(f"controls: none were measured; {advice}")
         place = self.methods.index(method)
         ratio = self.ratio_totals()[method]
         totals = {}
@@ -300,11 +301,11 @@ class Measures:
         return control_table(totals, differences)
 
     def ratio_totals(self) -> dict[str, Sums]:
-        """Return the sums of every ratio over the tokens of each text, with token counts, by method."""
+        """Return the sums of every ratio over the tokens of each text, and the token counts, by method."""
         return sum_ratios(self.measurements, self.methods)
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the summed own shares of a sample of the texts by name: all donors, then each donor kind."""
+        """Return the sums of own shares in a sample of the texts: over all donors, then by donor kind."""
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
             with self._engine() as engine:
@@ -314,7 +315,7 @@ class Measures:
         return {name: sums for name, sums in sums_by_name.items() if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
-        """Return why the own share cannot be computed; None if it can."""
+        """Return the reason why the own share cannot be computed; None if it can."""
         if sample in self.measurements.own_share:
             return None
         return self.measured_model.obstacle()
@@ -338,11 +339,12 @@ class Measures:
                 `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a
                 rollout such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a
                 token's vector if one input token is replaced.
-            layer: The layer; by default all. Required if encoder and decoder read different tokens.
-            text: The number of the text.
+            layer: The layer; by default all layers. Required for encoder-decoder models, whose encoder and decoder have
+                different input tokens.
+            text: The index of the text.
 
         Returns:
-            The matrix with the dimensions `token` (receiving) and `source`, preceded by `layer` for all layers.
+            The matrix with the dimensions `token` (receiving) and `source`; for all layers, `layer` is the first one.
 
         Raises:
             InputError: For an unknown matrix, layer or text.
@@ -366,20 +368,20 @@ class Measures:
         return array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
-        """Compute the matrix of one text and its rollout; raise `InputError` if the model's family has none."""
+        """Compute a matrix of one text, with its rollout; raise `InputError` if the model's family does not have it."""
         with self._engine() as engine:
             family = family_of(engine.base.config)
             if not family.present([name]):
-                raise InputError(f"matrix: the model family {family.model_type} has no {name}")
+                raise InputError(f"matrix: {name} is not available for the model family {family.model_type}")
             with show_progress(name, self.layers) as progress:
                 engine.add_matrices(self.measurements, text, with_rollout(name), advance=progress.advance)
 
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
         """Return the contribution of each token of one text to every vector, from the embeddings to each layer.
 
-        A vector y_i is the sum of one part P_ij for each source token j and a part of the biases; this identity is
-        checked. Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is
-        the input of the first layer. In encoder-decoder models, only the encoder is decomposed.
+        A vector y_i is the sum of one part P_ij for each source token j and a part of the biases, which is verified.
+        Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is the input
+        of the first layer. In encoder-decoder models, only the encoder is decomposed.
 
         `length`            |P_ij| by `layer`, `token` and `source`
         `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources
@@ -391,10 +393,10 @@ class Measures:
                             length describes the vector
 
         Args:
-            text: The number of the text.
+            text: The index of the text.
             rows: Positions of tokens. Only their `projection` and `bias_projection` are returned, computed by one
-                backward pass for each position and layer. Use it for long texts, as the cost of the other variables is
-                quadratic in the number of tokens.
+                backward pass for each position and layer. Use `rows` for long texts, because the cost of the other
+                variables is quadratic in the number of tokens.
             rule: The decomposition of activation functions, `chord` or `tangent`
                 (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
@@ -424,7 +426,7 @@ class Measures:
             raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
 
     def _check_layer(self, layer: Any) -> None:
-        """Raise `InputError` for an unknown layer, and for no layer if encoder and decoder read different tokens."""
+        """Raise `InputError` for an unknown layer, and for a missing layer in encoder-decoder models."""
         is_optional = self.encoder_layers is None
         if layer is None and is_optional:
             return
@@ -432,10 +434,10 @@ class Measures:
             raise InputError(f"layer: {shorten(repr(layer))}; allowed: 1 to {self.layers}")
 
     def to_html(self, path: Path | str) -> Path:
-        """Write the interactive page of the texts, one file that works offline, and return its path.
+        """Write an interactive page of the texts, as one file that works offline, and return its path.
 
-        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps; loading umap-learn needs
-        seconds. Token IDs are shown as decoded text.
+        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps, for which loading umap-learn
+        takes seconds. Token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
         'page.html'
@@ -447,7 +449,7 @@ class Measures:
         return write_text(path, self._page())
 
     def save(self, path: Path | str) -> Path:
-        """Write all values computed so far to one zip file for `load_result`; return its path.
+        """Write all values computed so far to a zip file for `load_result`, and return its path.
 
         The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and page
         heads, but not the model. `attnmix.results.archive` documents its format.
@@ -458,7 +460,7 @@ class Measures:
         path = read_path("path", path, "save(path)")
         if path.suffix.lower() in (".html", ".htm"):
             raise InputError(
-                f"path: {path} is the name of a page; allowed: a zip file; result.to_html(path) writes a page"
+                f"path: {path} is the name of a page; pass the name of a zip file, or call result.to_html(path)"
             )
         check_new_file("path", path)
         facts = {
@@ -473,9 +475,9 @@ class Measures:
         return path
 
     def show(self, whole: bool = False) -> Any:
-        """Open the interactive page of the texts: in a notebook below the cell, elsewhere in a web browser.
+        """Show the interactive page of the texts: in a notebook below the cell, otherwise in a web browser.
 
-        Notebooks store their output, so the page in a notebook only has the picture and the text, without heads, unless
+        As notebooks store their output, a page in a notebook only has the picture and the text, without heads, unless
         `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show

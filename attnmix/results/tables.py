@@ -40,21 +40,22 @@ DIFFERENCE_COLUMNS = (
 
 
 class Cell(NamedTuple):
-    """A row of a comparison: a quantity of one layer, or its mean over all layers."""
+    """The measure and layer of a row of a comparison; the layer is `all` for the mean over layers."""
 
     measure: str
     layer: int | str
 
 
 def is_own_share(measure: str) -> bool:
-    """Return True for the own share with any donors."""
+    """Return True for the own share, with any kind of donors."""
     return measure.startswith(OWN_SHARE)
 
 
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
-    """Return the cells of some measures and their totals `[texts, cells]`: over all layers, then layer by layer.
+    """Return the cells of the measures in `totals`, and their sums `[texts, cells]`.
 
-    `own_share` has no mean over layers, because it is cumulative from the input.
+    The cells of a measure are its mean over layers and then each layer. `own_share` has no mean over layers, because it
+    is cumulative from the input.
     """
     cells: list[Cell] = []
     values = []
@@ -77,13 +78,13 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
 
 def resample_means(totals: Sums) -> Resampled:
-    """Return the means over texts, with the same bootstrap samples for every model."""
+    """Return the means over texts with their bootstrap samples, which consist of the same texts for every model."""
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
 
 def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the mean of measures by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
+    """Return the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
     table = _cell_table(totals)
     by_layer = table[table["layer"] != ALL_LAYERS]
     order = {measure: place for place, measure in enumerate(totals)}
@@ -101,7 +102,7 @@ def _cell_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the means of controls, and the differences `less` with simultaneous intervals for all rows."""
+    """Return the means of controls, and the differences in `less` with simultaneous intervals for all rows."""
     table = _cell_table(totals)
     differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
     if less:
@@ -132,7 +133,7 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 
 
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
-    """Return the mean number of tokens per text; NaN if every text counts once, as in a class share."""
+    """Return the mean number of tokens per text; NaN for class shares, where every text counts once."""
     counts = np.asarray(means.counts)
     counts_texts_once = counts == means.documents
     lengths = counts / np.maximum(means.documents, 1)
@@ -140,9 +141,9 @@ def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
 
 
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
-    """Return the cells to read first: the own share after the last layer, then means over layers.
+    """Return the cells of `Comparison.rows`: the own share after the last layer, then means over layers.
 
-    The means include `ratio`, its differences from controls, swaps and class shares.
+    The means are those of `ratio`, its differences from controls, swaps and class shares.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]
@@ -155,7 +156,7 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
 
 
 def layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
-    """Return `layer, mean, ci_low, ci_high, texts, tokens`."""
+    """Return a table of `means` by layer: `layer, mean, ci_low, ci_high, texts, tokens`."""
     return pd.DataFrame({"layer": layers, **mean_columns(means)})
 
 
@@ -190,7 +191,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` with escaped LaTeX special characters, and minus signs of numbers in math mode."""
+    """Return `text` with special characters of LaTeX escaped, and minus signs of numbers in math mode."""
     characters = [LATEX_CHARACTERS.get(character, character) for character in text]
     escaped = "".join(characters)
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)

@@ -31,12 +31,12 @@ def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, 
 
 
 def select_method(sums: Sums, place: int) -> Sums:
-    """Return the sums `[N, L]` of one ratio from the sums `[N, L, M]` of a control."""
+    """Return the sums `[N, L]` of the ratio with index `place` from the sums `[N, L, M]` of a control."""
     return Sums(sums.values[..., place], sums.counts[..., 0])
 
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:
-    """Return the sums of a ratio minus its control, in texts with a value of the control."""
+    """Return the sums of a ratio minus its control, over the texts that have a value of the control."""
     has_control = control.counts > 0
     differences = ratio.values - control.values
     return Sums(np.where(has_control, differences, 0), control.counts)

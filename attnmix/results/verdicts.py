@@ -1,4 +1,4 @@
-"""Verdicts on differences, from intervals over texts and over training runs: higher, lower, or why there is none.
+"""Verdicts on differences, from intervals over texts and over training runs: a direction, or the reason for none.
 
 Shapes: R models of a side, C cells.
 """
@@ -27,18 +27,18 @@ NO_MIXING_MEASURE = ""
 TOO_FEW_TEXTS = "too few texts"
 TOO_FEW_RUNS = "too few runs"
 NO_INTERVAL = "no interval"
-MIN_TRAININGS = 3  # on a side with several: two similar runs would underestimate the variance
+MIN_TRAININGS = 3  # per side with several runs, because two similar runs would underestimate the variance
 VERDICTS = {
     INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
     TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
-    TOO_FEW_RUNS: f"an interval over training runs needs {MIN_TRAININGS} runs or more in every list of several",
+    TOO_FEW_RUNS: f"an interval over training runs needs at least {MIN_TRAININGS} runs on each side that has several",
     NO_INTERVAL: "all texts, or all training runs, have the same difference, such as 0",
 }
-"""The meaning of each verdict without a direction."""
+"""The meaning of each verdict that is not a direction."""
 
 
 class Trainings(NamedTuple):
-    """The means of every cell over texts, for the models of one side."""
+    """The training runs (models) on one side of a comparison, with their means over texts."""
 
     names: Sequence[str]
     means: Sequence[Resampled]  # [cells] for each model, with the same texts in every sample
@@ -53,7 +53,7 @@ class Trainings(NamedTuple):
 
 
 def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
-    """Return the means of some cells."""
+    """Return the means of the cells with indices `cells`."""
     means = resampled.mean[cells]
     samples = resampled.samples[:, cells]
     documents = resampled.documents[cells]
@@ -73,10 +73,10 @@ def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
 def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
     """Return the interval of the difference over training runs, with Bonferroni correction for the number of cells.
 
-    This is Welch's interval, for unequal variances and numbers of runs; NaN without enough training runs. A `fixed`
-    model, such as the pretrained model, has zero variance: the interval is Student's for the mean of the other side. A
-    single training run is assumed to have the variance of the other side, as a fixed model would often differ from
-    other runs with its own settings.
+    This is Welch's interval, for unequal variances and numbers of runs; NaN if there are too few training runs. A
+    `fixed` model, such as the pretrained model, has no variance, so that the interval is Student's for the mean of the
+    other side. A single training run is assumed to have the same variance as the other side; treated as fixed, it
+    would often seem different from other runs with the same settings.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -127,7 +127,10 @@ def direction_of_mixing(measure: str) -> str | None:
 
 
 def name_mixing(rows: pd.DataFrame) -> list[str]:
-    """Return the meaning of each difference for mixing."""
+    """Return for each row whether its difference is `more` or `less` mixing or `inconclusive`.
+
+    Rows of measures that do not measure mixing have an empty string.
+    """
     meanings = []
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = direction_of_mixing(measure)
@@ -144,27 +147,27 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
 
 
 def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the common verdict of the intervals over texts and over training runs, or why an interval is missing."""
+    """Return the common verdict of the intervals over texts and over training runs, or the verdict of a missing one."""
     missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
     missing_trainings = trainings == NO_INTERVAL
     agree = between_models == trainings
-    cases = [missing_texts, missing_trainings, agree]
-    verdicts: Any = [between_models, NO_INTERVAL, between_models]
+    cases: list[Any] = [missing_texts, missing_trainings, agree]
+    verdicts: list[Any] = [between_models, NO_INTERVAL, between_models]
     return np.select(cases, verdicts, INCONCLUSIVE)
 
 
 def describe_assumption(side: Trainings) -> str:
-    """Return a description of a side that is compared with several training runs."""
+    """Return text that describes a side of a comparison and the assumption about its variance."""
     runs = len(side.means)
     if runs > 1:
         return f"{runs} training runs"
     if side.fixed:
-        return "one fixed model (in a list it would be treated as a training run that varies like the others)"
+        return "one fixed model (pass it in a list to treat it as a training run that varies like the others)"
     return "one training run, assumed to vary like the others,"
 
 
 def name_models(side: Trainings) -> str:
-    """Return the names of the models of a side."""
+    """Return text with the names of the models of a side."""
     names = list(dict.fromkeys(side.names))
     if len(side.names) == 1:
         return names[0]

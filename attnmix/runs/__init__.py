@@ -1,1 +1,1 @@
-"""Steps of a run: each reads results of earlier steps from a `Run`, and writes one of its folders."""
+"""Steps of a pipeline run; each step loads results of earlier steps from a `Run` and writes one of its folders."""

@@ -1,7 +1,8 @@
 """Inspection of captured texts one by one: ratios of every token, contribution matrices, heads, and token scores.
 
-The stage writes `features/inspect/`. Models and results are in float64, except for the classifier. Unfinished work is
-stored in one file per text, to resume an interrupted run; the texts are divided among the processes.
+The stage `inspect` writes `features/inspect/`. Models and results are in float64, except for the classifier. The texts
+are divided among the processes. Results of each text are stored as unfinished work, from which an interrupted run
+resumes.
 """
 
 import logging
@@ -44,8 +45,8 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-MAX_DONORS = 256  # maximum number of donor reviews for exchanged texts
-PUBLISHED = "published"  # folder, renamed to `features/inspect` at the end
+MAX_DONORS = 256  # maximum number of donor texts for exchanged texts
+PUBLISHED = "published"  # folder that is renamed to `features/inspect` at the end
 
 
 @torch_state()
@@ -59,10 +60,10 @@ def inspect(
     batch_tokens: int,
     device: torch.device,
 ) -> None:
-    """Write the measures of the captured texts for each of the `checkpoints`, and their classes and token scores.
+    """Write the measures of the captured texts for each of the `checkpoints`, and their predictions and token scores.
 
-    `batch_tokens` is the size of the classifier's batches. Unfinished work is stored in `folder`. A `device` without
-    float64 is replaced by the CPU.
+    `batch_tokens` is the number of tokens in the classifier's batches. Unfinished work is stored in `folder`. If
+    `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)
@@ -97,7 +98,7 @@ def inspect(
 
 
 def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
-    """Yield this process's share of the captured texts, with their indices."""
+    """Yield the indices and texts of this process's share of the captured texts, with a progress bar."""
     numbered = enumerate(read_documents(run.captured))
     mine = islice(numbered, share.start, share.stop, share.step)
     total = len(range(len(run.documents))[share])
@@ -107,7 +108,7 @@ def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, D
 def _token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
-    """Return the own share of each token by exchange `[layers, tokens]`, with donors of the same and another class."""
+    """Return the own share `[layers, tokens]` of each token by exchange, with donors of the same and another class."""
     texts = [document, *(donor for donor in donors if donor.name != document.name)]
     classes = np.array([text.predicted for text in texts])
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
@@ -126,7 +127,7 @@ def _read_texts(
     folder: Path,
     share: slice,
 ) -> None:
-    """Write matrices and heads of the captured texts in final form, and their ratios as unfinished work."""
+    """Write matrices and heads of the captured texts in their final format, and their ratios as unfinished work."""
     in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
     for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
         contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
@@ -150,7 +151,7 @@ def _read_texts(
 
 
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
-    """Write the class of each captured text, and token scores without matrices, as texts may be long."""
+    """Write the predicted class and the token scores `IMPORTANCE_NAMES` of each captured text, as unfinished work."""
     generator = np.random.default_rng(seed)
     for number, document in _numbered(run, share, "token scores"):
         file = _scores_file(folder, number)

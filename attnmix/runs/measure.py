@@ -9,7 +9,7 @@ the processes. Batches do not depend on the number of processes, and therefore n
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,7 +34,15 @@ from attnmix.core.store import writers
 from attnmix.core.store.files import atomic_path
 from attnmix.core.store.runs import Run
 from attnmix.core.torch_state import torch_state
-from attnmix.measures.batches import STATISTICS, DocumentMeasures, DocumentSums, stack_sums
+from attnmix.measures.batches import (
+    LENGTHS,
+    RATIO_SUMS,
+    STATISTICS,
+    DocumentMeasures,
+    DocumentSums,
+    length_class,
+    stack_sums,
+)
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import (
     RANDOM,
@@ -45,7 +53,7 @@ from attnmix.measures.controls import (
     shuffled_words,
 )
 from attnmix.measures.documents import Corpus, Document
-from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, text_tasks
+from attnmix.measures.engine import MEASURES, Engine, Task, batch_tasks, corpus_sample, sampled_tasks, text_tasks
 from attnmix.measures.exchange import (
     choose_positions,
     draw_exchanged_texts,
@@ -117,16 +125,19 @@ def measure(
     state.wait_for_everyone()
     if state.is_main_process:
         corpus_measures = _corpus_measures(measured, random, plan)
-        if "corpus_value" in corpus_measures.first:
-            _log_left_out(corpus, corpus_measures.first, seed)
+        if "corpus_value" in corpus_measures.sampled.first:
+            _log_left_out(plan, corpus_measures.sampled.first)
         tables = _tables(corpus_measures, measured, plan)
         _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
         logging.info("measured %d documents in %s", len(corpus), " and ".join(checkpoints))
+        if plan.samples.controls is not None:
+            logging.info("controls, heads, steps, sinks and geometry: in %d of them", len(plan.samples.controls))
 
 
 class _Samples(NamedTuple):
     """Indices of the documents for slow measures, which are computed for a sample only."""
 
+    controls: Sequence[int] | None  # also for heads, steps, sinks and geometry; None for all documents
     exchange: Sequence[int]
     derivatives: Sequence[int]
     parts: Sequence[int]
@@ -134,10 +145,21 @@ class _Samples(NamedTuple):
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
     """Return the sampled documents."""
+    controls = _draw_control_sample(corpus, parameters.control_documents, seed)
+    if controls is not None:
+        corpus.keep(controls)
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
-    return _Samples(exchange, derivatives, parts)
+    return _Samples(controls, exchange, derivatives, parts)
+
+
+def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[int] | None:
+    """Return documents stratified by label and length; None if `size` includes all documents."""
+    if size is None or size >= len(corpus):
+        return None
+    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)
+    return stratified_draw(strata, size, seed).tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +196,13 @@ class _Plan:
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
-    def batch_tasks(self) -> Iterator[Task]:
-        """Yield the batches of all documents."""
-        return batch_tasks(self.corpus, self.batch_tokens)
+    def batch_tasks(self, row_groups: Sequence[int] | None = None) -> Iterator[Task]:
+        """Yield the batches of the sample, and of all other documents or those of some row groups."""
+        return batch_tasks(self.corpus, self.batch_tokens, row_groups, self.samples.controls)
+
+    def sampled_tasks(self) -> list[Task]:
+        """Return the batches of the documents with controls and statistics."""
+        return sampled_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
 
 class _MeasuredCheckpoint(NamedTuple):
@@ -195,9 +221,11 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     engine = plan.engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.work(name)
-    engine.read_texts(plan.corpus, plan.statistics, work)
+    sample = plan.samples.controls
+    engine.read_texts(plan.corpus, plan.statistics, work, sample)
     if "shuffled_words" in plan.parameters.controls:
-        engine.read_control("shuffled_words", plan.corpus, work, partial(shuffled_words, seed=plan.seed))
+        shuffle = partial(shuffled_words, seed=plan.seed)
+        engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
     engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
@@ -253,7 +281,8 @@ def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     """Measure the control `random_weights`: a model of the architecture in `folder`."""
     work = plan.work(RANDOM)
-    plan.engine(random_base(folder, plan.seed)).read_control("random_weights", plan.corpus, work)
+    engine = plan.engine(random_base(folder, plan.seed))
+    engine.read_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
     return work
 
 
@@ -261,23 +290,44 @@ def _corpus_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return the measures of all documents, after all processes have finished."""
+    sampled = _sampled_measures(measured, random, plan)
+    if plan.samples.controls is None:
+        return sampled
+    ratio_sums = {name: checkpoint.work.read_ratio_sums(plan.batch_tasks()) for name, checkpoint in measured.items()}
+    return replace(
+        sampled,
+        sums=ratio_sums,
+        texts=plan.corpus.texts,
+        draws=Draws(len(plan.corpus), BOOTSTRAP_SAMPLES, plan.seed),
+        sample=sampled,
+    )
+
+
+def _sampled_measures(
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
+) -> CorpusMeasures:
+    """Return the measures of the documents with controls and statistics; the identities cover all documents."""
     first = next(iter(measured.values()))
+    tasks = plan.sampled_tasks()
+    texts = plan.corpus.texts
+    if plan.samples.controls is not None:
+        texts = texts.iloc[plan.samples.controls]
     sums: dict[str, dict[str, Sums]] = {}
     identities = {}
     for name, checkpoint in measured.items():
         work = checkpoint.work
-        sums[name] = work.read(MEASURES, plan.batch_tasks())
+        sums[name] = work.read(MEASURES, tasks)
         if "shuffled_words" in plan.parameters.controls:
-            sums[name].update(work.read("shuffled_words", plan.batch_tasks()))
+            sums[name].update(work.read("shuffled_words", tasks))
         identities[name] = work.read_identities(plan.batch_tasks())
     return CorpusMeasures(
         sums=sums,
-        random={} if random is None else random.read("random_weights", plan.batch_tasks()),
-        texts=plan.corpus.texts,
+        random={} if random is None else random.read("random_weights", tasks),
+        texts=texts,
         identities=identities,
         methods=plan.methods,
         sites=first.sites,
-        draws=Draws(len(plan.corpus), BOOTSTRAP_SAMPLES, plan.seed),
+        draws=Draws(len(texts), BOOTSTRAP_SAMPLES, plan.seed),
         seed=plan.seed,
         gains={name: checkpoint.gains_L for name, checkpoint in measured.items()},
     )
@@ -330,26 +380,28 @@ def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> I
     for name, checkpoint in measured.items():
         for row_group in plan.corpus.row_groups:
             files: dict[int, Path] = {}
-            for task in batch_tasks(plan.corpus, plan.batch_tokens, [row_group]):
+            for task in plan.batch_tasks([row_group]):
                 files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
-            for number in sorted(files):
+            for number in range(*plan.corpus.rows(row_group).indices(len(plan.corpus))):
                 ratios_MLT = np.load(files[number])[str(number)]
                 document = plan.corpus.document(number)
                 yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 
 
-def _log_left_out(corpus: Corpus, sums: CorpusSums, seed: int) -> None:
+def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:
     """Log the number of reviews without `corpus_value`, and the reason for the first."""
     left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
     if not len(left_out):
         return
-    sample = corpus_sample(corpus, seed)
-    number = int(left_out[0])
+    corpus = plan.corpus
+    sample = corpus_sample(corpus, plan.seed)
+    controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
+    number = controlled[int(left_out[0])]
     documents = [corpus.document(drawn) for drawn in sample]
     first = corpus.document(number)
     place = sample.index(number) if number in sample else len(documents)
     token_class = classes_without_others([*documents, first], range(len(documents)))[place]
-    logging.info(left_out_sentence(first.name, token_class, len(left_out), len(corpus)))
+    logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
 
 
 @dataclass(frozen=True)
@@ -388,18 +440,29 @@ class CheckpointWork:
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
         """Return the sums of all documents of the tasks, ordered by document index, as memory-mapped arrays."""
         tasks = list(tasks)
+        if not tasks:
+            return {}
+        with np.load(self._file(kind, tasks[0])) as stored:
+            names = [name.removesuffix("/values") for name in stored.files if name.endswith("/values")]
+        return self._read_sums(kind, tasks, names, self.folder / self.checkpoint / kind)
+
+    def read_ratio_sums(self, tasks: Iterable[Task]) -> dict[str, Sums]:
+        """Return the `RATIO_SUMS` of all documents, with and without statistics, as `read` does."""
+        return self._read_sums(MEASURES, list(tasks), RATIO_SUMS, self.folder / self.checkpoint / "ratios")
+
+    def _read_sums(self, kind: str, tasks: Sequence[Task], names: Sequence[str], folder: Path) -> dict[str, Sums]:
+        """Return the named sums of all documents of the tasks as arrays that are mapped to files in `folder`."""
         numbers = sorted(number for task in tasks for number in task.numbers)
         row_of_number = {number: row for row, number in enumerate(numbers)}
-        folder = self.folder / self.checkpoint / kind
+        array_names = [f"{name}/{part}" for name in names for part in ("values", "counts")]
         arrays: dict[str, npt.NDArray[Any]] = {}
         for task in tasks:
             rows = [row_of_number[number] for number in task.numbers]
             with np.load(self._file(kind, task)) as stored:
-                for name, array in stored.items():
+                for name in array_names:
                     if name not in arrays:
-                        arrays[name] = _create_memory_map(folder / f"{name}.npy", array, len(numbers))
-                    arrays[name][rows] = array
-        names = [name.removesuffix("/values") for name in arrays if name.endswith("/values")]
+                        arrays[name] = _create_memory_map(folder / f"{name}.npy", stored[name], len(numbers))
+                    arrays[name][rows] = stored[name]
         return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:

@@ -1,8 +1,8 @@
-"""Two-dimensional maps of the captured vectors with UMAP and PCA, and their scores.
+"""Two-dimensional maps of the captured vectors with UMAP and PCA, and their quality scores.
 
-The stage writes maps (`<layout>.parquet`; layouts: `attnmix.maps.layouts`), scores (`quality.parquet`) and nearest
-neighbours (`nearest.parquet`) to `features/reduce/`, as well as `reports/plots/reduce/` and
-`reports/metrics/reduce.json`.
+The stage `reduce` writes maps (`<layout>.parquet`, for the layouts of `attnmix.maps.layouts`), scores
+(`quality.parquet`) and nearest neighbours (`nearest.parquet`) to `features/reduce/`. It also writes
+`reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
 import logging
@@ -26,8 +26,8 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
-OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # widths may differ from the residual stream
-COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # scores for the comparison of runs
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # points that may differ in width from the stream
+COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # scores written as metrics
 
 
 def reduce(umap: UmapParameters, run: Run) -> None:
@@ -59,7 +59,7 @@ def reduce(umap: UmapParameters, run: Run) -> None:
 def _write_nearest(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
 ) -> None:
-    """Write the rows of each mapped token's nearest vectors, at each site."""
+    """Write, for each mapped token and site, the rows of the nearest vectors."""
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     results = in_parallel(neighbours, searches, "nearest vectors")
     columns = {}
@@ -74,7 +74,7 @@ def _select_vectors(
 ) -> dict[str, dict[Site, Vectors]]:
     """Return the vectors of each layout in `umap.layouts`, with `pca` added if a site has too few vectors for UMAP.
 
-    Raise `InputError` if `umap.n_neighbors` exceeds the size of a map.
+    Raise `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
     """
     tokens = len(next(iter(vectors.values())))
     layouts: dict[str, dict[Site, Vectors]] = {}
@@ -91,19 +91,19 @@ def _select_vectors(
             if site not in mapped:
                 missing.append(f"{site} ({layout})")
     if missing:
-        message = "too few vectors that differ for UMAP (allowed: %d or more, and more than umap.n_neighbors): %s"
+        message = "too few distinct vectors for UMAP (at least %d, and more than umap.n_neighbors, are needed) at %s"
         logging.info(message, MIN_UMAP_VECTORS, ", ".join(missing))
         layouts.setdefault("pca", dict(vectors))
     return layouts
 
 
 def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
-    """Return row indices of the tokens on the maps, stratified by document and shared by all capture points."""
+    """Return the row indices of the tokens on all maps, a sample stratified by text."""
     limit = len(tokens)
     if umap.max_points is not None:
         limit = umap.max_points // points
     if not limit:
-        problem = f"is less than one token at each of the {points} capture points"
+        problem = f"is less than one token at each of the {points} capture points; use a larger number"
         raise InputError(f"umap.max_points: {umap.max_points} {problem}")
     if limit < len(tokens):
         logging.info("umap.max_points: %d of %d tokens are drawn", limit, len(tokens))
@@ -112,7 +112,7 @@ def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Row
 
 
 def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
-    """Return the vectors with the width of the residual stream, as a common plane requires equal widths."""
+    """Return the vectors that have the width of the residual stream, because a common plane requires equal widths."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     stream_width = mode(stream_widths or widths.values())
@@ -126,13 +126,13 @@ def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vecto
     if others:
         layouts = " and ".join(ONE_PLANE)
         distinct_others = ", ".join(dict.fromkeys(others))
-        message = "%s: without %s, which are not as wide as the residual stream (%d)"
+        message = "maps %s omit %s, whose widths differ from that of the residual stream (%d)"
         logging.info(message, layouts, distinct_others, stream_width)
     return stream
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
-    """Write all scores to `quality.parquet`, whole layouts to `map_quality.csv`, and three main scores as metrics."""
+    """Write all scores to `quality.parquet`, scores of whole layouts to `map_quality.csv`, and three as metrics."""
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     is_whole_layout = quality["point"].isna()
     whole = quality[is_whole_layout].drop(columns=["layer", "point"])

@@ -1,7 +1,7 @@
 """Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-The formulas are shared with the stages. Slow quantities are omitted: derivatives, and all maps except a separate map
-of each point of the residual stream, with one seed. No file is written.
+Formulas are the same as in the stages. Slow quantities are omitted: derivatives, and all maps except a separate map of
+each point of the residual stream, with one seed. No files are written.
 """
 
 from __future__ import annotations
@@ -66,25 +66,26 @@ from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
 PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
-"""Quantities that the page shows for each model."""
+"""Quantities that the page shows for each model, by their names in `Engine.add_sums`."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward pass of each layer per token
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
-"""Maximum sum of squared lengths over the texts for which the page's detailed measures are computed.
+"""Maximum sum of squared lengths of the texts for which detailed measures are computed.
 
-These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one forward pass per
-token, which would require minutes for a page of many texts.
+Detailed measures are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one pass per
+token, which would take minutes for a page of many texts.
 """
 TYPED_DONORS = 2
-"""Neutral donors of typed texts, whose own shares take most of the time until their page is shown.
+"""Number of neutral donors of typed texts; own shares take most of the time until a page is shown.
 
-Texts to compare would share most words with each other, and words common to both texts cannot be exchanged. One donor
-changes a token's own share by about 0.05 (standard deviation), and the mean over a text's tokens by 0.01.
+Donors are neutral because typed texts often share most words with each other, and tokens common to text and donor
+cannot be exchanged. The choice of one donor changes a token's own share by about 0.05 (standard deviation), and the
+mean over a text's tokens by 0.01.
 """
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 
 class TextMeasurer:
-    """Loaded models by checkpoint (one, or `pretrained` and `finetuned`), and the measurement of texts in them."""
+    """Measurement of texts in one loaded model, or in two that are named `pretrained` and `finetuned`."""
 
     @torch_state()
     def __init__(
@@ -100,15 +101,15 @@ class TextMeasurer:
     ) -> None:
         """Prepare models without a head, in float32 and eval mode, with observed attention.
 
-        `padding` is the ID of the padding token. With `pairs`, the models read pairs of texts. `classifier` belongs to
-        the last checkpoint. `neutral_donors` is the number of neutral texts for the exchange of tokens; 0 for the
-        default donors of `Engine`.
+        `padding` is the ID of the padding token. If `pairs` is True, the inputs are pairs of texts. `classifier`
+        belongs to the last checkpoint. `neutral_donors` is the number of neutral donors for the exchange of tokens; 0
+        for the default donors of `Engine`.
         """
         self.tokenizer = tokenizer
         self.classifier = classifier
         self.padding = padding
         self.captured, self.base = list(bases.items())[-1]
-        """The model that provides the vectors of the maps: the last."""
+        """The name and the model of the last checkpoint, which provides the vectors of the maps."""
         family = family_of(self.base.config)
         present = present_names("measure.methods", list(methods), family, RATIOS)
         self.matrices = present_names("measure.matrices", list(matrices), family)
@@ -128,9 +129,10 @@ class TextMeasurer:
     def results(
         self, tokenized: TokenizedTexts, known: Mapping[str, Measurements] | None = None, with_heads: bool = True
     ) -> TextResults:
-        """Return the content of the page; measurements in `known` are not computed again.
+        """Return the content of the page; values in `known` (measurements by checkpoint) are not computed again.
 
-        New measurements are added to `known`. Without heads, only the matrices of the page's picture are computed.
+        New values are added to `known`. If `with_heads` is False, only the matrices of the page's picture are computed.
+        Slow measures are limited to the texts of `choose_detailed_texts`.
         """
         results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         measurements = dict(known or {})
@@ -144,7 +146,8 @@ class TextMeasurer:
         fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
         matrices_by_text = [matrices if number in detailed else fast_matrices for number in range(len(first.texts))]
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            # A model and its float64 copy may each run one pass at a time. Copies are created before any pass.
+            # A model and its float64 copy can each run one pass at a time. `lacks_matrices` creates the copies, which
+            # must exist before any pass runs.
             lacking = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
@@ -152,14 +155,14 @@ class TextMeasurer:
             jobs = [
                 pool.submit(_add_sums, engine, measurements[name], detailed) for name, engine in self.engines.items()
             ]
-            captured_sums = jobs[-1]
+            captured_sums = jobs[-1]  # `captured` is the last of the engines
             for name in lacking:
                 jobs.append(
                     pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
                 )
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
-            # At this point no other pass of this model is running.
+            # The maps need passes of the captured model, which is not in use any more.
             jobs.append(pool.submit(self._add_layouts, first, results.tokens))
             for job in jobs:
                 job.result()
@@ -176,7 +179,7 @@ class TextMeasurer:
         return results
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
-        """Fill in the tables, ratios, matrices and heads."""
+        """Add the tables, ratios, matrices and heads to `results`."""
         texts = measurements[self.captured].texts
         samples = BOOTSTRAP_SAMPLES if len(texts) > 1 else 1  # an interval needs at least two texts
         methods = self.engines[self.captured].methods
@@ -225,7 +228,7 @@ class TextMeasurer:
                 measurements.layouts = _lay_out(by_site(vectors), tokens)
 
     def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
-        """Return the predicted class and probability of each text; an empty table without a classifier."""
+        """Return the predicted class and probability of each text; an empty table if there is no classifier."""
         if self.classifier is None:
             return pd.DataFrame()
         predictions = [self.classifier.prediction(document.ids.tolist()) for document in documents]
@@ -241,12 +244,12 @@ class TextMeasurer:
 
 
 def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
-    """Return the measurer of single texts in these checkpoint folders, for interactive use.
+    """Return the measurer of single texts in the models of `checkpoints` (folders by name), for interactive use.
 
-    Value Zeroing, the slowest measure, is omitted, and words are exchanged with `TYPED_DONORS` neutral texts. `names`
-    are the names of two compared models, neither fine-tuned from the other; classes are not predicted in this case.
-    Raise `InputError` for a folder that cannot be measured, and for two models with different tokenizers or numbers of
-    layers.
+    Value Zeroing, the slowest measure, is omitted, and tokens are exchanged with `TYPED_DONORS` neutral texts. `names`
+    are the names of two arbitrary models to compare; if None, the models are the checkpoints of a run, and classes are
+    predicted if the fine-tuned classifier is among them. Raise `InputError` for a folder that cannot be measured, and
+    for two models with different tokenizers or numbers of layers.
     """
     first = next(iter(checkpoints.values()))
     tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
@@ -281,17 +284,18 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
         states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
     if states[0] != states[1]:
-        raise InputError(f"compare: {names[1]} has another tokenizer than {names[0]}; allowed: the same for both")
+        raise InputError(f"compare: {names[0]} and {names[1]} have different tokenizers; compare models with the same")
     layers = [sum(layer_counts(base)) for base in bases]
     if layers[0] != layers[1]:
         counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
-        raise InputError(f"compare: {counts}; allowed: the same number")
+        raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
 def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
-    """Return the indices of the texts with detailed measures: in order, all texts that fit the limit.
+    """Return the indices of the texts with detailed measures, chosen in order as long as they fit the limit.
 
-    The squares of their lengths sum to at most `MAX_DETAILED_CELLS`. If no text fits, the shortest is chosen.
+    The squares of their lengths sum to at most `MAX_DETAILED_CELLS`. Texts that do not fit are skipped; if no text
+    fits, the shortest is chosen.
     """
     chosen = set[int]()
     cells = 0
@@ -303,7 +307,7 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
 
 
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
-    """Add the page's quantities that need forward passes; for `detailed` texts, also those computed per token."""
+    """Add the page's sums and own shares to `measurements`, and for `detailed` texts their parts and token shares."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
     for number in track(sorted(detailed), "parts and exchange from the input"):
@@ -314,13 +318,13 @@ def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[i
 def _add_matrices(
     engine: Engine, measurements: Measurements, names_by_text: Sequence[Sequence[str]], with_heads: bool
 ) -> None:
-    """Add the matrices and heads of single texts."""
+    """Add the matrices in `names_by_text` of each text to `measurements`, and the heads if `with_heads` is True."""
     for number, names in enumerate(track(names_by_text, "matrices")):
         engine.add_matrices(measurements, number, names, with_heads)
 
 
 def _as_read(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table as if read from its csv file: rounded, with counts as integers unless values are missing."""
+    """Return a table as if loaded from its csv file: rounded, with counts as integers unless values are missing."""
     read = table.reset_index(drop=True)
     for name in COUNTS:
         if name in read:
@@ -329,7 +333,7 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compile_maps() -> None:
-    """Lay out random vectors, to compile UMAP before the first text that is long enough for it."""
+    """Compute a map of random vectors, so that UMAP is compiled before the first text that is long enough for it."""
     random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
     _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
@@ -344,9 +348,9 @@ class Layouts(NamedTuple):
 
 
 def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
-    """Return a separate map of each point of the residual stream, with nearest vectors in the full space and scores.
+    """Return a separate map of each point of the residual stream, with scores and nearest vectors in the full space.
 
-    The layouts are principal components and, if there are enough tokens, UMAP.
+    The layouts are `pca` and, if there are enough tokens, UMAP (`separate`).
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
@@ -378,7 +382,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return the result of `fit_layout`; umap-learn, which needs seconds to import, is loaded for UMAP only."""
+    """Return the result of `fit_layout`; umap-learn, whose import takes seconds, is loaded for UMAP only."""
     if layout == "pca":
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout

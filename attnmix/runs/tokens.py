@@ -1,4 +1,4 @@
-"""Tokenisation of the texts of a run into `features/tokenize/`; `attnmix.core.store.texts` documents its files."""
+"""Tokenisation of a user's texts, and of the texts of a run (`features/tokenize/`, see `attnmix.core.store.texts`)."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,18 +19,18 @@ from attnmix.models.encoding import TokenizedText, check_words, tokenize_texts
 from attnmix.models.segments import check_types
 from attnmix.models.token_ids import check_no_padding, read_ids, tokenized_ids
 
-MAX_SHOWN_TEXTS = 5  # texts in one warning
+MAX_SHOWN_TEXTS = 5  # number of texts shown in a warning
 TextRow = dict[str, Any]
 """A row of `texts.parquet`, without token counts."""
 
 
 class TokenizedTexts(NamedTuple):
-    """Texts with their tokens, computed once for all steps that read them."""
+    """Texts with their tokens, in two tables that all steps share."""
 
     texts: pd.DataFrame
-    """Rows of `texts.parquet`; `attnmix.core.store.texts` documents the columns."""
+    """A table with the rows of `texts.parquet`; `attnmix.core.store.texts` documents the columns."""
     tokens: pd.DataFrame
-    """Rows of `tokens.parquet`."""
+    """A table with the rows of `tokens.parquet`."""
 
     @property
     def pairs(self) -> bool:
@@ -42,7 +42,7 @@ class TokenizedTexts(NamedTuple):
         store.write_tokenized(files.folder, self._blocks())
 
     def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        """Yield `store.ROW_GROUP_TEXTS` texts at a time with their tokens."""
+        """Yield tables of `store.ROW_GROUP_TEXTS` texts at a time and of their tokens."""
         first = 0
         for start in range(0, len(self.texts), store.ROW_GROUP_TEXTS):
             texts = self.texts.iloc[start : start + store.ROW_GROUP_TEXTS]
@@ -59,11 +59,11 @@ def tokenize_given(
     max_length: int | None,
     name: str = "this model",
 ) -> TokenizedTexts:
-    """Return a user's texts (formats: `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
+    """Return a user's texts (in a format of `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
 
     `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the tokenizer's
-    truncation side; token IDs are unchanged except for padding. Raise `InputError` for other types, for tokens that the
-    model cannot read, and if the vocabulary of the model `name` lacks most words.
+    truncation side. Only padding is removed from token IDs. Raise `InputError` for other types, for tokens without an
+    embedding, and if the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
     token_ids = _token_ids(items)
@@ -78,13 +78,14 @@ def tokenize_given(
         ids = text.table["token_id"].to_numpy()
         check_no_padding(tokenizer, ids.tolist(), key)
         if ids.max() >= rows:
-            raise InputError(f"{key}: the tokenizer gives the token {ids.max()}, the model's embedding has {rows} rows")
+            problem = f"the tokenizer returned the token ID {ids.max()}, but the model has {rows} embeddings"
+            raise InputError(f"{key}: {problem}; pass the model's own tokenizer")
         check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
     return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
-    """Yield rows for user texts; `measured` texts are included in the statistics."""
+    """Yield the rows of user texts; texts are included in the statistics if `measured` is True."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
@@ -93,7 +94,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the sorted `rows` of a split's table of reviews with their texts, one block in memory at a time."""
+    """Yield the rows of `reviews` with the sorted indices `rows`, with their texts; one block of texts is in memory."""
     start = 0
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
@@ -106,14 +107,15 @@ def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path
 def write_tokens(
     texts: Iterable[TextRow], max_length: int, checkpoint: Path, files: store.TokenizedFiles, warn: bool = True
 ) -> None:
-    """Write the tables of `texts` with the tokenizer of `checkpoint`, texts truncated to `max_length`.
+    """Write the tables of `texts`, tokenised with the tokenizer of `checkpoint` and truncated to `max_length`.
 
-    With `warn`, log truncated texts and texts of mostly unknown tokens. Either all texts are pairs or none. In an
-    encoder-decoder, `decoder_token` is the token shifted right by one, after the decoder's start token.
+    If `warn` is True, log truncated texts and texts of mostly unknown tokens. Either all texts are pairs or none. In
+    encoder-decoder models, `decoder_token` is shifted right by one and begins with the decoder's start token.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
     def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+        """Yield the tables of one block of texts at a time."""
         remaining = iter(texts)
         block = list(islice(remaining, store.ROW_GROUP_TEXTS))
         while block:
@@ -138,7 +140,7 @@ def tokenized_block(
 def _tokenized(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
-    """Return the texts, and the tokens of each."""
+    """Return the texts and their tokens; token IDs are decoded to text."""
     token_ids = _token_ids(items)
     if token_ids:
         pairs = any(any(item.types or ()) for item in token_ids)
@@ -173,7 +175,7 @@ def _warn(texts: pd.DataFrame) -> None:
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
     for problem, affected in (
         ("truncated to capture.max_length", texts["tokens"] < texts["whole_tokens"]),
-        ("mostly tokens that the model does not know", 2 * texts["unknown_tokens"] >= texts["tokens"]),
+        ("mostly tokens unknown to the model", 2 * texts["unknown_tokens"] >= texts["tokens"]),
     ):
         if affected.any():
             more = ", ..." if affected.sum() > MAX_SHOWN_TEXTS else ""

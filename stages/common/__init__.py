@@ -1,1 +1,1 @@
-"""Shared code of the stages: the command, params.yaml, unfinished work and its lock."""
+"""Shared code of the stages: the command line, params.yaml, unfinished work and the lock of a stage."""

@@ -1,4 +1,4 @@
-"""The command that runs a stage: process setup, reading of params.yaml, one-line messages for errors and signals."""
+"""The command that runs a stage: process setup, loading of params.yaml, one-line messages for errors and signals."""
 
 import errno
 import gc
@@ -20,7 +20,7 @@ from stages.common.resume import describe_unfinished, is_first_process, lock_sta
 QUIETED_LIBRARIES = ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch")
 """Libraries with verbose logging at level INFO."""
 SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
-"""Operating system errors that the user can fix: permissions, full and read-only disks, links."""
+"""Errors of the operating system that the user can fix: permissions, full and read-only disks, circular links."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
@@ -44,20 +44,20 @@ STAGES = (
 )
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # The pipeline reports errors itself; these libraries log every retry and every missing head. A level set through
-    # `logging` would be reset by the import.
+    # The pipeline reports errors itself, whereas these libraries log every retry and every missing head. They reset
+    # levels set with `logging` when they are imported.
     **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Variables that libraries read at import."""
+"""Environment variables that libraries use at import."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the stage that the command line names."""
+    """Run the stage in `arguments`."""
     name = arguments[0] if arguments else "nothing"
     if len(arguments) != 1 or name not in STAGES:
-        sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: one of {', '.join(STAGES)}")
+        sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: {', '.join(STAGES)}")
     with as_command(name):
         parameters = read_parameters()
         for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         environment.set_variables(parameters.arithmetic)
         with frozen_imports():
             stage = import_module(f"stages.{name}")
-            gc.collect()  # imports leave 6 MB of copies of `sys.modules`, which would otherwise be frozen too
+            gc.collect()  # removes 6 MB of copies of `sys.modules`, which would otherwise be frozen too
         with lock_stage(name):
             stage.main(parameters)
         if "torch" in sys.modules:  # not every stage imports torch
@@ -88,7 +88,7 @@ def as_command(stage: str) -> Iterator[None]:
             yield
     except BaseException as error:
         number = received_signal()
-        if number is not None:  # libraries may raise other exceptions for the signal
+        if number is not None:  # libraries may convert the signal to another exception
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
             sys.exit(128 + number)
@@ -103,8 +103,8 @@ def _explain(error: BaseException, stage: str) -> str | None:
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
-        # `filename2` is the destination of a copy or move; a failed write lacks both names.
-        return f"the system refuses {error.filename2 or error.filename or 'to write'}: {error.strerror}"
+        # `filename2` is the destination of a copy or move; after a failed write, both names are missing.
+        return f"the system refuses access to {error.filename2 or error.filename or 'a file'}: {error.strerror}"
     if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None

@@ -1,6 +1,7 @@
-"""All parameters, and reading of params.yaml.
+"""All parameters, and the loading of params.yaml.
 
-A single `InputError` reports all mistakes in params.yaml (unknown keys, wrong types, invalid values) at the start.
+At the start of a stage, a single `InputError` reports all mistakes in params.yaml: unknown keys, wrong types and
+invalid values.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from attnmix.core.terminal import shorten
 
 
 class Parameters(settings.Section):
-    """All sections of params.yaml: `Parameters()` equals the shipped file."""
+    """All sections of params.yaml; `Parameters()` equals the committed file."""
 
     seed: settings.Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
@@ -34,13 +35,13 @@ class Parameters(settings.Section):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The measured checkpoints; only one without training and `model.base`, as both would be identical."""
+        """The measured checkpoints; only one if there is neither training nor `model.base`, as both would be equal."""
         trained = self.finetune.epochs > 0 or self.model.base
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
     @model_validator(mode="after")
     def _texts_are_as_reviews(self) -> Self:
-        """Raise if free texts and reviews differ in kind (single texts or pairs)."""
+        """Raise ValueError if `capture.texts` and the texts of the dataset differ in kind (single texts or pairs)."""
         pairs = not isinstance(self.dataset.text_column, str)
         kinds = ("one text", "a pair of texts")
         for number, text in enumerate(self.capture.texts):
@@ -54,15 +55,15 @@ class Parameters(settings.Section):
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
     """Return the validated parameters; raise `InputError` for an invalid file or value."""
-    # DVC writes params.yaml as YAML 1.2, with numbers such as 2e-05; PyYAML would read a string.
+    # DVC writes params.yaml as YAML 1.2, with numbers such as 2e-05, which PyYAML would load as strings.
     try:
         values = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{path} is missing; run the pipeline from the repository's root") from None
+        raise InputError(f"{path} is missing; run the pipeline in the repository's root folder") from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path} must hold the sections {', '.join(Parameters.model_fields)}")
+        raise InputError(f"{path} must contain the sections {', '.join(Parameters.model_fields)}")
     try:
         return Parameters.model_validate(values)
     except ValidationError as error:
@@ -71,14 +72,14 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 
 def _explain(problem: ErrorDetails) -> str:
-    if not problem["loc"]:  # a validator of all sections together; its message includes the keys
+    if not problem["loc"]:  # from the validator of all sections together, whose message includes the keys
         return problem["msg"].removeprefix("Value error, ")
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:
         section, names = "finetune.lora", names[1:]
         sections[section] = list(settings.LoraParameters.model_fields)
-    # For a union or constrained type, pydantic appends the branch to the key: `train_limit`, `int`.
+    # For a union or constrained type, pydantic appends the type to the key: `train_limit`, `int`.
     key = ".".join([section, *names[:1]] if section in sections else [section])
     key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
     if problem["type"] == "extra_forbidden":

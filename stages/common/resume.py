@@ -1,8 +1,8 @@
-"""Unfinished work for resuming killed stages, and a lock against concurrent runs of a stage.
+"""Unfinished work, from which killed stages resume, and a lock against concurrent runs of a stage.
 
-DVC deletes a stage's outputs before it reruns the stage, so work in progress is stored elsewhere, in a folder named by
-a digest of everything that the result depends on: the parameters, data and code declared in dvc.yaml, the installed
-packages and the kind of machine. Work for a different digest is never resumed.
+DVC deletes a stage's outputs before it reruns the stage. Work in progress is therefore stored in a different folder,
+whose name is a digest of everything that the result depends on: the parameters, data and code declared in dvc.yaml, the
+installed packages and the kind of machine. Work with a different digest is never resumed.
 """
 
 import hashlib
@@ -32,12 +32,12 @@ NAME_AND_VERSION = re.compile(r"^(?:Name|Version): *(.*?)\s*$", re.MULTILINE)
 
 
 def is_first_process() -> bool:
-    """Return True in the first process of a run, based on the rank set by torchrun and accelerate."""
+    """Return True in the first process of a run, according to the rank set by torchrun or accelerate."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
-    """Return the folder below `root` for unfinished work on the stage's current inputs; remove other such folders."""
+    """Return the folder in `root` for unfinished work of a stage with its current inputs; delete folders of others."""
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
@@ -64,15 +64,16 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
 def describe_unfinished(stage: str) -> str:
     """Return a sentence on the completed work of a stopped stage."""
     if any(path.is_file() for path in (UNFINISHED / stage).rglob("*")):
-        return f"the work that {stage} has finished is kept in {UNFINISHED / stage}; `dvc repro` resumes from there"
-    return f"{stage} had finished nothing that is kept"
+        return f"the completed work of {stage} is stored in {UNFINISHED / stage}; `dvc repro` resumes from it"
+    return f"{stage} had not completed any work from which it could resume"
 
 
 @contextmanager
 def lock_stage(stage: str) -> Iterator[None]:
-    """Hold the lock of `stage`; raise `InputError` if `stage` is already running here or its outputs are not writable.
+    """Hold the lock of `stage` in this folder; raise `InputError` if another run holds it or outputs are not writable.
 
-    The operating system releases the lock of a killed run. In a run with several processes, the first holds the lock.
+    The operating system releases the lock of a killed run. In a run with several processes, the first one holds the
+    lock.
     """
     if not is_first_process():
         yield
@@ -85,7 +86,8 @@ def lock_stage(stage: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise InputError(f"another run of {stage} is at work in {Path.cwd()}; wait for its end, or stop it") from None
+        problem = f"another run of {stage} is in progress in {Path.cwd()}"
+        raise InputError(f"{problem}; wait until it finishes, or stop it") from None
     try:
         yield
     finally:
@@ -97,7 +99,7 @@ def lock_stage(stage: str) -> Iterator[None]:
 def _packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
-    `Distribution.version` would parse each file including its long description, six times slower.
+    `Distribution.version` would parse each file with its long description, which takes six times as long.
     """
     packages = set()
     for distribution in distributions():
@@ -113,6 +115,6 @@ def _declaration(stage: str) -> dict[str, Any]:
         stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]
         entry: dict[str, Any] = stages[stage].get("do", stages[stage])
     except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
-        remedy = f"restore it: `git checkout HEAD {path.name}`"
+        remedy = f"restore it with `git checkout HEAD {path.name}`"
         raise InputError(f"{path} does not declare the stage {stage} ({in_one_line(error)}); {remedy}") from error
     return entry

@@ -1,7 +1,7 @@
 """Environment variables of numerical libraries, which must be set before the libraries are loaded.
 
-Without them, each library uses the widest vector instructions of the processor and a different order of summation. MKL
-is not included: on AMD processors its results differ regardless of its settings, so `kernels` bypasses it.
+Without them, each library uses the widest vector instructions of the processor, which determine the order of
+summation. `kernels` bypasses MKL, whose results on AMD processors differ from those on Intel under all settings.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
 TORCH_THREADS = 4
-"""Number of torch threads for any number of cores, because it determines the partition of long sums."""
+"""Number of torch threads, independent of the number of cores, because the partition of long sums depends on it."""
 
 SETTINGS = {
     "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
@@ -20,7 +20,7 @@ SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",  # several threads change the order of summation in a product
     "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # X86_V3 (AVX2) remains enabled
     "NUMBA_CPU_NAME": "x86-64-v3",
-    "NUMBA_CPU_FEATURES": "",  # no features in addition to the named CPU
+    "NUMBA_CPU_FEATURES": "",  # no features in addition to those of this CPU
     "OMP_WAIT_POLICY": "PASSIVE",  # idle torch threads sleep, because the product threads need the cores
 }
 
@@ -56,16 +56,16 @@ def can_be_portable() -> bool:
 def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
-        return "results differ from x86-64 processors with AVX2 in the last digits, and maps in the third"
+        return "results and maps differ from those of x86-64 processors with AVX2, in the last and in the third digit"
     times, machine = _cost_here()
     if arithmetic == PORTABLE:
         return (
-            f"the same bytes on every x86-64 processor with AVX2; forward passes take {times} times as long as with "
-            f"`arithmetic: fastest` (measured on {machine})"
+            f"results are byte-identical on x86-64 processors with AVX2; forward passes take {times} times as long as "
+            f"with `arithmetic: fastest` (measured on {machine})"
         )
     return (
-        "results differ from machine to machine in the last digits, and maps in the third; with `arithmetic: portable` "
-        f"they are the same bytes, and forward passes take {times} times as long (measured on {machine})"
+        "results differ between machines in the last digits, and maps in the third digit; with `arithmetic: portable`, "
+        f"they are byte-identical, and forward passes take {times} times as long (measured on {machine})"
     )
 
 

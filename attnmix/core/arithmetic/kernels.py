@@ -1,8 +1,8 @@
 """CPU kernels that replace torch operations based on MKL, whose results depend on the vendor of the processor.
 
-Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone: neither the vendor nor the number of
+Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone, so neither the vendor nor the number of
 cores affects the order of summation. Exponentials and similar functions use NumPy and SciPy. The kernels are registered
-below autograd: code that uses torch is unchanged, and derivatives of any order consist of the same operations.
+below autograd, so code that uses torch is unchanged, and derivatives of any order use the same kernels.
 """
 
 import logging
@@ -32,8 +32,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 ROWS = 192  # maximum rows per block of a product; products with up to twice as many rows are split by columns instead
 ONE_THREAD_MULTIPLICATIONS = 2**23  # smaller products do not benefit from a second thread
-CACHED_WEIGHTS = 2**17  # attention weights computed together: 512 kB in float32
-HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32, rounded once
+CACHED_WEIGHTS = 2**17  # maximum number of attention weights computed at once (512 kB in float32)
+HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32 and rounded at the end
 
 UNARY: dict[str, Callable[[Array], Array]] = {
     **{name: getattr(np, name) for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt")},
@@ -92,7 +92,7 @@ def _task_threads() -> ThreadPoolExecutor:
 
 
 def _prepare_task_thread() -> None:
-    """Limit tasks in this thread to a single thread, because torch threads for every task would exceed the cores."""
+    """Limit torch to a single thread in this task thread, because several threads per task would exceed the cores."""
     _thread.has_task = True
     torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
     threadpool_limits(1, user_api="openmp")
@@ -112,11 +112,11 @@ def submit_task(device: torch.device, function: Callable[..., Result], *argument
 
 
 def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
-    """Return a pool with one thread per core, for tasks of many operations that are too short for several cores.
+    """Return a pool with one thread per core, for tasks that consist of many short operations.
 
     With the kernels of this module, all operations of a task stay in its thread. A single core also has a pool, because
-    the number of torch threads affects the last digits. None if sequential tasks are faster: torch's own kernels would
-    start threads in every task, and one thread can keep a GPU busy. `device` is the device of the tasks' tensors.
+    the number of torch threads affects the last digits. None if sequential tasks are faster, because kernels of torch
+    would start threads in every task, or one thread can keep a GPU busy. `device` is the device of the tasks' tensors.
     """
     on_own_kernels = device.type == "cpu" and _registered
     if not on_own_kernels or hasattr(_thread, "has_task"):
@@ -135,7 +135,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
     jobs: list[tuple[Array, Array, Array]] = []  # two factors and the output of their product
-    if a.ndim == 3:  # a batch of products, each with the same result in any thread
+    if a.ndim == 3:  # a batch of products; each has the same result in every thread
         size = max(1, math.ceil(len(a) / cores()))
         for start in range(0, len(a), size):
             products = slice(start, start + size)
@@ -148,7 +148,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
-    """Compute all jobs, in several threads if they are large; the results do not depend on the thread."""
+    """Compute all jobs, in several threads if they are large; results do not depend on the number of threads."""
     is_small = multiplications < ONE_THREAD_MULTIPLICATIONS
     threads = 1
     if not is_small and not hasattr(_thread, "has_task"):
@@ -174,7 +174,7 @@ def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
         half = columns // 2
         return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
     pairs = math.ceil(rows / (2 * ROWS))
-    size = math.ceil(rows / (2 * pairs))  # an even number of blocks
+    size = math.ceil(rows / (2 * pairs))  # the number of blocks is even
     blocks = []
     for start in range(0, rows, size):
         blocks.append((slice(start, start + size), slice(columns)))
@@ -370,7 +370,7 @@ class _Attention:
         return math.ceil(self.length / parts)
 
     def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest score and the sum.
+        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest scores, and sums over keys.
 
         For rows without a visible key, these values are 0, 0 and 1.
         """

@@ -1,7 +1,7 @@
 """Feature stores: one array `[tokens, hidden]` per site, such as `<root>/layer_07/attention_output.zarr`.
 
-Rows correspond to `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets another
-location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
+Rows are in the order of `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets
+another location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """Numbers of rows in a store, a chunk, and a unit of writing: a shard file, or a single chunk."""
+    """Numbers of rows in a store, in a chunk, and in a unit of writing (a shard file or a single chunk)."""
 
     tokens: int
     dtype: str
@@ -77,7 +77,10 @@ def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
-    """Write the location of the arrays into `root`, and hashes of the units' `digests` into `root` and the arrays."""
+    """Write the location and a digest of each array into `root`, and the digest also into the array.
+
+    The digest of an array is a hash of the `digests` of its units.
+    """
     by_site = {}
     for name in digests[0]:
         unit_digests = "".join(unit[name] for unit in digests)
@@ -110,12 +113,12 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
     """Raise `InputError` with layer and point if `dtype` cannot represent a value of `block`."""
     if not np.isfinite(block).all():
-        raise InputError(f"{site}: the model's features hold NaN or infinite values")
+        raise InputError(f"{site}: the model's features contain NaN or infinite values")
     limit = np.finfo(dtype).max
     largest = np.abs(block).max()
     if largest > limit:
         raise InputError(
-            f"{site}: a feature of {largest:.6g} does not fit {dtype} (largest {limit:.6g}); "
+            f"{site}: a feature of {largest:.6g} exceeds the range of {dtype} (maximum {limit:.6g}); "
             "set capture.dtype to float32"
         )
 
@@ -158,18 +161,19 @@ def write_unit(
 
 
 def open_store(root: Path, site: Site) -> Any:
-    """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if damaged or written by another run."""
+    """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if it is damaged or from another run."""
     array, _ = _open(root, site)
     return array
 
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
+    """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
     place, digests = _arrays(root)
     path = _path(place, site)
     array = open_array(path, "capture")
     if digests and array.attrs.get(DIGEST) != digests.get(str(site)):
         raise InputError(
-            f"{path} is not the array that {root / MANIFEST} names, because another run has overwritten it; "
+            f"{path} was overwritten by another run and does not match {root / MANIFEST}; "
             "rerun the stage capture with --force, or use a separate capture.store for each run"
         )
     return array, path
@@ -182,12 +186,15 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the sorted `rows` of one store, reading one unit at a time; raise `InputError` if it is damaged."""
+    """Return the vectors of the sorted `rows` of one store; raise `InputError` if it is damaged.
+
+    One unit of rows is in memory at a time.
+    """
     array, path = _open(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
-            raise ValueError(f"it has {array.shape[0]} rows, and tokens.parquet {tokens}")
+            raise ValueError(f"it has {array.shape[0]} rows, but tokens.parquet has {tokens}")
     features = np.empty((len(rows), array.shape[1]), array.dtype)
     unit_shape = array.shards or array.chunks
     unit_rows = unit_shape[0]
@@ -209,5 +216,5 @@ def stored_sites(root: Path) -> list[Site]:
         names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]
     if not sites:
-        raise InputError(f"{root} holds no feature store; the stage capture writes them")
+        raise InputError(f"{root} contains no feature store; run the stage capture")
     return in_forward_order(sites)

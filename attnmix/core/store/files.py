@@ -1,8 +1,8 @@
-"""Files written by stages, with an `InputError` for missing outputs, failed writes and damaged files.
+"""Readers and writers of files; missing outputs, failed writes and damaged files raise `InputError`.
 
-Arrays are uncompressed Zarr v3 with a checksum per chunk, without consolidated metadata or time stamps. Equal numbers
-therefore have equal bytes, and any Zarr reader can open the arrays and detect flipped bits. The location of an array is
-a path, or a URL of a file system supported by fsspec.
+Arrays are uncompressed Zarr v3 with a checksum per chunk, without consolidated metadata or time stamps. Arrays with
+equal values therefore have equal bytes, and any Zarr reader can open the arrays and detect flipped bits. The location
+of an array is a path, or a URL of a file system supported by fsspec.
 """
 
 import errno
@@ -22,7 +22,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # includes zeros; a missing chunk then indicates damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # also chunks of zeros; a missing chunk then indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
 """Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,9 +34,9 @@ P = TypeVar("P", bound=Place)
 
 
 def require_output(path: P, stage: str) -> P:
-    """Return `path`; raise `InputError` with the name of the `stage` that writes it if `path` is missing."""
+    """Return `path`, written by `stage`; raise `InputError` if it is missing."""
     if isinstance(path, Path) and not path.exists():
-        raise InputError(f"{path} is missing; the stage {stage} writes it")
+        raise InputError(f"{path} is missing; run the stage {stage}, which writes it")
     return path
 
 
@@ -50,9 +50,9 @@ def writing(path: P) -> Iterator[P]:
     except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, OSError):
             raise  # a bug: only remote file systems raise other errors
-        remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make it a place to write to"
+        remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make sure that it is writable,"
         cause = getattr(error, "strerror", None) or first_line(error)
-        raise InputError(f"cannot write {path}: {cause}; {remedy} and run again") from error
+        raise InputError(f"cannot write {path} ({cause}); {remedy} and run again") from error
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def reading(path: P, stage: str) -> Iterator[P]:
         if isinstance(path, Path) and not isinstance(error, DAMAGE):
             raise  # a bug: only remote file systems raise other errors
         raise InputError(
-            f"{path} is damaged or cannot be read: {first_line(error)}; force the stage {stage}, which writes it, "
-            "to run again"
+            f"{path} is damaged or cannot be read ({first_line(error)}); rerun the stage {stage}, which writes it, "
+            "with --force"
         ) from error
 
 
@@ -97,8 +97,8 @@ def read_table(path: Path, stage: str, **options: Any) -> pd.DataFrame:
 def read_results(source: Path | io.StringIO, **options: Any) -> Any:
     """Return a result file (csv); empty cells are missing values, and all other strings are kept unchanged.
 
-    Class names (`WORD_COLUMNS`, and `label` together with `predicted`) are always strings, including `None`, `nan`,
-    `True` and `01`. `options` are those of `pandas.read_csv`.
+    Columns of class names (`WORD_COLUMNS`, and `label` if there is a column `predicted`) are loaded as strings, which
+    preserves the names `None`, `nan`, `True` and `01`. `options` are those of `pandas.read_csv`.
     """
     names = [str(name) for name in pd.read_csv(source, nrows=0)]
     if isinstance(source, io.StringIO):
@@ -116,7 +116,7 @@ def read_json(path: Path, stage: str) -> dict[str, Any]:
     with reading(path, stage):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
         return content
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
-PICTURE_MATRICES = (INPUT_PARTS, "alti")  # for the shares of input tokens and the lines between layers
+PICTURE_MATRICES = (INPUT_PARTS, "alti")  # used for the shares of input tokens and the lines between layers
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
 class Components(NamedTuple):
-    """Two principal components of vectors, displayed at a different scale in a map."""
+    """The scale and the variance of two principal components that are displayed as map coordinates."""
 
     scale: float
     """Ratio of a vector's component to its coordinate on the map."""
@@ -33,7 +33,7 @@ class Components(NamedTuple):
 
 
 class Results(Protocol):
-    """Readers required by a page; `attnmix.core.store.runs.Run` reads files, `TextResults` holds data in memory."""
+    """The interface of results for a page: `attnmix.core.store.runs.Run` (files) or `TextResults` (memory)."""
 
     @property
     def documents(self) -> pd.DataFrame:
@@ -49,14 +49,14 @@ class Results(Protocol):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability, read_position` of the captured texts, if there is a classifier.
+        """A table with `document, predicted, probability, read_position` of the captured texts; empty if unclassified.
 
         `read_position` is the position of the final vector used by the classifier, or -1 if it uses several.
         """
 
     @property
     def token_scores(self) -> pd.DataFrame:
-        """`document, position, method, score`."""
+        """A table with `document, position, method, score`."""
 
     @property
     def layouts(self) -> list[str]:
@@ -68,11 +68,11 @@ class Results(Protocol):
 
     @property
     def map_quality(self) -> pd.DataFrame:
-        """`layout, layer, point, measure, value, chance`."""
+        """A table with `layout, layer, point, measure, value, chance`."""
 
     @property
     def nearest(self) -> pd.DataFrame:
-        """`document, position, layer, point, nearest`: lists of row numbers of `tokens`."""
+        """A table with `document, position, layer, point, nearest`; `nearest` is a list of row indices of `tokens`."""
 
     @property
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -109,7 +109,7 @@ class Results(Protocol):
 
 
 class MixingTables:
-    """Selections from the tables returned by `table`, shared by files and memory."""
+    """Base class of `Run` (result files) and `TextResults` (memory), with selections from the tables of `table`."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return the table with the `name` `<stage>/<table>`."""
@@ -136,7 +136,7 @@ class TextResults(MixingTables):
     documents: pd.DataFrame
     tokens: pd.DataFrame
     computed_on: str
-    """The processor, as in the metrics of `measure`."""
+    """The device and its arithmetic, as in the metrics of `measure`."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     """Tables by their names `<stage>/<table>`."""
     ratios: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -155,7 +155,7 @@ class TextResults(MixingTables):
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
-        """Return a copy without heads, and with only the matrices displayed by the page, if the text has any."""
+        """Return a copy without heads and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
         shown = {
             key: {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES} or by_name
             for key, by_name in self.matrices_by_text.items()
@@ -207,16 +207,16 @@ class TextResults(MixingTables):
 
 
 def components_of(vectors: Array, places: Array) -> Components | None:
-    """Return the scale of map positions `places` `[N, 2]` along the principal components of `vectors` `[N, width]`.
+    """Return the scale and variance shares of the map coordinates `places` `[N, 2]` of `vectors` `[N, width]`.
 
-    None if the positions are not components of these vectors, because `umap.metric` may compare transformed vectors.
+    None if the coordinates are not principal components of these vectors, as for metrics that transform the vectors.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)
     squares_2 = np.square(places_N2).sum(axis=0)
     if not squares_2[0] > 0:
         return None
-    # Along a direction v with X'Xv = bv, the positions are p = sXv. Hence |p|^2 = s^2 b and |X'p| = sb.
+    # Along a direction v with X'Xv = bv, the coordinates are p = sXv. Hence |p|^2 = s^2 b and |X'p| = sb.
     lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
     strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]

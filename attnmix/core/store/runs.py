@@ -5,8 +5,8 @@
     run = open_run("another/clone")  # open_run() for the current folder
     run.tokens  # document, position, token_id, token: a row for each captured token
     vectors = run.features("layer_output", layers=range(1, 4), document="test/3")
-    vectors.shape  # (layers, tokens, hidden); nothing is read yet
-    vectors.numpy()  # or .torch(), or .xarray(), which still reads nothing until it is computed with
+    vectors.shape  # (layers, tokens, hidden); nothing is loaded yet
+    vectors.numpy()  # or .torch(), or .xarray(), which loads the values only for computations
     run.table("measure/mixing")  # a csv under reports/plots/
     run.metrics("measure")  # a json file under reports/metrics/
     run.matrix("finetuned", "test/3", "attention")  # [layers, tokens, sources]
@@ -51,7 +51,7 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder of the `.zarr` arrays of a text and checkpoint.
 
-    `contributions` contains one array per method, `heads` one per part in `attnmix.core.store.heads.DIMENSIONS`.
+    The kind `contributions` has one array per method, `heads` one per part in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
@@ -147,7 +147,7 @@ class Run(MixingTables):
         wrong = [str(layer) for layer in layers if layer not in captured_layers]
         if wrong or not layers:
             captured = ", ".join(map(str, captured_layers))
-            raise InputError(f"layers: {', '.join(wrong) or 'none'}; {point} was captured in {captured}")
+            raise InputError(f"layers: {', '.join(wrong) or 'none'}; allowed for {point}: {captured}")
         sites = [Site(layer, point) for layer in layers]
         rows = self.rows(document)
         first = stored.open_store(self.activations, sites[0])
@@ -166,11 +166,11 @@ class Run(MixingTables):
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` with these `values` by column; only a part of the file at a time is in memory."""
+        """Return the rows of `table` that have `values` (by column), loading one part of the file at a time."""
         columns = list(values)
         wanted = pd.Series(values)
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
-        selected = []
+        selected: list[pd.DataFrame] = []
         for part in parts:
             is_equal = part[columns] == wanted
             selected.append(part[is_equal.all(axis=1)])
@@ -201,7 +201,7 @@ class Run(MixingTables):
         return [path.stem for path in folder.glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the stored parts of a text's heads; empty if the checkpoint was not measured or lacks them."""
+        """Return the stored parts of a text's heads by name; empty if none are stored for the checkpoint."""
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
         if not any(folder.glob("*.zarr")):
             return {}
@@ -214,12 +214,12 @@ class Run(MixingTables):
 
     @property
     def token_scores(self) -> pd.DataFrame:
-        """`document, position, method, score`; the score is NaN for tokens not scored by the method."""
+        """A table with `document, position, method, score`; the score is NaN for tokens not scored by the method."""
         return read_table(self.token_scores_file, "inspect")
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """`document, predicted, probability, read_position` of the captured texts."""
+        """A table with `document, predicted, probability, read_position` of the captured texts."""
         return read_table(self.predictions_file, "inspect")
 
     @property
@@ -256,12 +256,12 @@ class Run(MixingTables):
 
     @property
     def map_quality(self) -> pd.DataFrame:
-        """`layout, layer, point, measure, value, chance`; rows without layer and point refer to the whole layout."""
+        """A table with `layout, layer, point, measure, value, chance`; rows without a point refer to a whole layout."""
         return read_table(self.maps / "quality.parquet", "reduce")
 
     @property
     def nearest(self) -> pd.DataFrame:
-        """`document, position, layer, point, nearest`: lists of row numbers of `tokens`."""
+        """A table with `document, position, layer, point, nearest`; `nearest` is a list of row indices of `tokens`."""
         return read_table(self.maps / "nearest.parquet", "reduce")
 
 
@@ -315,7 +315,7 @@ class Features:
 
     def xarray(self) -> xarray.DataArray:
         """Return a lazy `dask` array, labelled by layer, document, position and token, with a block per file."""
-        require_extra("dask", "features as an xarray")
+        require_extra("dask", "Features.xarray()")
         import xarray
         from dask import array
 

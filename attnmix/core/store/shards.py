@@ -1,8 +1,8 @@
-"""Writer of shard files in the format of Zarr v3: chunks, their offsets and sizes, each with a subsequent checksum.
+"""Writer of shard files in the format of Zarr v3: chunks and an index of their offsets and sizes, with checksums.
 
 Source: the sharding and crc32c codecs, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/. The bytes are identical
-to those of zarr, which copies each chunk several times and fills new pages of the page cache: `python -m
-benchmarks.writer` measures several times the processor time per byte.
+to those of zarr, which copies each chunk several times and fills new pages of the page cache. zarr therefore needs
+several times the processor time per byte (`python -m benchmarks.writer`).
 """
 
 import errno
@@ -70,6 +70,7 @@ class ShardWriter:
         return size
 
     def _write_buffer(self, path: Path, size: int) -> None:
+        """Write the first `size` bytes of the buffer, bypassing the page cache if possible."""
         if self.direct_flag and size >= MIN_DIRECT_BYTES:
             try:
                 write_file(path, self.buffer[: round_to_pages(size)], size, self.direct_flag)

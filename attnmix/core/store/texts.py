@@ -5,14 +5,25 @@ the second text of a pair.
 
 `features/tokenize/captured/` contains the texts with stored vectors, in the row order of the stores.
 `features/tokenize/reviews/` contains the test texts for the statistics, followed by the test texts for token removal
-only. In both folders, `texts.parquet` has one row per text: document (`test/3` is a row of the test split, `text/0` a
-free text), text (the texts of a pair on separate lines), label (-1 for free texts), label_name, predicted_label (by the
-fine-tuned classifier, -1 for free texts), measured (used in the statistics) and removed (used for token removal), both
-false in `captured`, tokens, whole_tokens (before truncation), unknown_tokens.
-`tokens.parquet` has one row per token: document, position, token_id, token, label (readable form), start and end
-(character offsets, -1 for special tokens), word (index, -1 for special tokens), token_class, for pairs also `segment`
-(0 in the first text, 1 in the second, -1 for special tokens), and for encoder-decoder models `decoder_token`. Each row
-group of both files contains `ROW_GROUP_TEXTS` texts.
+only. Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
+
+`texts.parquet` has one row per text, with the columns
+
+    document            `test/3` for a row of the test split, `text/0` for a free text
+    text                the texts of a pair are on separate lines
+    label, label_name   label is -1 for free texts
+    predicted_label     by the fine-tuned classifier; -1 for free texts
+    measured, removed   True if used in the statistics, or for token removal; False in `captured`
+    tokens, whole_tokens, unknown_tokens   numbers of tokens; whole_tokens before truncation
+
+`tokens.parquet` has one row per token, with the columns
+
+    document, position, token_id, token, token_class
+    label               readable form of the token
+    start, end          character offsets; -1 for special tokens
+    word                index of the word; -1 for special tokens
+    segment             only for pairs: 0 in the first text, 1 in the second, -1 for special tokens
+    decoder_token       only for encoder-decoder models
 """
 
 import itertools
@@ -96,7 +107,7 @@ class TokenizedFiles:
     def token_row_groups(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pd.DataFrame]:
-        """Yield the tokens of each row group of texts, by default of all row groups, otherwise of `numbers`."""
+        """Yield the tokens of each row group with an index in `numbers` (default: all row groups)."""
         with (
             reading(self.tokens_file, "tokenize") as path,
             pq.ParquetFile(path, page_checksum_verification=True) as file,

@@ -20,7 +20,7 @@ from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, 
 from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
-MIN_GROUP_ROWS = 2**16  # per row group of a parquet file; the statistics of all groups are held in memory
+MIN_GROUP_ROWS = 2**16  # per row group of a parquet file; the statistics of all groups are in memory
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
@@ -54,7 +54,7 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
-    """Write the rows of all texts to `tokens.parquet` in `folder`; the rows of a few texts are in memory at a time."""
+    """Write the rows of all texts to `tokens.parquet` in `folder`; only the rows of one row group are in memory."""
     schema = _ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]
@@ -84,7 +84,7 @@ def _ratio_schema(methods: Sequence[str]) -> pa.Schema:
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of up to 1 MB with at least one whole layer."""
+    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (at least one layer)."""
     layer_bytes = max(1, array[0].nbytes)
     chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
     chunk_layers = min(chunk_layers, len(array))
@@ -97,7 +97,7 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write the parts of a text's heads by name; the folder is empty if there are none."""
+    """Write each of the `parts` of a text's heads as an array; without parts, create an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})

@@ -1,7 +1,7 @@
 """A hub repository at one commit: its listing, and its files, verified against the listing.
 
-`huggingface_hub` does not verify digests of downloads, and its requests lack a total time limit; `RetryingClient` sends
-them instead. Its `verify_repo_checksums` requests the listing at every run and needs network access.
+Downloads of `huggingface_hub` are not verified, and its `verify_repo_checksums` requests the listing at every run and
+needs network access. Its requests lack a total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_cha
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
 """The pointer that replaces a large file in git, by the specification of Git LFS."""
-DOWNLOADS_PER_FILE = 2  # the second if the first download did not match the listing
+DOWNLOADS_PER_FILE = 2  # a second download if the first one does not match the listing
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
 
@@ -40,8 +40,8 @@ class Repository:
             try:
                 tree = client.get_cached_repo_tree(name, revision=self.commit, repo_type=kind)
             except errors.CachedRepoTreeNotFoundError as error:
-                remedy = "set HF_HOME to a folder to write to"
-                raise UnavailableError(f"its listing cannot be kept in {constants.HF_HUB_CACHE}; {remedy}") from error
+                remedy = "set HF_HOME to a writable folder"
+                raise UnavailableError(f"its listing cannot be stored in {constants.HF_HUB_CACHE}; {remedy}") from error
             listing = {file.path: file for file in tree}
             if any(path.startswith("/") or ".." in path.split("/") for path in listing):
                 raise ValueError("a listing that leads out of the repository")
@@ -53,6 +53,7 @@ class Repository:
             return {path: self._file(path) for path in paths}
 
     def _file(self, path: str) -> Path:
+        """Return the path of a verified file in the client's cache; download it again if it does not match."""
         listed = self._listing[path]
         bar = _bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
@@ -69,7 +70,7 @@ class Repository:
                 spoilt.unlink(missing_ok=True)
         listing = f"{listed.size} bytes, git's hash {listed.blob_id}"
         problem = f"{path} did not match the hub's listing in two downloads ({listing})"
-        raise UnavailableError(f"{problem}; a proxy, or the hub itself, changes it")
+        raise UnavailableError(f"{problem}; check the proxy, or try again later")
 
     @contextmanager
     def _errors_in_words(self) -> Iterator[None]:
@@ -79,18 +80,19 @@ class Repository:
                 yield
         except errors.HFValidationError:
             raise InputError(
-                f"{self.kind}.name: there is no folder {self.name}, and it is not a hub identifier"
+                f"{self.kind}.name: {self.name} is neither an existing folder nor a hub identifier"
             ) from None
         except Exception as error:  # any type is possible if the server is not a hub
             if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
                 place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
-                remedy = "set HF_HOME to a folder that can be written, with room"
-                raise InputError(f"the cache of the hub's files refuses {place}; {remedy}") from error
+                remedy = "set HF_HOME to a writable folder with enough space"
+                raise InputError(f"files of the hub cannot be cached ({place}); {remedy}") from error
             revision = f" at revision {self._revision}" if self._revision else ""
             problem = f"{self.name} is not a local folder and cannot be downloaded from the hub{revision}"
             raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
 
     def _reason(self, error: BaseException) -> str:
+        """Return the reason for a failed download, with the next step."""
         causes = error_chain(error)
         for cause in causes:
             if isinstance(cause, errors.HfHubHTTPError):
@@ -102,11 +104,12 @@ class Repository:
                 "HF_HUB_OFFLINE is set, and the cache in HF_HOME is incomplete; unset it to download the missing files"
             )
         if any(isinstance(cause, (errors.FileMetadataError, LookupError, TypeError, ValueError)) for cause in causes):
-            remedy = "log in to the network, where that shows a page, or correct the proxy or HF_ENDPOINT"
-            return f"what answers at {constants.ENDPOINT} is no hub; {remedy}"
+            remedy = "log in to the network if it has a login page, or correct the proxy or HF_ENDPOINT"
+            return f"the server at {constants.ENDPOINT} is not a hub; {remedy}"
         return first_line(causes[-1])
 
     def _refusal(self, error: errors.HfHubHTTPError) -> str:
+        """Return the reason for an error status of the hub, with the next step."""
         status = error.response.status_code
         address = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
         if isinstance(error, errors.GatedRepoError):
@@ -114,12 +117,12 @@ class Repository:
         if isinstance(error, errors.RevisionNotFoundError):
             return f"this branch, tag or commit does not exist; {address} lists the existing ones"
         if status == 401 and client.get_token() and not isinstance(error, errors.RepositoryNotFoundError):
-            return f"the hub refuses the token of HF_TOKEN or of the login; {LOGIN} again"
+            return f"the hub rejects the token of HF_TOKEN or of the login; {LOGIN} again"
         if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
-            return f"it shows no {self.kind} of that name; correct the name, or, for a private one, {LOGIN}"
+            return f"the hub has no public {self.kind} of this name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
-            return f"the hub forbids it; {LOGIN} with the right to read it"
-        return " ".join(f"it answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
+            return f"the hub denies access; {LOGIN} with an account that has access"
+        return " ".join(f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
 
 
 def _is_as_listed(path: Path, listed: RepoFile) -> bool:
@@ -134,7 +137,7 @@ def _is_as_listed(path: Path, listed: RepoFile) -> bool:
 
 
 def _git_hash(size: int, content: bytes = b"") -> Any:
-    """Return a git hash object for a file of this size, updated with `content`."""
+    """Return a git hash object for a file of `size` bytes, updated with `content`."""
     return hashlib.sha1(b"blob %d\0" % size + content, usedforsecurity=False)
 
 
@@ -142,6 +145,8 @@ def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
     """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
 
     class Bar(tqdm):
+        """A progress bar that limits the size of a download."""
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **(options | fixed))  # type: ignore[no-untyped-call]  # untyped in tqdm
             self.received = 0.0

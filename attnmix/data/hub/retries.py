@@ -42,9 +42,9 @@ class Backoff:
         return self._end - time.monotonic()
 
     def check(self) -> None:
-        """Raise `UnavailableError` after the time limit, for a response that does not end."""
+        """Raise `UnavailableError` if a response has not ended within the time limit."""
         if self.remaining() <= 0:
-            raise _out_of_time("its answer does not end")
+            raise _out_of_time("the response is incomplete")
 
     def wait(self, cause: str) -> None:
         """Wait before the next attempt; raise `UnavailableError` if the wait would exceed the time limit."""
@@ -95,14 +95,14 @@ class RetryingClient(httpx2.Client):
             except httpx2.TransportError as error:
                 root = error_chain(error)[-1]
                 if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
-                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached: {first_line(root)}") from error
+                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
                 backoff.wait(_failure(error))
                 continue
             self._has_answered = True
             if response.status_code not in TEMPORARY_STATUSES:
                 return response
             response.close()
-            backoff.wait(f"it answers {response.status_code} {response.reason_phrase}")
+            backoff.wait(f"the server answers {response.status_code} {response.reason_phrase}")
 
 
 class TimedBody(httpx2.SyncByteStream):
@@ -161,7 +161,7 @@ class ResumedBody(httpx2.SyncByteStream):
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # interrupted after the last byte
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                raise OSError(f"the rest of a body is refused with {response.status_code}")  # like a wrong size
+                raise OSError(f"the rest of a body is refused with {response.status_code}")  # handled like a wrong size
             known = position if response.status_code == httpx2.codes.OK else 0  # OK: a server without range requests
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class ResumedBody(httpx2.SyncByteStream):
 
 
 def error_chain(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, including contexts, because the transport sets some causes as context only."""
+    """Return an error and its causes, including contexts, because the transport sets some causes only as context."""
     cause = error.__cause__ or error.__context__
     return [error, *error_chain(cause)] if cause else [error]
 
@@ -185,11 +185,11 @@ def _timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
 
 
 def _out_of_time(cause: str) -> UnavailableError:
-    return UnavailableError(f"{cause}, for more than {TIME_LIMIT_SECONDS:g} s; try again later")
+    return UnavailableError(f"{cause}, even after {TIME_LIMIT_SECONDS:g} s; try again later")
 
 
 def _failure(error: httpx2.TransportError) -> str:
     """Return a description of a connection failure."""
     if isinstance(error, httpx2.TimeoutException):
-        return "it does not respond"
+        return "the server does not respond"
     return f"the connection broke ({first_line(error_chain(error)[-1])})"
