@@ -45,7 +45,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         "other_class": is_second_class_NN.float(),
     }
     labels_N = torch.tensor([document.label for document in documents])
-    chosen_N = _class_probabilities(logits_NC, predicted_N)
+    chosen_N = _select_class_probabilities(logits_NC, predicted_N)
     is_right_N = predicted_N == labels_N
     rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
     for name, weights_NN in weights.items():
@@ -63,7 +63,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         for first, edited_NC in logits_by_layer.items():
             known_NC = edited_NC[is_known_N]
             named_N = known_NC.argmax(-1)
-            probability_N = _class_probabilities(known_NC, known_predicted_N)
+            probability_N = _select_class_probabilities(known_NC, known_predicted_N)
             quantities = {
                 "class_kept": named_N == known_predicted_N,
                 "accuracy": named_N == known_labels_N,
@@ -98,7 +98,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
     return logits_NC, means
 
 
-def _class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
+def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
     """Return the probability `[N]` of one class of each text."""
     probabilities_NC = logits_NC.softmax(-1)
     probabilities_N1 = probabilities_NC.gather(1, classes_N[:, None])

@@ -69,12 +69,12 @@ def fit_aligned(
         a=a,
         b=b,
         n_epochs=n_epochs,
-        state=_random_state(seed),
+        state=_draw_state(seed),
     )
     return [xy[places_T] for places_T in places]
 
 
-def _random_state(seed: int) -> npt.NDArray[np.int64]:
+def _draw_state(seed: int) -> npt.NDArray[np.int64]:
     """Return the state of umap-learn's generator of random integers."""
     limits = np.iinfo(np.int32)
     generator = np.random.RandomState(seed)

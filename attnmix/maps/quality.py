@@ -67,7 +67,7 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     k = _scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
-    order = _random_order(len(xy), seed)  # as for the chance level in `score_map`
+    order = _draw_order(len(xy), seed)  # as for the chance level in `score_map`
     new_number = np.argsort(order)
     near_by_chance = new_number[near_on_map[order]]
     value = _overlap(near, near_on_map)
@@ -97,7 +97,7 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     return first[drawn]
 
 
-def _random_order(number: int, seed: int) -> npt.NDArray[np.int64]:
+def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
     """Return a random order of the points of a map, as a chance baseline."""
     generator = np.random.default_rng(seed)
     return generator.permutation(number)
@@ -111,7 +111,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the
     coordinates of the second map are permuted.
     """
-    order = _random_order(len(maps[0]), seed)
+    order = _draw_order(len(maps[0]), seed)
     new_number = np.argsort(order)
     near = []
     for xy in maps:
@@ -147,7 +147,7 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     vectors = vectors[rows]
     maps = [xy[rows] for xy in maps]
     first = maps[0]
-    order = _random_order(len(first), seed)
+    order = _draw_order(len(first), seed)
     values = scores(vectors, first, metric)
     chances = scores(vectors, first[order], metric)
     values_and_chances = {name: (values[name], chances[name]) for name in SCORES}

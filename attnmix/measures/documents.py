@@ -109,10 +109,10 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
     """Return the texts of the `kind` `measured` or `removed`, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
-    return sorted(documents, key=_number_in_test_split)
+    return sorted(documents, key=_parse_number_in_test_split)
 
 
-def _number_in_test_split(document: Document) -> int:
+def _parse_number_in_test_split(document: Document) -> int:
     number = document.name.removeprefix("test/")
     return int(number)
 

@@ -50,7 +50,7 @@ class MicroBatch:
     @cached_property
     def groups_BT(self) -> Tensor:
         """The index of each token's group, which is a combination of token class and group of positions."""
-        groups = [_token_groups(document) for document in self.documents]
+        groups = [_compute_token_groups(document) for document in self.documents]
         return self._pad(groups, 0)
 
     @cached_property
@@ -157,7 +157,7 @@ def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[sl
     yield slice(start, len(documents))
 
 
-def _token_groups(document: Document) -> npt.NDArray[np.int64]:
+def _compute_token_groups(document: Document) -> npt.NDArray[np.int64]:
     """Return the index of each token's group, the combination of class and position."""
     class_T = document.classes.astype(np.int64)
     position_T = position_groups(len(document))

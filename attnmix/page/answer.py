@@ -48,8 +48,10 @@ def answer(run: Results, *, finetuned: bool = True) -> dict[str, Any]:
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
     """Return the rows of `exchange.csv` with the own share after each layer, for one donor kind."""
     table: Any = run.table("measure/exchange")
-    is_shown = (table["quantity"] == OWN_SHARE) & (table["donor"] == donor) & (table["layer"] > 0)
-    return pd.DataFrame(table[is_shown])
+    is_own_share = table["quantity"] == OWN_SHARE
+    has_donor = table["donor"] == donor
+    is_after_layer = table["layer"] > 0
+    return pd.DataFrame(table[is_own_share & has_donor & is_after_layer])
 
 
 def _count_measured_texts(run: Results) -> int:
@@ -82,8 +84,11 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
 
 def _headline_scope(run: Results, finetuned: bool) -> str:
     """Return a clause that limits the headline to one training run; empty for one checkpoint or for given models."""
-    is_training_run = finetuned and not isinstance(run, TextResults) and len(run.mixing[1]) > 0
-    return ", in this one training run" if is_training_run else ""
+    _, differences = run.mixing
+    is_training_run = finetuned and not isinstance(run, TextResults) and len(differences) > 0
+    if not is_training_run:
+        return ""
+    return ", in this one training run"
 
 
 def _headline_verdict(shares: pd.DataFrame) -> str:
@@ -91,14 +96,17 @@ def _headline_verdict(shares: pd.DataFrame) -> str:
     changes = shares[shares["checkpoint"] == "difference"]
     if changes.empty:
         return ""
-    last: Any = changes.iloc[int(changes["layer"].argmax())]
-    found = verdict(last["ci_low"], last["ci_high"], last["documents"])
-    return ": the change is inconclusive" if found is Verdict.INCONCLUSIVE else ""
+    place = int(changes["layer"].argmax())
+    last: Any = changes.iloc[place]
+    if verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.INCONCLUSIVE:
+        return ": the change is inconclusive"
+    return ""
 
 
 def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
     """Return the rows after the last layer by checkpoint."""
-    last: pd.DataFrame = shares[shares["layer"] == shares["layer"].max()]
+    is_last = shares["layer"] == shares["layer"].max()
+    last: pd.DataFrame = shares[is_last]
     return last.set_index("checkpoint")
 
 

@@ -52,7 +52,11 @@ def page_text(run: Results, subject: Subject) -> str:
         raise AssertionError("bundle.js contains </script, which would end its script element")
     points = [site["point"] for site in data["sites"]]
     opening = data["documents"][data["opens"]["document"]]
-    absent = {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
+    absent = {}
+    for layout, encoded_map in data["maps"].items():
+        absent[layout] = {points[number] for number in encoded_map["absent"]}
+    token_names = data["readings"][0]["names"]
+    has_spaces = any(SPACE in name for name in token_names)
     return _template().render(
         policy=_content_security_policy(script),
         # The template does not escape these: the project's own files, JSON with escaped "<", and the picture with
@@ -75,7 +79,7 @@ def page_text(run: Results, subject: Subject) -> str:
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
         absence_notes=absence_notes(absent, wording),
-        space=SPACE if any(SPACE in name for name in data["readings"][0]["names"]) else "",
+        space=SPACE if has_spaces else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
@@ -114,24 +118,26 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
     differ = f"{few_differ}, which is too few for UMAP"
     wide = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
     if not {"joint", "separate"} & absent.keys():
-        return _absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them are distinct")
+        return _note_absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them are distinct")
     joint = absent.get("joint", set())
     few = absent["separate"] if "separate" in absent else absent.get("aligned", joint) - joint
-    return _absence(absent, set().union(*absent.values()) - few, wide) + _absence(absent, few, differ)
+    others = set().union(*absent.values()) - few
+    return _note_absence(absent, others, wide) + _note_absence(absent, few, differ)
 
 
-def _absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
+def _note_absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
     """Return a note on the layouts without some of the `points`; an empty list if all layouts contain them."""
     layouts = [layout for layout, names in absent.items() if names & points]
-    labels = [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
     if not layouts:
         return []
+    labels = [in_text(mark.label) for point, mark in POINT_MARKS.items() if point in points]
     return [f"Not on the {' and the '.join(layouts)} map: {', '.join(labels)}. {reason}."]
 
 
 def _content_security_policy(script: str) -> str:
     """Return a policy that allows only `script`, and no external resources."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+    script_hash = hashlib.sha256(script.encode())
+    digest = base64.b64encode(script_hash.digest()).decode("ascii")
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -141,12 +147,18 @@ def _content_security_policy(script: str) -> str:
 @cache
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and the numerical packages, without build names (`2.13.0+cpu`)."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python} | {name: version(name).partition("+")[0] for name in PACKAGES}
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for name in PACKAGES:
+        versions[name], _, _ = version(name).partition("+")
+    return versions
 
 
 def short_name(name: str) -> str:
     """Return the name of a model or dataset without its path: the package of an address, or the last part of a path."""
     if "://" in name:
-        return name.partition("://")[2].partition("/")[0]
-    return Path(name).name if name.startswith(("/", ".", "~")) else name
+        _, _, location = name.partition("://")
+        package, _, _ = location.partition("/")
+        return package
+    if name.startswith(("/", ".", "~")):
+        return Path(name).name
+    return name

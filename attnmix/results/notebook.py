@@ -25,4 +25,6 @@ def draw_notebook_view(description: str, model: str, tokens: list[str], shares: 
         return view
     from attnmix.page.static_picture import ModelShares, draw_own_shares  # lazy import, for notebooks only
 
-    return f"{view}<p>{CAPTION}</p>{draw_own_shares(tokens, [ModelShares(model, shares.astype(np.float64))])}"
+    model_shares = ModelShares(model, shares.astype(np.float64))
+    picture = draw_own_shares(tokens, [model_shares])
+    return f"{view}<p>{CAPTION}</p>{picture}"

@@ -46,7 +46,7 @@ def compare_results(
     else:
         notes.append(f"own_share is left out: {obstacle}.")
     if "corpus_value" in results[0].control_names:
-        notes.extend(_corpus_value_notes(documents))
+        notes.extend(_describe_left_out_texts(documents))
     lengths = np.array([len(document) for document in documents])
     length_classes = np.unique(length_class(lengths))
     if len(length_classes) > 1:
@@ -151,7 +151,7 @@ def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt
     return f"The change of {measure} by text length, in percentage points: {', '.join(parts)}."
 
 
-def _corpus_value_notes(documents: Sequence[Document]) -> list[str]:
+def _describe_left_out_texts(documents: Sequence[Document]) -> list[str]:
     """Return a sentence on the texts without a value of the control `corpus_value`, if there are any."""
     left_out = texts_without_corpus_value(documents)
     if not left_out:

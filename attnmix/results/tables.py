@@ -85,7 +85,7 @@ def resample_means(totals: Sums) -> Resampled:
 
 def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
-    table = _cell_table(totals)
+    table = _tabulate_cells(totals)
     by_layer = table[table["layer"] != ALL_LAYERS]
     order = {measure: place for place, measure in enumerate(totals)}
     by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
@@ -94,7 +94,7 @@ def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     return by_layer.reset_index(drop=True)
 
 
-def _cell_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
+def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
     """Return a row of `Cell` and `MEAN_COLUMNS` for each cell."""
     cells, cell_totals = pack_cells(totals)
     means = resample_means(cell_totals)
@@ -103,7 +103,7 @@ def _cell_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
     """Return the means of controls, and the differences in `less` with simultaneous intervals for all rows."""
-    table = _cell_table(totals)
+    table = _tabulate_cells(totals)
     differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
     if less:
         cells, cell_totals = pack_cells(less)
@@ -177,14 +177,14 @@ def format_latex(table: pd.DataFrame) -> str:
     names = list(table.columns)
     rows = table.to_numpy().tolist()
     alignment = "l" * len(names)
-    lines = [f"\\begin{{tabular}}{{{alignment}}}", _latex_row(names), r"\hline"]
+    lines = [f"\\begin{{tabular}}{{{alignment}}}", _format_latex_row(names), r"\hline"]
     for cells in rows:
-        lines.append(_latex_row(cells))
+        lines.append(_format_latex_row(cells))
     lines.append(r"\end{tabular}")
     return "\n".join(lines)
 
 
-def _latex_row(cells: Sequence[str]) -> str:
+def _format_latex_row(cells: Sequence[str]) -> str:
     """Return a row of a LaTeX `tabular`."""
     escaped = [escape_latex(cell) for cell in cells]
     return " & ".join(escaped) + r" \\"

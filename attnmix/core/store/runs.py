@@ -174,7 +174,8 @@ class Run(MixingTables):
         for part in parts:
             is_equal = part[columns] == wanted
             selected.append(part[is_equal.all(axis=1)])
-        return pd.concat(selected)
+        rows: pd.DataFrame = pd.concat(selected)
+        return rows
 
     def ratios(self, **options: Any) -> pd.DataFrame:
         """Return the ratios of every token of the texts in the statistics.

@@ -55,7 +55,7 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
     """Write the rows of all texts to `tokens.parquet` in `folder`; only the rows of one row group are in memory."""
-    schema = _ratio_schema(methods)
+    schema = _build_ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]
         group_rows = 0
@@ -70,7 +70,7 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
         writer.write_table(pa.concat_tables(group))
 
 
-def _ratio_schema(methods: Sequence[str]) -> pa.Schema:
+def _build_ratio_schema(methods: Sequence[str]) -> pa.Schema:
     """Return the columns of `tokens.parquet` with their types, with one column per ratio."""
     columns = {"checkpoint": pa.string(), "document": pa.string(), "position": pa.int32(), "layer": pa.int32()}
     for method in methods:
