@@ -442,7 +442,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint in a file of `pack`; its rounded weights are the same on every device."""
+    """Write the checkpoint in a file of `pack`. Its rounded weights are the same on every device."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)

@@ -36,7 +36,7 @@ OPERATIONS = {
     "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
-"""Patterns of operations by name; a function belongs to the first operation whose pattern matches `file:function`."""
+"""Patterns of operations by name. A function belongs to the first operation whose pattern matches `file:function`."""
 OTHER = "other"
 
 

@@ -217,7 +217,7 @@ def run_peer(
     texts: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
-    """Return the table row of a package; if the package cannot be installed or fails, the row has the reason."""
+    """Return the table row of a package. If the package cannot be installed or fails, the row has the reason."""
     label = " ".join(REQUIREMENTS[package])
     with ExitStack() as stack:
         try:

@@ -67,7 +67,7 @@ MEASURED = "measured.json"
 
 
 class Timing(NamedTuple):
-    """The time and peak memory of one run of a way; the peak is None if several ways shared the process."""
+    """The time and peak memory of one run of a way. The peak is None if several ways shared the process."""
 
     seconds: float
     peak_mb: float | None
@@ -83,13 +83,13 @@ class Case(NamedTuple):
     folder: str
     """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """Functions by name, which run in separate processes; they may return times of one or several ways."""
+    """Functions by name, which run in separate processes. They may return times of one or several ways."""
     check: Callable[[], str]
     """A function that returns text on the comparison of the results, or raises an error if they differ."""
     references: Sequence[str] = ()
     """The ways to which others are compared in the table; by default the first."""
     growing: bool = False
-    """True if the ways are increasing amounts of the same work; only the first warms up, and the last is checked."""
+    """True if the ways are increasing amounts of the same work. Only the first warms up, and the last is checked."""
 
 
 def synchronize() -> None:
@@ -196,7 +196,7 @@ def processor() -> str:
 
 
 class Size(NamedTuple):
-    """The size of a benchmark; `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
+    """The size of a benchmark. `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
 
     texts: int = 200
     bert_texts: int = 60
@@ -575,7 +575,7 @@ class Measuring(NamedTuple):
         return measurer.ratios(batch)
 
     def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
-        """Return the measures; all identities are checked in the `sampled` texts, with the sampling rate of a run."""
+        """Return the measures. All identities are checked in the `sampled` texts, with the sampling rate of a run."""
         self._observe()
         return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
 

@@ -319,7 +319,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return `finetune_by_class.csv`; precision is empty for classes never predicted, recall for absent classes."""
+    """Return `finetune_by_class.csv`. Precision is empty for classes never predicted, recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)

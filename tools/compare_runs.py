@@ -120,7 +120,7 @@ def read_values(path: Path) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries and lists by key; list items with a `path` have it as key."""
+    """Return the leaves of nested dictionaries and lists by key. List items with a `path` have it as key."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):

@@ -211,7 +211,7 @@ CASES = (
 
 
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
-    """Return the model of the case in float64; the token ID 1 + 8 b + j is token j of text b."""
+    """Return the model of the case in float64. The token ID 1 + 8 b + j is token j of text b."""
     vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
     base: Any
     if case.stream is None:

@@ -105,7 +105,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
-    """Return `score, texts, hits`; `hits` is the share of correctly classified texts with the decisive word first."""
+    """Return `score, texts, hits`. `hits` is the share of correctly classified texts with the decisive word first."""
     classifier = Classifier(folder, torch.device("cpu"), batch_tokens=1024)
     generator = np.random.default_rng([seed, 1])  # texts that were not used for training
     methods = present_attributions(classifier.family)

@@ -133,7 +133,7 @@ def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
 
 
 def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
-    """Return the statistics of the parts of source tokens; the part of the biases is ignored."""
+    """Return the statistics of the parts of source tokens. The part of the biases is ignored."""
     own_shares, projections, lengths = [], [], []
     for whole_TD, parts_TJD in levels:
         tokens = torch.arange(len(whole_TD))

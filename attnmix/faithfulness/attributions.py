@@ -148,7 +148,7 @@ class Attribution(NamedTuple):
     sampled: bool = False  # True for references and costly scores, which are evaluated on few texts
 
     def scores(self, review: Review) -> Doubles:
-        """Return the scores `[draws, T]`; deterministic scores have one draw."""
+        """Return the scores `[draws, T]`. Deterministic scores have one draw."""
         return np.atleast_2d(self.formula(review))
 
 

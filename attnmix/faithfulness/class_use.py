@@ -63,7 +63,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     chosen_N = logits_NC.softmax(-1).gather(1, predicted_N[:, None])[:, 0]
     rows = [table_row("finetuned", "accuracy", "none", 0, (predicted_N == labels_N).double(), seed)]
     for name, weights_NN in weights.items():
-        known = weights_NN.sum(-1) > 0  # False if no text has the second class of this text
+        known = weights_NN.sum(-1) > 0  # False if no text contributes values to a text
         if not known.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / weights_NN.sum(-1, keepdim=True).clamp_min(1)
@@ -85,7 +85,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `CLASS_USE_COLUMNS`; intervals of shares are clipped to [0, 1]."""
+    """Return a row of `CLASS_USE_COLUMNS`. Intervals of shares are clipped to [0, 1]."""
     values = values_N.double().numpy()
     interval = resample(values, np.ones(len(values)), BOOTSTRAP_SAMPLES, seed).interval()
     lowest = -1 if quantity == "probability" else 0

@@ -193,7 +193,7 @@ class Classifier:
 
     @contextmanager
     def _head_calls(self) -> Iterator[list[HeadCall]]:
-        """Yield a list that collects the calls of all Linears; callers clear it after each layer."""
+        """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
         calls: list[HeadCall] = []
 
         def note(module: Any, inputs: Any, output: Tensor) -> None:
@@ -358,5 +358,5 @@ def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
 
 
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return the parts after an affine map; the map's bias is added to the part of the biases."""
+    """Return the parts after an affine map. The map's bias is added to the part of the biases."""
     return _with_biases(parts_JD @ affine.W, affine.b)

@@ -51,7 +51,7 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return modules with their hooks; an activation shared by several layers occurs once."""
+    """Return modules with their hooks. An activation shared by several layers occurs once."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
     for layers in stack_layers(base):

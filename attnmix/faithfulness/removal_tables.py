@@ -80,7 +80,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
-    """Return the probability of the review's predicted class for each edited text; equal texts are classified once."""
+    """Return the probability of the originally predicted class of each edited text. Equal texts are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:
         distinct.update(dict.fromkeys(texts_of_score))
@@ -177,7 +177,7 @@ def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
 
 
 def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean, lower end and upper end of an interval as columns; `names` are separated by spaces."""
+    """Return the mean, lower end and upper end of an interval as columns. `names` are separated by spaces."""
     mean_name, low_name, high_name = names.split()
     return {
         mean_name: interval.mean.ravel(),

@@ -56,7 +56,7 @@ class Neighbourhood(NamedTuple):
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
-        """Return the graph `[vectors, vectors]`; equal vectors are neighbours and share all other neighbours."""
+        """Return the graph `[vectors, vectors]`. Equal vectors are neighbours and share all other neighbours."""
         vectors = len(self.numbers)
         member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
         between_different = member @ self.graph @ member.T

@@ -32,7 +32,7 @@ class Metric(NamedTuple):
     """A monotonic function from the distance of prepared vectors to the metric's value."""
 
     def prepared(self, vectors: Vectors) -> Doubles:
-        """Return prepared vectors; `distance` between them orders pairs of vectors as the metric does."""
+        """Return prepared vectors. `distance` between them orders pairs of vectors as the metric does."""
         return self.prepare(vectors.astype(np.float64))
 
 

@@ -85,7 +85,7 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the `declared` matrices `[T, T]` of one text in one layer, by name; `layer_pass` is in float64."""
+    """Return the `declared` matrices `[T, T]` of one text in one layer, by name. `layer_pass` is in float64."""
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
@@ -100,7 +100,7 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
 
 
 def coherence(layer_pass: LayerPass) -> Tensor:
-    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| of each token `[T]` of one document in one layer, in [0, 1]."""
+    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| in [0, 1] for each token `[T]` of a text in one layer."""
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
     others_T = norms_TT.sum(-1) - norms_TT.diagonal()
     length_T = split_layer(layer_pass).attention.others.norm(dim=-1)
@@ -375,7 +375,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return the rank correlation averaged over the rows of each layer; constant and NaN rows are ignored."""
+    """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)
     means_L: Doubles = np.full(len(rows_LR), np.nan)

@@ -136,7 +136,7 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a sentence on the texts excluded from `corpus_value`; `text` and `token_class` refer to the first one."""
+    """Return a sentence on the texts excluded from `corpus_value`. `text` and `token_class` refer to the first one."""
     cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
     return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
 

@@ -250,7 +250,7 @@ def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> t
 
 
 def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
-    """Return K random orthonormal directions `[K, width]`; K is `directions`, or the width of `vectors` if smaller."""
+    """Return K random orthonormal directions `[K, width]`. K is `directions`, or the width of `vectors` if smaller."""
     width = vectors.shape[-1]
     number = min(directions, width)
     generator = torch.Generator().manual_seed(seed)

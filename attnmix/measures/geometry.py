@@ -36,7 +36,7 @@ class Cloud:
     """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Prepare vectors; `mask` `[..., T]` is False for padding (default: no padding)."""
+        """Prepare vectors. `mask` `[..., T]` is False for padding (default: no padding)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
@@ -77,7 +77,7 @@ class Words:
     """The word embeddings of the distinct token IDs of each text, from the embeddings of all tokens `[..., T, D]`."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
-        """Select the embeddings of distinct token IDs in `ids` `[..., T]`; padding must repeat an ID of the text."""
+        """Select the embeddings of distinct token IDs in `ids` `[..., T]`. Padding must repeat an ID of the text."""
         first_places = []  # by text: positions of the first occurrence of each token ID
         for text_ids in ids.reshape(-1, ids.shape[-1]):
             _, places = np.unique(text_ids, return_index=True)
@@ -149,7 +149,7 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 
 
 def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
-    """Return the measures `[..., names]`; missing ones are NaN in the shape of `like`."""
+    """Return the measures `[..., names]`. Missing ones are NaN in the shape of `like`."""
     undefined = torch.full_like(like, torch.nan)
     return torch.stack([measures.get(name, undefined) for name in names], dim=-1)
 
@@ -174,7 +174,7 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]` from the products; padding is removed first."""
+    """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
     grams = []
     for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
         grams.append(gram_PNN[:, :size, :size])

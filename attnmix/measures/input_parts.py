@@ -181,7 +181,7 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map; its bias is added if the parts are those of the biases."""
+    """Return parts after an affine map. Its bias is added if the parts are those of the biases."""
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -189,7 +189,7 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`; its beta is added if the parts are those of the biases."""
+    """Return parts after a norm that divides by `deviation`. Its beta is added if the parts are those of the biases."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -425,7 +425,7 @@ class PartsReader:
 
 
 def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
-    """Return the parts of the first layer's input; a single differentiable part if `sources` is None."""
+    """Return the parts of the first layer's input. If `sources` is None, there is a single differentiable part."""
     if sources is not None:
         return embedding_parts(x_TD, sources)
     biases_TD = torch.zeros_like(x_TD)
@@ -433,7 +433,7 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; undefined values are NaN."""
+    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`. Undefined values are NaN."""
     projection_KT = parts["projection"].sum(-1)
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE

@@ -102,7 +102,7 @@ class LayerPass:
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
     def document(self, place: int, tokens: int | None = None) -> Self:
-        """Return the text at index `place` of a batch, truncated to `tokens`; attention still includes padding."""
+        """Return the text at index `place` of a batch, truncated to `tokens`. Attention still includes padding."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(
             self,
@@ -193,7 +193,7 @@ class NetworkPart:
         return other
 
     def copy(self) -> Self:
-        """Return a copy; the stream is shared, because it is never overwritten."""
+        """Return a copy. The stream is shared, because it is never overwritten."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:

@@ -80,7 +80,7 @@ class MicroBatch:
         return self._padded([segments_T.astype(np.int64) for segments_T in segments], PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
-        """Return `segments_BT`; if `shifted`, shifted right by one, as decoder inputs are."""
+        """Return `segments_BT`. If `shifted` is True, it is shifted right by one, as decoder inputs are."""
         if self.segments_BT is None or not shifted:
             return self.segments_BT
         first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
@@ -90,7 +90,7 @@ class MicroBatch:
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
-        If `shifted`, they are shifted right by one, as decoder inputs are, and include the start token at position 0.
+        If `shifted` is True, they are shifted right by one, as decoder inputs are, and include the start token.
         """
         if not shifted:
             return self._special_SB
@@ -127,7 +127,7 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Return the micro-batches of a batch; they depend only on the lengths of the texts and the device type."""
+    """Return the micro-batches of a batch. They depend only on the lengths of the texts and the device type."""
     return [MicroBatch(documents, places, device) for places in _places(documents, chunk_tokens(device))]
 
 

@@ -87,13 +87,13 @@ class CorpusMeasures:
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest error and number of texts `[2, levels, identities]`; the number is 0 if a level lacks an identity."""
+    """Largest error and number of texts `[2, levels, identities]`. The number is 0 if a level lacks an identity."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
-    """`attention_gain` `[layers]` by checkpoint; may be empty."""
+    """The `attention_gain` `[layers]` of each checkpoint, or {}."""
 
     @property
     def first(self) -> CorpusSums:
-        """The sums of the first checkpoint; all checkpoints have the same texts and layers."""
+        """The sums of the first checkpoint. All checkpoints have the same texts and layers."""
         return next(iter(self.sums.values()))
 
     @property
@@ -199,7 +199,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time; memory-mapped sums are loaded on use."""
+    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time. Memory-mapped sums are loaded on use."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)
@@ -250,7 +250,7 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all rows; counts of tokens and texts are nullable integers."""
+    """Return a table of all rows. Counts of tokens and texts are nullable integers."""
     columns: dict[str, Any] = {}
     for column in TABLE_COLUMNS[name]:
         cells = list(chain.from_iterable(rows[column] for rows in parts))

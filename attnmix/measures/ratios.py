@@ -144,7 +144,7 @@ class LayerSplits:
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij after the following LayerNorms; cross-attention and feed-forward network belong to no source."""
+        """The T_ij after the following LayerNorms. Cross-attention and feed-forward network belong to no source."""
         return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
@@ -201,7 +201,7 @@ def split_layer(layer_pass: LayerPass) -> LayerSplits:
 
 
 def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
-    """Yield each chunk of at most `size` tokens, as a slice and its splits; `points` are the features to include."""
+    """Yield each chunk of at most `size` tokens, as a slice and its splits. `points` are the features to include."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]

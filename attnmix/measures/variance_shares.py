@@ -53,7 +53,7 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`; a leading axis, if there is one, is for leave-one-out samples."""
+    """Mean products of vectors `[..., X]`. A leading axis, if there is one, is for leave-one-out samples."""
 
     square: Doubles  # of a vector with itself
     within: Doubles  # W
@@ -62,7 +62,7 @@ class Products(NamedTuple):
     corpus: Doubles  # C
 
     def shares(self) -> Doubles:
-        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length; unbiased estimates may be negative."""
+        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative."""
         of_class = self.same - self.corpus
         of_text = self.within - self.same
         of_token = self.square - self.within
@@ -70,7 +70,7 @@ class Products(NamedTuple):
         return parts / self.square[..., None]
 
     def cosines(self) -> Doubles:
-        """Return `COSINES` `[..., X, 3]`; all vectors must have length 1."""
+        """Return `COSINES` `[..., X, 3]`. All vectors must have length 1."""
         return np.stack([self.within, self.same, self.other], -1)
 
 

@@ -29,7 +29,7 @@ OWN_SHARE_SAMPLE = OwnShareSample()
 
 
 def check_model(model: Any, call: str) -> None:
-    """Raise `InputError` unless `model` is a `Model` from `load`; `call` is an example for the message."""
+    """Raise `InputError` unless `model` is a `Model` from `load`. `call` is an example for the message."""
     if not isinstance(model, Model):
         raise InputError(f"model: {type(model).__name__}; allowed: the result of load(...), as in {call}")
 
@@ -86,7 +86,7 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
-    """Return the documents with `classes` as labels and predictions."""
+    """Return the texts with `classes` as labels and predictions."""
     pairs = zip(documents, classes.tolist(), strict=True)
     return [replace(document, label=number, predicted=number) for document, number in pairs]
 

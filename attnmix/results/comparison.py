@@ -106,7 +106,7 @@ class Comparison:
         return [place for place, cell in cells if cell.measure == measure and cell.layer != ALL_LAYERS]
 
     def all_rows(self) -> pd.DataFrame:
-        """Return all rows; their simultaneous intervals are wider than those of `rows`, which are fewer."""
+        """Return all rows. Their simultaneous intervals are wider than in `rows`, because there are more rows."""
         return self._table(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:

@@ -48,7 +48,7 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the texts without a `corpus_value`, as a dictionary from text index to a token class no other text has.
+    """Return the texts that have no `corpus_value`, as a dictionary from index to a token class no other text has.
 
     Raise `InputError` if no text has a `corpus_value`.
     """

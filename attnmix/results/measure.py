@@ -97,7 +97,7 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts; `present` are ratios available for the model's family."""
+    """Return the result of `measure` for tokenized texts. `present` are ratios available for the model's family."""
     classes = read_classes(labels, len(tokenized.texts))
     controls = read_names(controls)
     check_controls(controls, classes, len(tokenized.texts))

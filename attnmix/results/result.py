@@ -51,7 +51,7 @@ TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine for a model in memory; short texts are computed in one thread."""
+    """Yield an engine for a model in memory. Short texts are computed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -79,7 +79,7 @@ class Measures:
 
     @property
     def model(self) -> Model | SavedModel:
-        """The model; for a loaded result, its name until the model is needed."""
+        """The model. For a loaded result, only its name and source until the model is needed."""
         return self.measured_model.model
 
     @property
@@ -108,7 +108,7 @@ class Measures:
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML view for notebooks; missing own shares are computed if the first text is short."""
+        """Return the HTML view for notebooks. Missing own shares are computed if the first text is short."""
         known = self.measurements.token_shares
         if 0 not in known and len(self.documents[0]) <= MAX_TOKENS and self.own_share_obstacle() is None:
             with self._engine() as engine:
@@ -118,7 +118,7 @@ class Measures:
 
     @property
     def texts(self) -> list[str]:
-        """The texts; the two texts of a pair are joined, and token IDs are decoded."""
+        """The texts. The two texts of a pair are joined, and token IDs are decoded."""
         return self.tokenized.texts["text"].tolist()
 
     @cached_property
@@ -137,7 +137,7 @@ class Measures:
         return tabulate_ratios(self.measurements, self.methods, self._labels)
 
     def _labels(self, text: int, layer: int) -> list[str]:
-        """Return the input tokens of a layer; in encoder-decoder models, decoder inputs are shifted right by one."""
+        """Return the input tokens of a layer. In encoder-decoder models, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         tokens = self.tokenized.tokens[DECODER_TOKEN if is_decoder else "token"]
         labels: list[str] = tokens[self.tokens["text"] == text].tolist()

@@ -26,7 +26,7 @@ MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
 
 
 class Cell(NamedTuple):
-    """The measure and layer of a row of a comparison; the layer is `all` for the mean over layers."""
+    """The measure and layer of a row of a comparison. The layer is `all` for the mean over layers."""
 
     measure: str
     layer: int | str

@@ -339,7 +339,7 @@ def compile_maps() -> None:
 
 
 class Layouts(NamedTuple):
-    """The maps of a page; `TextResults` documents the fields."""
+    """The maps of a page. `TextResults` documents the fields."""
 
     maps: dict[str, pd.DataFrame]
     map_quality: pd.DataFrame
@@ -382,7 +382,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return the result of `fit_layout`; umap-learn, whose import takes seconds, is loaded for UMAP only."""
+    """Return the result of `fit_layout`. The slow import of umap-learn is only done for UMAP."""
     if layout == "pca":
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout

@@ -20,7 +20,7 @@ from attnmix.core.terminal import shorten
 
 
 class Parameters(settings.Section):
-    """All sections of params.yaml; `Parameters()` equals the committed file."""
+    """All sections of params.yaml. `Parameters()` equals the committed file."""
 
     seed: settings.Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
@@ -35,7 +35,7 @@ class Parameters(settings.Section):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The measured checkpoints; only one if there is neither training nor `model.base`, as both would be equal."""
+        """The measured checkpoints. There is only one if there is neither training nor `model.base`."""
         trained = self.finetune.epochs > 0 or self.model.base
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
