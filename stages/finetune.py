@@ -259,6 +259,7 @@ class TrainingGuard(transformers.TrainerCallback):
         self.overflows = 0
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
+        """Raise `InputError` if a logged loss or gradient norm indicates divergence."""
         for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not self._is_usual(name, value, args.fp16):
                 problem = f"makes training diverge ({name} is {value} after step {state.global_step})"

@@ -72,6 +72,7 @@ def write_classifier(folder: Path, seed: int) -> Path:
 
 
 def _train(model: Any, generator: np.random.Generator) -> None:
+    """Train until the loss is below `MAX_LOSS`; raise `InputError` after `MAX_STEPS` steps."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(MAX_STEPS):
         texts = [draw_text(generator) for _ in range(BATCH_TEXTS)]

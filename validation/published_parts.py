@@ -102,6 +102,7 @@ def _through_layer(
 
 
 def _feed_forward(layer: Any, stream_TJD: Tensor, stream_TD: Tensor, configuration: Configuration) -> Tensor:
+    """Return the parts of the feed-forward network's output."""
     first, last, activation = layer.intermediate.dense, layer.output.dense, layer.intermediate.intermediate_act_fn
     input_TJW = with_bias(stream_TJD @ first.weight.T, first.bias, configuration.biases)
     input_TW = first(stream_TD)

@@ -58,6 +58,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
+        """The derivatives `[N, W]` with respect to each of the `inputs`."""
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
         derivative_NW = _differentiate(activation, p_NW)
@@ -67,6 +68,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def constant(self) -> Tensor:
+        """The remainder of the linear approximation, which belongs to the biases."""
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
         linear_NW = _differentiate(activation, p_NW) * p_NW

@@ -198,6 +198,7 @@ class Comparison:
         return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
+        """Return the HTML of the page; without heads and matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 

@@ -466,6 +466,7 @@ class Measures:
         return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
+        """Return the HTML of the page; without heads and matrices if `whole` is False."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()

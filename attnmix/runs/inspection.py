@@ -169,6 +169,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 def _ratio_rows(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
+    """Yield the ratios of each text in each checkpoint as a table."""
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
             ratios_MLT = np.load(_ratios_file(folder, checkpoint, number))

@@ -284,7 +284,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
         states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
     if states[0] != states[1]:
-        raise InputError(f"compare: {names[0]} and {names[1]} have different tokenizers; compare models with the same")
+        raise InputError(f"compare: the tokenizers of {names[0]} and {names[1]} differ; use models with the same one")
     layers = [sum(layer_counts(base)) for base in bases]
     if layers[0] != layers[1]:
         counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"

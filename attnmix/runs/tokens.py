@@ -161,6 +161,7 @@ def _tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables of texts and of their tokens from tokenised texts."""
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
