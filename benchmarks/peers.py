@@ -327,7 +327,7 @@ def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequ
 
 
 def read_memory(name: str) -> int:
-    """Return a memory field of the process status in bytes."""
+    """Return the field `name` of the process status, in bytes."""
     (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 

@@ -453,7 +453,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return columns with the rank correlation of ratio and depth, which is in the rows for the mean over layers."""
+    """Return columns with the rank correlation of ratio and depth. Only rows of the mean over layers have a value."""
     by_layer = Resampled(
         mean=means.mean[1:],
         samples=means.samples[:, 1:],

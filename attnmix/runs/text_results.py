@@ -162,7 +162,7 @@ class TextMeasurer:
                 )
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
-            # The maps need passes of the captured model, which is not in use any more.
+            # The maps need passes of the captured model, which no other job uses at this point.
             jobs.append(pool.submit(self._add_layouts, first, results.tokens))
             for job in jobs:
                 job.result()
