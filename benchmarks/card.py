@@ -347,7 +347,7 @@ class Use:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Use]:
-    """Yield the use of the GPU, whose fields are set when the context ends."""
+    """Yield the use of the GPU; its fields are set when the context ends."""
     use = Use()
     if device.type != "cuda":
         yield use

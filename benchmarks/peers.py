@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.peers --clock processor
 
 The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
-pinned versions, each in its own virtual environment on top of the current one, so that all use the same torch.
+pinned versions, each in its own virtual environment on top of the current one, and use the same torch.
 `--peers` without names omits them. Before timing, the numbers of both sides are compared; timed runs of both sides
 alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model
 (Linux only).

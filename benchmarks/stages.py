@@ -11,7 +11,7 @@ are compared. Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise 
 the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
 requires nnsight and TransformerLens in the Python environment, which are not in the lock files.
 
-All cases are in one file so that the ways remain comparable.
+All cases are in one file, to keep the ways comparable.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Case(NamedTuple):
     check: Callable[[], str]
     """A function that returns text on the comparison of the results, or raises an error if they differ."""
     references: Sequence[str] = ()
-    """The ways to which others are compared in the table; by default the first."""
+    """The reference ways of the table; by default the first."""
     growing: bool = False
     """True if the ways are increasing amounts of the same work. Only the first warms up, and the last is checked."""
 
@@ -504,7 +504,7 @@ def transformer_lens(inputs: Inputs) -> None:
 
 
 def same_vectors() -> str:
-    """Return text on the compared vectors; raise an error if the vectors of a way differ from those of the stage."""
+    """Return text on the compared vectors; raise an error if a way and the stage differ."""
     sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     compared = []
@@ -543,7 +543,7 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, so that the load of a busy machine affects them equally.
+# Ratios: all ways alternate in one process, batch by batch, to distribute the load of a busy machine equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")

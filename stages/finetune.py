@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 Training uses AdamW, on all weights or on adapters (LoRA) that are merged at the end, and a constant learning rate after
-warm-up. The weights of the epoch with the lowest validation loss are saved, or those of the last epoch (always with
-permuted labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
+warm-up. The weights of the epoch with the lowest validation loss are saved, or of the last epoch (always with permuted
+labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
 tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """

@@ -87,7 +87,7 @@ def file_difference(first: Path, second: Path, file: Path) -> str:
 
 
 def array_difference(*stores: Path) -> str | None:
-    """Return text that locates the first difference of two Zarr arrays; None if they are equal."""
+    """Return the first difference of two Zarr arrays as text; None if they are equal."""
     one, other = (np.asarray(zarr.open_array(store, mode="r")[...]) for store in stores)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
@@ -106,7 +106,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:
-    """Return text that locates the first difference of two tables; None if they are equal."""
+    """Return the first difference of two tables as text; None if they are equal."""
     if one.shape != other.shape or list(one) != list(other):
         return f"{len(one)} rows of {list(one)} and {len(other)} rows of {list(other)}"
     cells = np.argwhere((one != other) & ~(one.isna() & other.isna()))
@@ -134,7 +134,7 @@ def flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def value_difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Return text with the first key whose values differ; None if there is none."""
+    """Return the first different key and its values as text; None if all are equal."""
     for key in one | other:
         values = [repr(leaves[key]) if key in leaves else "nothing" for leaves in (one, other)]
         if values[0] != values[1]:

@@ -3,8 +3,8 @@
     python -m validation.planted_words [--seed 0] [--to docs/measures]
 
 A tiny BERT is trained to predict the class of texts. A text has filler words and, at a random position, one decisive
-word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts in which the decisive
-word has the highest score of all words. Random scores succeed in about one of nine texts.
+word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts with the highest word
+score on the decisive word. Random scores succeed in about one of nine texts.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Classifier:
         leaving: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-            """Replace the input of the first layer by a leaf of the autograd graph."""
+            """Make the first layer's input a leaf of the graph."""
             if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]

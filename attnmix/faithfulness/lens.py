@@ -42,7 +42,6 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
 
         def replaced(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
-            """Return the layer's output with `block_ND` as its vectors."""
             width = first_of(output).shape[-1]
             if block_ND.shape[1] != width:
                 raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")

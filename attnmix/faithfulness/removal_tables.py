@@ -140,9 +140,8 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
     """Return one test's drops by share and, in rows with share `all`, the comparison with random removal.
 
-    Intervals are bootstrapped over texts, with the same samples for all methods. Texts for which a method's score is
-    undefined are excluded from the method's difference from random removal. This difference also has a simultaneous
-    interval over all methods.
+    Intervals are bootstrapped over texts, with the same samples for all methods. Texts with an undefined score are
+    excluded from the method's difference from random removal, which also has a simultaneous interval over all methods.
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)

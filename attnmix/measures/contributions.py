@@ -47,8 +47,8 @@ def contributions(
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
     before normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
-    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because the tokens of a
-    decoder differ from those of its encoder.
+    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because encoder
+    and decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -352,7 +352,7 @@ class DocumentMeasurer:
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer on the CPU, so that a GPU stores only one layer's matrices at a time."""
+    """Return the raw matrices of one layer on the CPU; a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
@@ -363,8 +363,8 @@ def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) ->
 def attention_gain(layer_pass: LayerPass) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
 
-    This is the root mean square factor by which the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix on [x, 1],
-    scales random vectors. Below 1, the skip connection dominates. `layer_pass` must have a single token.
+    This is the root mean square scaling of random vectors by the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix
+    on [x, 1]. Below 1, the skip connection dominates. `layer_pass` must have a single token.
     """
     value = value_map(layer_pass)
     output = layer_pass.block.output

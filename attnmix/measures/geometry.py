@@ -19,7 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
-SHORTEST = 1e-12  # minimum length by which vectors are divided
+SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
     "mean_cosine",
@@ -95,10 +95,7 @@ class Words:
         self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return a mask of the vectors `[..., points, T, D]` that are most similar to their token's own embedding.
-
-        Vectors are compared with all embeddings of the text by cosine.
-        """
+        """Return a mask of the vectors `[..., points, T, D]` with the largest cosine to their token's own embedding."""
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         words = self.unit_WD[..., 0].numel()
@@ -190,10 +187,7 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool of one thread per core, with single-threaded LAPACK.
-
-    With multi-threaded LAPACK, the pool was 16 times slower on 16 cores.
-    """
+    """Return a pool of one thread per core. LAPACK is single-threaded, because nested threads were 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 

@@ -1,6 +1,6 @@
 """Weights and forward-pass tensors of a layer, in the same form for all supported model families.
 
-The layers of all families follow the same equations, in which each norm is optional (`attnmix/models/families.yaml`):
+The layers of all families follow the same equations, with optional norms (`attnmix/models/families.yaml`):
 
     o = heads W_O + b_O                       attention_output = attention_output_norm(o)
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
@@ -52,10 +52,7 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """The first Linears, the activation and the last Linear of the feed-forward network.
-
-        There is one first Linear, W_1; in a gated network, there are W_g and W_u, or one Linear that contains both.
-        """
+        """The first Linears (one, or two in a gated network), the activation and the last Linear of the network."""
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *more, last = modules
         ups = [linear_weights(module) for module in (first, *more)]
@@ -257,7 +254,7 @@ class AfterAttention:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factors `[N, W]` by which parts of each of the `inputs` are multiplied."""
+        """The factors `[N, W]` for parts of each of the `inputs`."""
         activation = self.block.feed_forward[1]
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW

@@ -56,7 +56,7 @@ class MicroBatch:
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, with zeros for texts whose names are not in `names`."""
+        """Return `members_BTG`, with zeros for texts not in `names`."""
         if all(name in names for name in self.names):
             return self.members_BTG
         within_B = torch.tensor([name in names for name in self.names], device=self.device)
@@ -64,7 +64,7 @@ class MicroBatch:
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
-        """The token IDs; padding repeats the first ID of the text, so that it adds no distinct ID."""
+        """The token IDs. Padding repeats the first ID of the text, to avoid additional IDs."""
         ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
         for place, document in enumerate(self.documents):
             ids_BT[place] = document.ids[0]

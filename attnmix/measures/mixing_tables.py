@@ -1,8 +1,8 @@
 """The tables of mixing ratios: means over texts with bootstrap intervals.
 
-Each mean is declared once, as a `Mean`: its rows in a table, and the sums from which it is computed. `MeanTables`
-resamples the means. `CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates
-the tables for a sample of the texts.
+Each mean is declared once, as a `Mean`: its rows in a table, and its sums. `MeanTables` resamples the means.
+`CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates the tables for a sample
+of the texts.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ from attnmix.measures.text_pairs import PAIR_SOURCES
 CorpusSums = Mapping[str, Sums]
 """Sums of all texts by quantity, as in `DocumentMeasures.sums`."""
 SelectSums = Callable[[CorpusSums], Sums]
-"""A function that selects or combines sums, from which a mean is computed."""
+"""A function that selects or combines the sums of a mean."""
 Labels = dict[str, Any]
 """Values of label columns, by column."""
 Rows = dict[str, list[Any]]
@@ -115,7 +115,7 @@ class Mean(NamedTuple):
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
     """Name of the sums, or a function of all sums."""
-    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all of them and their `DIFFERENCE`
+    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """A function that returns additional or replaced columns of a checkpoint."""
     complete: bool = True  # True to include cells without tokens
@@ -166,7 +166,7 @@ class MeanTables:
             self.parts[mean.table].append(rows)
 
     def add_table(self, name: str) -> None:
-        """Add an empty table, to which rows may be added later."""
+        """Add a table that may remain empty."""
         self.parts[name] = []
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -283,7 +283,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the tables of ratios and their controls, to which other means can be added."""
+    """Return tables of ratios and their controls, for adding other means."""
     sums = dict(measured.sums)
     if "random_weights" in measured.random:
         sums[RANDOM] = measured.random
@@ -299,7 +299,7 @@ def weighted_table(
     subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
-    """Return `mixing_weighted`: means over token subsets, in which tokens or texts (`review`) have equal weights."""
+    """Return `mixing_weighted`: means over token subsets, with equal weights of tokens or of texts (`review`)."""
     tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Figures and the page use the declarations without importing
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
     from attnmix.measures.weights import Norm
 
-CACHE_TOKENS = 256  # tokens per chunk on a CPU, whose vectors stay in the cache between operations
+CACHE_TOKENS = 256  # tokens per chunk on a CPU; their vectors stay in the cache between operations
 DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, which have a constant cost per operation
 
 
@@ -38,7 +38,7 @@ class Ratio:
     definition: str  # the formula as printed in the documentation
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
-    points: tuple[str, ...] = ()  # capture points needed in addition to those of all ratios
+    points: tuple[str, ...] = ()  # capture points in addition to the points of all ratios
     headline: bool = False  # True if its mean is among the metrics
 
 

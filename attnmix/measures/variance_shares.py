@@ -33,7 +33,7 @@ NULL_LEVEL = 0.95
 
 
 class Moments(NamedTuple):
-    """The moments of each text's vectors at each site, from which the decomposition is computed."""
+    """The moments of each text's vectors at each site, the input of the decomposition."""
 
     means_NXD: Doubles
     within_NX: Doubles  # mean product of two different tokens of a text; NaN for texts of one token
@@ -168,7 +168,7 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of texts with at least two tokens whose class has at least three such texts; -1 is no class."""
+    """Return a mask of texts with at least two tokens and a class (not -1) of at least three such texts."""
     is_chosen_N = (classes_N >= 0) & (tokens_N > 1)
     is_same_NN = classes_N[:, None] == classes_N
     size_N = (is_same_NN & is_chosen_N).sum(-1)  # number of texts in each text's class

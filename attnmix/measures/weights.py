@@ -39,7 +39,7 @@ class Norm:
         return (part - part.mean(-1, keepdim=True)).mul_(self.gamma) if self.centred else part * self.gamma
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return the divisor `[..., 1]` by which the norm divides the vectors `whole` `[..., hidden]`."""
+        """Return the norm's divisor `[..., 1]` for the vectors `whole` `[..., hidden]`."""
         if self.absent:
             return whole.new_ones(())
         centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole

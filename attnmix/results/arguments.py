@@ -69,10 +69,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class index of each text; None if `labels` is None.
-
-    Raise `InputError` if a label is missing or the number of labels is not `texts`.
-    """
+    """Return the class index of each text, or None; raise `InputError` if a label is missing or the number is wrong."""
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"

@@ -23,7 +23,7 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # margin by which a total effect must exceed 1 for a warning
+STANDARD_ERRORS = 3  # minimum excess of a total effect over 1 for a warning
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:

@@ -147,7 +147,7 @@ class Measures:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
         The ends of the 95 % bootstrap interval over texts (not tokens) are NaN if there are fewer than 8 texts.
-        `tokens` is the mean length of a text, on which ratios depend.
+        `tokens` is the mean length of a text; ratios depend on length.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -177,7 +177,7 @@ class Measures:
             text.
 
         Raises:
-            InputError: For `parts` in a family whose layers cannot be decomposed.
+            InputError: For `parts` if the layers of the model's family cannot be decomposed.
 
         Example:
             >>> result.own_share()["mean"].round(2).tolist()
@@ -233,7 +233,7 @@ class Measures:
         `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
         last token. `value_of_first` and `value_of_last` are the lengths of the values of these two tokens, relative to
         the tokens between them. `massive_activation` is the largest absolute activation of the layer's output, relative
-        to the median. A sink receives much attention and has a short value, so that attention weights overestimate
+        to the median. A sink receives much attention and has a short value, and attention weights then overestimate
         mixing. The control `without_special_sources` measures the ratios without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
@@ -325,8 +325,8 @@ class Measures:
                 `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a
                 rollout such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a
                 token's vector if one input token is replaced.
-            layer: The layer; by default all layers. Required for encoder-decoder models, whose encoder and decoder have
-                different input tokens.
+            layer: The layer; by default all layers. Required for encoder-decoder models, because encoder and decoder
+                have different input tokens.
             text: The index of the text.
 
         Returns:
@@ -384,7 +384,7 @@ class Measures:
                 (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
         Raises:
-            InputError: For an unknown text, position or rule, or a family whose layers cannot be decomposed.
+            InputError: For an unknown text, position or rule, or if the family's layers cannot be decomposed.
 
         Example:
             >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
@@ -417,8 +417,8 @@ class Measures:
     def to_html(self, path: Path | str) -> Path:
         """Write an interactive page of the texts, as one file that works offline, and return its path.
 
-        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps, for which loading umap-learn
-        takes seconds. Token IDs are shown as decoded text.
+        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps; loading umap-learn is slow.
+        Token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
         'page.html'

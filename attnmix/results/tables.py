@@ -114,7 +114,7 @@ def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
     """Return the cells of `Comparison.rows`: the own share after the last layer, then means over layers.
 
-    The means are those of `ratio`, its differences from controls, swaps and class shares.
+    The means include `ratio`, its differences from controls, swaps and class shares.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]

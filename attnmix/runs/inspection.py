@@ -1,8 +1,7 @@
 """Inspection of captured texts one by one: ratios of every token, contribution matrices, heads, and token scores.
 
 The stage `inspect` writes `features/inspect/`. Models and results are in float64, except for the classifier. The texts
-are divided among the processes. Results of each text are stored as unfinished work, from which an interrupted run
-resumes.
+are divided among the processes. Results of each text are stored as unfinished work, to resume an interrupted run.
 """
 
 import logging

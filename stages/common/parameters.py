@@ -73,7 +73,7 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 def _explain(problem: ErrorDetails) -> str:
     """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
-    if not problem["loc"]:  # from the validator of all sections together, whose message includes the keys
+    if not problem["loc"]:  # from the validator of all sections together; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
