@@ -7,7 +7,7 @@ components):
 
     token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
     text     W - S            S   mean of m.m' over pairs of different texts of a class; m is the mean of a text
-    class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k is the share of class k
+    class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k, m_k: share and mean of class k
     corpus   C
 
 Texts have equal weights, regardless of their length. For vectors of length 1, products are mean cosines: W within a
