@@ -97,6 +97,7 @@ def _with_example(parser: argparse.ArgumentParser, description: str, example: st
 
 
 def _show(options: argparse.Namespace) -> None:
+    """Measure the texts, print tables, and write a page of one model or of two compared models."""
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     with frozen_imports():
@@ -131,6 +132,7 @@ def _tables(result: attnmix.Measures) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    """Start the server for the models in the options, or for the run in the current folder."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():
@@ -169,7 +171,7 @@ def listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InputError(f"--port: {port}: {error.strerror}; choose another port, or 0 for a free one") from None
+        raise InputError(f"--port: {port} is not available ({error.strerror}); choose another, or 0 for any") from None
     return listener
 
 

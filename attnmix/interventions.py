@@ -476,8 +476,8 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     """Return a map that removes as much variance as `eraser`, but from the component that `eraser` preserves.
 
     It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
-    in descending order. The last direction is erased in part, so that the variances match. If the total variance of
-    all directions is smaller, all of them are erased.
+    in descending order. The last direction is erased in part to match the variance. If the total variance of all
+    directions is smaller, all directions are erased.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")

@@ -73,7 +73,7 @@ class Model:
 
     @property
     def pad_token_id(self) -> int:
-        """The ID of padding tokens, which are masked: that of the tokenizer, else that of the model, else 0."""
+        """The ID for (masked) padding: the tokenizer's, else the model's, else 0."""
         config: Any = self.network.base_model.config
         numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
         return next(int(number) for number in numbers if number is not None)
@@ -192,7 +192,7 @@ def _runnable(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _readable(network: PreTrainedModel) -> Iterator[None]:
-    """Configure a base model so that it returns only vectors for token IDs; restore it afterwards."""
+    """Configure a base model to return only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
@@ -218,7 +218,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_evaluated(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
-        if has_own_attention or "torch._dynamo" in sys.modules:  # avoids an import that takes seconds
+        if has_own_attention or "torch._dynamo" in sys.modules:  # avoids a slow import
             stack.enter_context(uncompiled)
         try:
             yield

@@ -66,8 +66,8 @@ def capture(
     """Return the vectors of `texts` at the capture `points` of every layer, or write them to the folder `path`.
 
     `texts` and their tokens are the same as in `measure`. `points` are one or more names of
-    `attnmix.core.names.POINTS`, by default those of the pipeline. If `path` is None, return an array for each point,
-    with the dimensions `layer`, `token` and `hidden`, and the coordinates `document`, `position` and those of
+    `attnmix.core.names.POINTS`, by default the pipeline's points. If `path` is None, return an array for each point,
+    with the dimensions `layer`, `token` and `hidden`, and as coordinates `document`, `position` and the columns of
     `Measures.tokens`. Otherwise, write each layer and point as one Zarr store `[tokens, hidden]` to this folder, and
     return its run, which `open_run(path)` opens again. Raise `InputError` for invalid texts, an unknown point, a number
     outside the range of `dtype`, or a folder with other contents.
@@ -116,8 +116,8 @@ def layout(
 
     `vectors` is an array, a tensor on any device, a table or list of numbers, or a result of `Run.features`. Equal
     vectors have equal coordinates. The first call in a process takes seconds to load umap-learn. The other arguments
-    and their defaults are those of `umap` in params.yaml. Raise `InputError` for invalid arguments, for NaN, and for
-    fewer than 20 distinct vectors, which are too few for neighbourhoods of UMAP.
+    and their defaults are documented under `umap` in params.yaml. Raise `InputError` for invalid arguments, for NaN,
+    and for fewer than 20 distinct vectors, which are too few for neighbourhoods of UMAP.
 
     >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
     (2, 30, 2)

@@ -347,7 +347,7 @@ class Use:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Use]:
-    """Yield the use of the GPU, whose fields are set when the context ends."""
+    """Yield the use of the GPU; its fields are set when the context ends."""
     use = Use()
     if device.type != "cuda":
         yield use
@@ -442,7 +442,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint in a file of `pack`; its rounded weights are the same on every device."""
+    """Write the checkpoint in a file of `pack`. Its rounded weights are the same on every device."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)

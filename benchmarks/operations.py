@@ -36,12 +36,12 @@ OPERATIONS = {
     "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
-"""Patterns of operations by name; a function belongs to the first operation whose pattern matches `file:function`."""
+"""Patterns of operations by name. A function belongs to the first operation with a match of `file:function`."""
 OTHER = "other"
 
 
 def operation(file: str, function: str) -> str:
-    """Return the operation to which a function belongs; `OTHER` if no pattern matches."""
+    """Return the operation of a function; `OTHER` if no pattern matches."""
     for name, pattern in OPERATIONS.items():
         if re.search(pattern, f"{file}:{function}"):
             return name

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.peers --clock processor
 
 The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
-pinned versions, each in its own virtual environment on top of the current one, so that all use the same torch.
+pinned versions, each in its own virtual environment on top of the current one, and use the same torch.
 `--peers` without names omits them. Before timing, the numbers of both sides are compared; timed runs of both sides
 alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model
 (Linux only).
@@ -217,7 +217,7 @@ def run_peer(
     texts: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
-    """Return the table row of a package; if the package cannot be installed or fails, the row has the reason."""
+    """Return the table row of a package. If the package cannot be installed or fails, the row has the reason."""
     label = " ".join(REQUIREMENTS[package])
     with ExitStack() as stack:
         try:
@@ -327,7 +327,7 @@ def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequ
 
 
 def read_memory(name: str) -> int:
-    """Return a memory field of the process status in bytes."""
+    """Return the field `name` of the process status, in bytes."""
     (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 

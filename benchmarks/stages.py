@@ -12,7 +12,7 @@ of the sample; the models are the fine-tuned default model and models with rando
 are required. The case `peers` requires nnsight and TransformerLens in the Python environment, which are not in the
 lock files.
 
-All cases are in one file so that the ways remain comparable.
+All cases are in one file, to keep the ways comparable.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MEASURED = "measured.json"
 
 
 class Timing(NamedTuple):
-    """The time and peak memory of one run of a way; the peak is None if several ways shared the process."""
+    """The time and peak memory of one run of a way. The peak is None if several ways shared the process."""
 
     seconds: float
     peak_mb: float | None
@@ -84,13 +84,13 @@ class Case(NamedTuple):
     folder: str
     """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """Functions by name, which run in separate processes; they may return times of one or several ways."""
+    """Functions by name, which run in separate processes. They may return times of one or several ways."""
     check: Callable[[], str]
     """A function that returns text on the comparison of the results, or raises an error if they differ."""
     references: Sequence[str] = ()
-    """The ways to which others are compared in the table; by default the first."""
+    """The reference ways of the table; by default the first."""
     growing: bool = False
-    """True if the ways are increasing amounts of the same work; only the first warms up, and the last is checked."""
+    """True if the ways are increasing amounts of the same work. Only the first warms up, and the last is checked."""
 
 
 def synchronize() -> None:
@@ -197,7 +197,7 @@ def processor() -> str:
 
 
 class Size(NamedTuple):
-    """The size of a benchmark; `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
+    """The size of a benchmark. `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
 
     texts: int = 200
     bert_texts: int = 60
@@ -505,7 +505,7 @@ def transformer_lens(inputs: Inputs) -> None:
 
 
 def same_vectors() -> str:
-    """Return text on the compared vectors; raise an error if the vectors of a way differ from those of the stage."""
+    """Return text on the compared vectors; raise an error if a way and the stage differ."""
     sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     compared = []
@@ -544,7 +544,7 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, so that the load of a busy machine affects them equally.
+# Ratios: all ways alternate in one process, batch by batch, to distribute the load of a busy machine equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
@@ -576,7 +576,7 @@ class Measuring(NamedTuple):
         return measurer.ratios(batch)
 
     def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
-        """Return the measures; all identities are checked in the `sampled` texts, with the sampling rate of a run."""
+        """Return the measures. All identities are checked in the `sampled` texts, with the sampling rate of a run."""
         self._observe()
         return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
 

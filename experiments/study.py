@@ -109,7 +109,7 @@ def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
 
 
 def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each planned test and equivalence, with its outcome; `runs` are tables of `read_run`."""
+    """Return a row for each planned test and equivalence, with its outcome. `runs` are tables of `read_run`."""
     planned = [_compute_row(row, runs, is_test=True) for row in TESTS]
     planned += [_compute_row(row, runs, is_test=False) for row in EQUIVALENCES]
     table = pd.DataFrame(planned)
@@ -170,7 +170,7 @@ def sign_flip_p(differences: Doubles) -> float:
 
 
 def _find_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned row as text; rows without p are equivalences."""
+    """Return the outcome of a planned row as text. Rows without p are equivalences."""
     if np.isnan(row["p"]):
         is_equivalent = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
         return "equivalent" if is_equivalent else "undecided"
@@ -185,7 +185,7 @@ def _find_outcome(row: pd.Series) -> str:
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png, which shows the own share by layer in one panel per donor kind; thin lines are single runs."""
+    """Save `path`.png, which shows the own share by layer in one panel per donor kind. Thin lines are single runs."""
     with paper_style():
         figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)

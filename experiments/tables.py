@@ -107,7 +107,7 @@ def experiments_of_commit() -> list[str]:
 
 
 def read(name: str, path: str) -> str:
-    """Return the content of a file of an experiment, whose `name` is a folder or a name in DVC."""
+    """Return the content of a file of the experiment `name`, a folder or a name in DVC."""
     return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
 
 

@@ -45,7 +45,7 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Number of texts on which references and costly scores are evaluated."""
+"""Number of texts for evaluating references and costly scores."""
 
 
 def main(parameters: Parameters) -> None:
@@ -95,7 +95,7 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
 
 
 def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return `margins.csv`, with one row per sampled text, and the checkpoints whose last-layer ratios are columns."""
+    """Return `margins.csv`, one row per sampled text, and the checkpoints, which have columns of last-layer ratios."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values

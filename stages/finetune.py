@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 Training uses AdamW, on all weights or on adapters (LoRA) that are merged at the end, and a constant learning rate after
-warm-up. The weights of the epoch with the lowest validation loss are saved, or those of the last epoch (always with
-permuted labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
+warm-up. The weights of the epoch with the lowest validation loss are saved, or of the last epoch (always with permuted
+labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
 tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
@@ -259,6 +259,7 @@ class TrainingGuard(transformers.TrainerCallback):
         self.overflows = 0
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **options: Any) -> None:
+        """Raise `InputError` if a logged loss or gradient norm indicates divergence."""
         for name, value in options["logs"].items():
             if name in ("loss", "grad_norm", "eval_loss") and not self._is_usual(name, value, args.fp16):
                 problem = f"makes training diverge ({name} is {value} after step {state.global_step})"
@@ -319,7 +320,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return `finetune_by_class.csv`; precision is empty for classes never predicted, recall for absent classes."""
+    """Return `finetune_by_class.csv`. Precision is empty for classes never predicted, recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)

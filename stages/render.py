@@ -60,7 +60,7 @@ def main(parameters: Parameters) -> None:
 
 
 def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
-    """Return the subject of the page of a full run; `commits` are the metrics of `download`."""
+    """Return the subject of the page of a full run. `commits` are the metrics of `download`."""
     model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
     sources = [
         ("pretrained model comes", model.base_model, "base_commit"),

@@ -1,4 +1,4 @@
-"""Record hashes of local datasets and models, so that `download` runs again when their files change.
+"""Record hashes of local datasets and models, to rerun `download` when their files change.
 
     python -m stages sources
 
@@ -28,7 +28,7 @@ Sources = dict[str, dict[str, dict[str, str]]]
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""Parts of the folder in which `dvc exp run --temp` and `--queue` run copies of a repository's tracked files."""
+"""Parts of the folder of `dvc exp run --temp` and `--queue` for copies of a repository's tracked files."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1

@@ -309,7 +309,7 @@ def test_incompatible_served_models_are_refused(folders: tuple[Path, Path], tmp_
     tokenizer.save_pretrained(other)
     for folder, message in (
         (shallow, r"^compare: 3 layers in first, 2 in second; allowed: the same number$"),
-        (other, r"^compare: first and second have different tokenizers; compare models with the same$"),
+        (other, r"^compare: the tokenizers of first and second differ; use models with the same one$"),
     ):
         with pytest.raises(InputError, match=message):
             load_measurer({"pretrained": folders[0], "finetuned": folder}, ["first", "second"])

@@ -203,10 +203,16 @@ def test_error_restores_the_model(model: attnmix.Model) -> None:
     ("edit", "message"),
     [
         (None, "edit: NoneType; allowed: an edit of attnmix.interventions"),
-        (lambda _layer, weights, _value: weights, "edit: in layer 1 it returned Tensor; allowed: weights and values"),
-        (lambda _layer, weights, _value: (weights, None), "its values are NoneType; allowed: "),
-        (lambda _layer, weights, value: (weights[..., :3], value), r"its weights are \[1, 4, 7, 3\] in float32 on cpu"),
-        (lambda _layer, weights, value: (weights, value.double()), r"its values are .* in float64 on cpu; allowed: "),
+        (lambda _layer, weights, _value: weights, "edit: in layer 1 it returned Tensor; return "),
+        (lambda _layer, weights, _value: (weights, None), "the returned values are NoneType; allowed: "),
+        (
+            lambda _layer, weights, value: (weights[..., :3], value),
+            r"the returned weights are \[1, 4, 7, 3\] in float32 on cpu",
+        ),
+        (
+            lambda _layer, weights, value: (weights, value.double()),
+            r"the returned values are .* in float64 on cpu; allowed: ",
+        ),
     ],
 )
 def test_custom_edit_must_return_weights_and_values(model: attnmix.Model, edit: Any, message: str) -> None:

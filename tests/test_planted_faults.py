@@ -51,7 +51,7 @@ def test_detected_lost_and_outdated_faults_are_distinguished(
     assert (repository / "attnmix/__init__.py").read_text("utf-8") == FILES["attnmix/__init__.py"]
 
     (repository / "test_double.py").write_text("def test_double():\n    assert False\n", encoding="utf-8")
-    with pytest.raises(SystemExit, match="test_double fails without any fault"):
+    with pytest.raises(SystemExit, match="test_double fails although no fault is applied"):
         planted_faults.main([], table)
 
 

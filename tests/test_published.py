@@ -112,7 +112,7 @@ def test_command_splits_texts_into_segments_and_prints_all_rows(
 
 def test_invalid_records_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
-    with pytest.raises(InputError, match="a record has 19 tokens; --max-length is 16"):
+    with pytest.raises(InputError, match="a record has 19 tokens, more than --max-length 16"):
         published.read_pairs(records(tmp_path), tokenizer, 992, 16)
     path = tmp_path / "none.json"
     path.write_text(json.dumps([{"tokens": ["[CLS]", "fine"]}]), encoding="utf-8")

@@ -99,5 +99,5 @@ def test_command_prints_both_rules_and_library(
 
 def test_other_families_are_refused() -> None:
     config = AutoConfig.for_model("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=10)
-    with pytest.raises(InputError, match="those of BERT, not gpt2"):
+    with pytest.raises(InputError, match="defined for BERT, not for gpt2"):
         published_parts.published_parts(AutoModel.from_config(config), torch.tensor([1, 2]), Configuration())

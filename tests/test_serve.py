@@ -382,7 +382,7 @@ def test_concurrent_clients_are_served_or_told_to_wait(server: Server) -> None:
 
 
 def test_invalid_port_is_one_error(server: Server) -> None:
-    with pytest.raises(InputError, match=rf"^--port: {server.port}: Address already in use; choose another"):
+    with pytest.raises(InputError, match=rf"^--port: {server.port} is not available \(Address already in use\)"):
         listen(server.port)
     with pytest.raises(InputError, match=r"^--port: 70000; allowed: 0 \(a free port\) to 65535"):
         listen(70_000)

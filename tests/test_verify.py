@@ -67,7 +67,7 @@ def test_planted_differences_between_runs_are_named(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify.main([]) == 0
-    assert "2 clones, the same bytes in dvc.lock and every output" in capsys.readouterr().out
+    assert "dvc.lock and all outputs of 2 clones are identical" in capsys.readouterr().out
 
     (repository.folder / "work.py").write_text(PLANTED, encoding="utf-8")
     repository.commit("A change")
@@ -147,7 +147,7 @@ def test_changes_beyond_code_are_refused(changed: Repository) -> None:
 def test_command_compares_two_runs(repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = repository.copy(tmp_path / "other")
     assert compare_runs.main([".", str(other.folder)]) == 0
-    assert capsys.readouterr().out == "5 outputs, the same bytes\n"
+    assert capsys.readouterr().out == "5 outputs are identical\n"
     (other.folder / "image.bin").write_bytes(bytes([7, 7, 7]))
     assert compare_runs.main([".", str(other.folder)]) == 1
     assert capsys.readouterr().out == "image.bin: byte 3 of 5 and 3\n"

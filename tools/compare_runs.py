@@ -87,6 +87,7 @@ def file_difference(first: Path, second: Path, file: Path) -> str:
 
 
 def array_difference(*stores: Path) -> str | None:
+    """Return the first difference of two Zarr arrays as text; None if they are equal."""
     one, other = (np.asarray(zarr.open_array(store, mode="r")[...]) for store in stores)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
@@ -105,6 +106,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:
+    """Return the first difference of two tables as text; None if they are equal."""
     if one.shape != other.shape or list(one) != list(other):
         return f"{len(one)} rows of {list(one)} and {len(other)} rows of {list(other)}"
     cells = np.argwhere((one != other) & ~(one.isna() & other.isna()))
@@ -120,7 +122,7 @@ def read_values(path: Path) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries and lists by key; list items with a `path` have it as key."""
+    """Return the leaves of nested dictionaries and lists by key. List items with a `path` have it as key."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):
@@ -132,6 +134,7 @@ def flatten(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def value_difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """Return the first different key and its values as text; None if all are equal."""
     for key in one | other:
         values = [repr(leaves[key]) if key in leaves else "nothing" for leaves in (one, other)]
         if values[0] != values[1]:

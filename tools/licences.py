@@ -33,7 +33,7 @@ def read_licence(package: Path) -> str:
 
 
 def format_licences(texts: dict[str, str]) -> str:
-    """Return the licence texts of all packages as one text; equal licences occur once, below all their packages."""
+    """Return the licence texts of all packages as one text. Equal licences occur once, below all their packages."""
     owners = defaultdict(lambda: defaultdict(set))
     for name, text in texts.items():
         copyrights = COPYRIGHT.findall(text)

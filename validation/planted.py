@@ -70,7 +70,7 @@ def write_planted(to: Path, seed: int) -> None:
 
 
 def planted_table(seed: int) -> pd.DataFrame:
-    """Return a table `[case, measure, value, fooled]`; the value is NaN if a measure is undefined for a case."""
+    """Return a table `[case, measure, value, fooled]`. The value is NaN if a measure is undefined for a case."""
     values = {case.name: scores(case, torch.Generator().manual_seed(seed)) for case in CASES}
     rows = []
     for case in CASES:
@@ -81,7 +81,7 @@ def planted_table(seed: int) -> pd.DataFrame:
 
 
 def fooled(case: Case, value: float, reference: float) -> bool:
-    """Return True if a value is wrong for the case; `reference` is the value for the case `REFERENCE`."""
+    """Return True if a value is wrong for the case. `reference` is the value for the case `REFERENCE`."""
     if case.comes == "nothing":
         return abs(value) > LIMIT
     if case.comes == "little":

@@ -191,7 +191,7 @@ def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
-    """Return the model of the case in float64; the token ID 1 + 8 b + j is token j of text b."""
+    """Return the model of the case in float64. The token ID 1 + 8 b + j is token j of text b."""
     vocabulary = {"vocab_size": 1 + TEXTS * TOKENS, "attn_implementation": OBSERVED}
     base: Any
     if case.decoder:

@@ -5,7 +5,7 @@ vector of a token is
 
     x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
 
-Each token of each text has its own ID, whose embedding is the content. The norm of the embedding, which would change x,
+Each token of each text has its own ID, with the content as embedding. The norm of the embedding, which would change x,
 is removed. Attention depends on positions, and values write contents to the receiver.
 
 Shapes: B texts, T tokens.
@@ -92,7 +92,7 @@ def of_classes(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents of equal length whose entries sum to 0, so that all norms have the same mean and deviation."""
+    """Return contents of equal length with entries that sum to 0; the mean and deviation of all norms are equal."""
     pair = normal(texts, generator)[..., :2]
     pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
     return torch.cat([pair, -pair], -1)
@@ -211,7 +211,7 @@ CASES = (
 
 
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
-    """Return the model of the case in float64; the token ID 1 + 8 b + j is token j of text b."""
+    """Return the model of the case in float64. The token ID 1 + 8 b + j is token j of text b."""
     vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
     base: Any
     if case.stream is None:

@@ -3,8 +3,8 @@
     python -m validation.planted_words [--seed 0] [--to docs/measures]
 
 A tiny BERT is trained to predict the class of texts. A text has filler words and, at a random position, one decisive
-word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts in which the decisive
-word has the highest score of all words. Random scores succeed in about one of nine texts.
+word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts with the highest word
+score on the decisive word. Random scores succeed in about one of nine texts.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def write_classifier(folder: Path, seed: int) -> Path:
 
 
 def _train(model: Any, generator: np.random.Generator) -> None:
+    """Train until the loss is below `MAX_LOSS`; raise `InputError` after `MAX_STEPS` steps."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(MAX_STEPS):
         texts = [draw_text(generator) for _ in range(BATCH_TEXTS)]
@@ -105,7 +106,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
-    """Return `score, texts, hits`; `hits` is the share of correctly classified texts with the decisive word first."""
+    """Return `score, texts, hits`. `hits` is the share of correctly classified texts with the decisive word first."""
     classifier = Classifier(folder, torch.device("cpu"), batch_tokens=1024)
     generator = np.random.default_rng([seed, 1])  # texts that were not used for training
     methods = present_attributions(classifier.family)

@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """Return the first `documents` pairs of segments; texts of a single word are skipped."""
+    """Return the first `documents` pairs of segments. Texts of a single word are skipped."""
     if path.suffix == ".json":
         return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
     frame = _read_frame(path)

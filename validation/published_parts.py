@@ -102,6 +102,7 @@ def _through_layer(
 
 
 def _feed_forward(layer: Any, stream_TJD: Tensor, stream_TD: Tensor, configuration: Configuration) -> Tensor:
+    """Return the parts of the feed-forward network's output."""
     first, last, activation = layer.intermediate.dense, layer.output.dense, layer.intermediate.intermediate_act_fn
     input_TJW = with_bias(stream_TJD @ first.weight.T, first.bias, configuration.biases)
     input_TW = first(stream_TD)
@@ -133,7 +134,7 @@ def with_bias(parts_TJD: Tensor, bias: Tensor, biases: str) -> Tensor:
 
 
 def summary(levels: Sequence[tuple[Tensor, Tensor]]) -> Summary:
-    """Return the statistics of the parts of source tokens; the part of the biases is ignored."""
+    """Return the statistics of the parts of source tokens. The part of the biases is ignored."""
     own_shares, projections, lengths = [], [], []
     for whole_TD, parts_TJD in levels:
         tokens = torch.arange(len(whole_TD))

@@ -37,7 +37,7 @@ def word_positions(document: Document) -> npt.NDArray[np.int64]:
 class Review:
     """A text with the quantities that scores need from the classifier, computed at first use and cached.
 
-    `donor_ids` `[T]` are tokens of other texts, by which `with_donors` replaces the text's own tokens.
+    `donor_ids` `[T]` are tokens of other texts, used by `with_donors` as replacements.
     """
 
     def __init__(
@@ -109,10 +109,7 @@ class Review:
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with mask tokens at the positions `places`.
-
-        If the tokenizer has no mask token, the tokens at these positions are deleted.
-        """
+        """Return token IDs with the tokens at positions `places` masked, or deleted if the tokenizer has no mask."""
         mask_id = self.classifier.mask_id
         removed = set(places.tolist())
         check_range("positions: token", removed, range(len(self.ids)))
@@ -168,7 +165,7 @@ class Attribution(NamedTuple):
     sampled: bool = False  # True for references and costly scores, which are evaluated on few texts
 
     def scores(self, review: Review) -> Doubles:
-        """Return the scores `[draws, T]`; deterministic scores have one draw."""
+        """Return the scores `[draws, T]`. Deterministic scores have one draw."""
         return np.atleast_2d(self.formula(review))
 
 

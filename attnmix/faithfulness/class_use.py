@@ -4,7 +4,7 @@ In each text, `interventions` replaces the values of all tokens by one vector, f
 
     text_mean     mean over the text's own tokens; removes the differences between tokens
     corpus_mean   mean over all other texts; also removes the content of the text
-    other_class   mean over the texts whose predicted class is this text's second most probable class
+    other_class   mean over the texts predicted as this text's second most probable class
 
 Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 """
@@ -81,7 +81,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
     means: dict[int, Tensor] = {}
 
     def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
-        """Return an edit that stores the mean values of each text in `means`, and changes nothing."""
+        """Return an edit that only stores each text's mean values in `means`."""
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
         def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `CLASS_USE_COLUMNS`; intervals of shares are clipped to [0, 1]."""
+    """Return a row of `CLASS_USE_COLUMNS`. Intervals of shares are clipped to [0, 1]."""
     values = values_N.double().numpy()
     texts = len(values)
     resampled = resample(values, np.ones(texts), BOOTSTRAP_SAMPLES, seed)

@@ -184,6 +184,7 @@ class Classifier:
         leaving: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
+            """Make the first layer's input a leaf of the graph."""
             if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
@@ -213,7 +214,7 @@ class Classifier:
 
     @contextmanager
     def _head_calls(self) -> Iterator[list[HeadCall]]:
-        """Yield a list that collects the calls of all Linears; callers clear it after each layer."""
+        """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
         calls: list[HeadCall] = []
 
         def record(module: Any, inputs: Any, output: Tensor) -> None:
@@ -385,5 +386,5 @@ def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
 
 
 def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return the parts after an affine map; the map's bias is added to the part of the biases."""
+    """Return the parts after an affine map. The map's bias is added to the part of the biases."""
     return _with_biases(parts_JD @ affine.W, affine.b)

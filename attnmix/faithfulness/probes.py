@@ -55,7 +55,7 @@ def probes(
     """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
 
     `bases` are the checkpoints' names and models. The classifier's own model also has rows of `lens_agreement`, the
-    share of tokens for which the head predicts the class of the whole text. Targets with fewer than two labels in the
+    share of tokens with the head's prediction for the whole text. Targets with fewer than two labels in the
     `training` texts, or without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def _lens_rows(
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
     """Return one row per token: the `text` index, `group`, position in the text (`place`), and labels.
 
-    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, the labels are those of the
+    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, the labels describe the
     decoder inputs, which are shifted right by one.
     """
     read_position = _find_read_position(classifier, documents[0]) if documents else None
@@ -208,9 +208,9 @@ def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
 
 
 def _find_read_position(classifier: Classifier, document: Document) -> int | None:
-    """Return the position of the token that the head reads, or None for several tokens.
+    """Return the position of the token that the head reads; None for several tokens.
 
-    Positions other than 0 are counted from the end of the text, as negative numbers.
+    Positions except 0 are negative: they count from the end of the text.
     """
     gradients = classifier.gradients(document.ids.tolist(), 0)
     position = gradients.read_position

@@ -51,7 +51,7 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return modules with their hooks; an activation shared by several layers occurs once."""
+    """Return modules with their hooks. An activation shared by several layers occurs once."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
     for layers in stack_layers(base):
@@ -67,6 +67,7 @@ def _is_norm(module: Module) -> bool:
 
 
 def _hold_deviation(module: Module, like: Tensor) -> Hook:
+    """Return a hook that treats the deviation of a norm as a constant."""
     norm = norm_of(module, like)
 
     def hook(_module: Module, inputs: Any, _output: Tensor) -> Tensor:

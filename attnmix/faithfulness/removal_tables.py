@@ -80,7 +80,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
-    """Return the probability of the review's predicted class for each edited text; equal texts are classified once."""
+    """Return the probability of the originally predicted class of each edited text. Equal texts are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:
         distinct.update(dict.fromkeys(texts_of_score))
@@ -140,9 +140,8 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
     """Return one test's drops by share and, in rows with share `all`, the comparison with random removal.
 
-    Intervals are bootstrapped over texts, with the same samples for all methods. Texts for which a method's score is
-    undefined are excluded from the method's difference from random removal. This difference also has a simultaneous
-    interval over all methods.
+    Intervals are bootstrapped over texts, with the same samples for all methods. Texts with an undefined score are
+    excluded from the method's difference from random removal, which also has a simultaneous interval over all methods.
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
@@ -177,7 +176,7 @@ def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
 
 
 def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean, lower end and upper end of an interval as columns; `names` are separated by spaces."""
+    """Return the mean, lower end and upper end of an interval as columns. `names` are separated by spaces."""
     mean_name, low_name, high_name = names.split()
     return {
         mean_name: interval.mean.ravel(),

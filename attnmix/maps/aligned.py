@@ -39,11 +39,11 @@ def fit_aligned(
     n_epochs: int,
     seed: int,
 ) -> list[Coordinates]:
-    """Fit one UMAP layout per capture point, all at once, and return the coordinates `[tokens, 2]` at each point.
+    """Fit one UMAP layout per capture point, jointly, and return the coordinates `[tokens, 2]` at each point.
 
-    Besides UMAP's forces, ties attract the same token at neighbouring points. `graphs` and `starts` are the neighbour
-    graphs and initial layouts of the distinct vectors of each point; `numbers` maps tokens to distinct vectors.
-    `strength` is the result of `ties`, and `curve` contains umap-learn's a and b for `min_dist`.
+    In addition to UMAP's forces, ties attract the same token at neighbouring points. `graphs` and `starts` refer to the
+    distinct vectors of each point; `numbers` maps tokens to distinct vectors. `strength` is the result of `ties`, and
+    `curve` contains umap-learn's a and b for `min_dist`.
     """
     rotated = _rotate_to_previous(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(rotated))
@@ -130,10 +130,9 @@ def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
-    """Return a matrix of tie strengths between the rows of `xy`, averaged over the tokens that share a row.
+    """Return the tie strengths between rows of `xy`, averaged over the tokens of a row, with sorted column indices.
 
-    `places` contains the row of each token at each point; tokens with equal vectors at a point share a row. The
-    column indices of the sparse matrix are sorted.
+    `places` contains the row of each token at each point. Tokens with equal vectors at a point share a row.
     """
     all_places = np.concatenate(places)
     tokens = np.bincount(all_places)

@@ -29,8 +29,8 @@ from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_r
 N_EPOCHS = 200
 START_NOISE = 1e-4  # added to the principal components, as in umap-learn's initialisation
 
-# umap-learn compiles these functions in every process, which takes 7 s; here the compiled functions are cached. The
-# function for epochs is compiled with `nogil`, so that threads can fit maps concurrently.
+# umap-learn compiles these functions in every process (7 s); here they are cached. The function for epochs is compiled
+# with `nogil`, which allows threads to fit maps concurrently.
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )
@@ -56,7 +56,7 @@ class Neighbourhood(NamedTuple):
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
-        """Return the graph `[vectors, vectors]`; equal vectors are neighbours and share all other neighbours."""
+        """Return the graph `[vectors, vectors]`. Equal vectors are neighbours and share all other neighbours."""
         vectors = len(self.numbers)
         member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
         between_different = member @ self.graph @ member.T
@@ -65,7 +65,7 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
-    """Return the neighbour graph and initial layout of `vectors`, of which at least three must be distinct.
+    """Return the neighbour graph and initial layout of `vectors`, with at least three distinct vectors.
 
     `n_neighbors` is reduced if there are fewer distinct vectors. `seed` initialises the approximate search.
     """

@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.int32]
 
 
 class Metric(NamedTuple):
-    """A metric of umap-learn, expressed as a distance between prepared vectors that other libraries also define.
+    """A metric of umap-learn, as a distance between prepared vectors.
 
     `distance` is its name in scikit-learn, SciPy and pynndescent.
     """
@@ -32,12 +32,12 @@ class Metric(NamedTuple):
     """A monotonic function from the distance of prepared vectors to the metric's value."""
 
     def prepared(self, vectors: Vectors) -> Doubles:
-        """Return prepared vectors; `distance` between them orders pairs of vectors as the metric does."""
+        """Return prepared vectors. `distance` between them orders pairs of vectors as the metric does."""
         return self.prepare(vectors.astype(np.float64))
 
 
 def _unit(x_ND: Doubles) -> Doubles:
-    """Scale vectors to length 1, and add a dimension in which zero vectors differ from all others."""
+    """Scale vectors to length 1, and add a dimension that separates zero vectors from all others."""
     is_zero_N = ~x_ND.any(axis=1)
     return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
@@ -112,8 +112,9 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
+    """Search with all pairwise distances, in scikit-learn."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
-    # The Bray-Curtis distance of scikit-learn's fast search differs from that of SciPy and umap-learn.
+    # The Bray-Curtis distance of scikit-learn's fast search differs from SciPy and umap-learn.
     is_fast = distance != "braycurtis"
     with config_context(enable_cython_pairwise_dist=is_fast, skip_parameter_validation=True):
         search.fit(x_ND)

@@ -47,8 +47,8 @@ def contributions(
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
     before normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
-    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because the tokens of a
-    decoder differ from those of its encoder.
+    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because encoder
+    and decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -85,7 +85,7 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the `declared` matrices `[T, T]` of one text in one layer, by name; `layer_pass` is in float64."""
+    """Return the `declared` matrices `[T, T]` of one text in one layer, by name. `layer_pass` is in float64."""
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
@@ -100,7 +100,7 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
 
 
 def coherence(layer_pass: LayerPass) -> Tensor:
-    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| of each token `[T]` of one document in one layer, in [0, 1]."""
+    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| in [0, 1] for each token `[T]` of a text in one layer."""
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
     others_T = norms_TT.sum(-1) - norms_TT.diagonal()
     length_T = split_layer(layer_pass).attention.others.norm(dim=-1)
@@ -352,7 +352,7 @@ class DocumentMeasurer:
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer on the CPU, so that a GPU stores only one layer's matrices at a time."""
+    """Return the raw matrices of one layer on the CPU; a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
@@ -363,8 +363,8 @@ def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) ->
 def attention_gain(layer_pass: LayerPass) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
 
-    This is the root mean square factor by which the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix on [x, 1],
-    scales random vectors. Below 1, the skip connection dominates. `layer_pass` must have a single token.
+    This is the root mean square scaling of random vectors by the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix
+    on [x, 1]. Below 1, the skip connection dominates. `layer_pass` must have a single token.
     """
     value = value_map(layer_pass)
     output = layer_pass.block.output
@@ -375,7 +375,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return the rank correlation averaged over the rows of each layer; constant and NaN rows are ignored."""
+    """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)
     means_L: Doubles = np.full(len(rows_LR), np.nan)

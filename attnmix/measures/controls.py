@@ -1,4 +1,4 @@
-"""Controls of the mixing ratios: the same ratios without a property on which they should depend.
+"""Controls of the mixing ratios: the same ratios without a property that should affect them.
 
 If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
 of the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) as sources. The
@@ -97,7 +97,7 @@ class CorpusValues:
         return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
-        """Return the mean value over other texts for each token of `micro_batch`, whose own values are `value_BTE`.
+        """Return the mean value over other texts for each token of `micro_batch`; `value_BTE` are its own values.
 
         The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
         class; if there are none either, it is NaN.
@@ -110,7 +110,7 @@ class CorpusValues:
         by_class = (len(CLASSES), len(POSITIONS))
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
-        # If there are no tokens, the sum is a rounding error of the difference, which must not be divided by 0.
+        # If the count is 0, the sum is a rounding error of the difference and must not be divided by 0.
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
@@ -142,13 +142,13 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a sentence on the texts excluded from `corpus_value`; `text` and `token_class` refer to the first one."""
+    """Return a sentence on the texts excluded from `corpus_value`. `text` and `token_class` refer to the first one."""
     cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
     return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
 
 
 class ControlValues(NamedTuple):
-    """The tensors of one layer from which the `SAME_PASS` controls are computed."""
+    """The tensors of one layer for computing the `SAME_PASS` controls."""
 
     bias_E: Tensor  # b_V
     corpus_BTE: Tensor | None  # the corpus values v_j; None if there are no other texts

@@ -2,7 +2,7 @@
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
 computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
-mode, in which one pass of tangents covers all tokens and layers; backward mode would need separate passes per layer.
+mode: one pass of tangents covers all tokens and layers, whereas backward mode would need separate passes per layer.
 Derivatives within a layer use backward mode. Operations after attention are token-wise and are backpropagated for all
 tokens together; only attention requires a separate backpropagation for each token.
 
@@ -262,7 +262,7 @@ def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> t
 
 
 def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
-    """Return K random orthonormal directions `[K, width]`; K is `directions`, or the width of `vectors` if smaller."""
+    """Return K random orthonormal directions `[K, width]`. K is `directions`, or the width of `vectors` if smaller."""
     width = vectors.shape[-1]
     number = min(directions, width)
     generator = torch.Generator()
@@ -318,7 +318,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Gelu(torch.autograd.Function):
-    """torch's `gelu`, whose slope is computed once for all tangents."""
+    """torch's `gelu`, with one computation of the slope for all tangents."""
 
     generate_vmap_rule = True
 
@@ -341,7 +341,7 @@ class _Gelu(torch.autograd.Function):
 
 
 class _LeanDerivatives(TorchFunctionMode):
-    """A mode in which modules use equivalent functions with cheaper derivatives along many tangents."""
+    """A mode that replaces functions in modules by equivalents with cheaper derivatives along many tangents."""
 
     LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
 

@@ -73,7 +73,7 @@ def position_groups(tokens: int) -> npt.NDArray[np.int64]:
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
-    """Return documents from rows of `texts.parquet` and all corresponding rows of `tokens.parquet`."""
+    """Return the texts in rows of `texts.parquet`; `tokens` are all corresponding rows of `tokens.parquet`."""
     ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
     class_numbers = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
     ids = np.split(np.array(tokens["token_id"], np.int32), ends)
@@ -141,7 +141,7 @@ class Texts:
 
 
 class Corpus:
-    """The measured texts of a run, indexed in file order; one row group is in memory at a time."""
+    """The measured texts of a run, indexed in file order. One row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
         self.files = files
@@ -169,7 +169,7 @@ class Corpus:
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return the text with index `number`; the last row group is cached."""
+        """Return the text with index `number`. The last row group is cached."""
         if number in self._kept:
             return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)

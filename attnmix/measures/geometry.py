@@ -19,7 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
-SHORTEST = 1e-12  # minimum length by which vectors are divided
+SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
     "mean_cosine",
@@ -36,7 +36,7 @@ class Cloud:
     """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Prepare vectors; `mask` `[..., T]` is False for padding (default: no padding)."""
+        """Prepare vectors. `mask` `[..., T]` is False for padding (default: no padding)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
@@ -77,7 +77,7 @@ class Words:
     """The word embeddings of the distinct token IDs of each text, from the embeddings of all tokens `[..., T, D]`."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
-        """Select the embeddings of distinct token IDs in `ids` `[..., T]`; padding must repeat an ID of the text."""
+        """Select the embeddings of distinct token IDs in `ids` `[..., T]`. Padding must repeat an ID of the text."""
         first_places = []  # by text: positions of the first occurrence of each token ID
         for text_ids in ids.reshape(-1, ids.shape[-1]):
             _, places = np.unique(text_ids, return_index=True)
@@ -95,10 +95,7 @@ class Words:
         self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return a mask of the vectors `[..., points, T, D]` that are most similar to their token's own embedding.
-
-        Vectors are compared with all embeddings of the text by cosine.
-        """
+        """Return a mask of the vectors `[..., points, T, D]` with the largest cosine to their token's own embedding."""
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         words = self.unit_WD[..., 0].numel()
@@ -150,7 +147,7 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 
 
 def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
-    """Return the measures `[..., names]`; missing ones are NaN in the shape of `like`."""
+    """Return the measures `[..., names]`. Missing ones are NaN in the shape of `like`."""
     undefined = torch.full_like(like, torch.nan)
     in_order = [measures.get(name, undefined) for name in names]
     return torch.stack(in_order, dim=-1)
@@ -181,7 +178,7 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]` from the products; padding is removed first."""
+    """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
     grams = []
     for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
         unpadded = gram_PNN[:, :size, :size]
@@ -198,10 +195,7 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool of one thread per core, with single-threaded LAPACK.
-
-    With multi-threaded LAPACK, the pool was 16 times slower on 16 cores.
-    """
+    """Return a pool of one thread per core. LAPACK is single-threaded, because nested threads were 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 

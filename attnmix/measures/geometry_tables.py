@@ -118,8 +118,8 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    They include the difference between checkpoints. There are no rows unless at least two classes have three or more
-    texts.
+    They include the difference between checkpoints. At least two classes need three or more texts; otherwise, the
+    iterator is empty.
     """
     shares: dict[str, Jackknifed] = {}
     classes_N = _select_classes(measured)

@@ -29,7 +29,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
-"""Capture points of the attention sublayer's result; the first available point is used."""
+"""Capture points of the attention sublayer's result. The first available point is used."""
 FAR_BELOW = -1e30  # a key is hidden if the mask adds less than this value to its score
 
 
@@ -93,7 +93,7 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one layer; for short texts, these include all vectors."""
+    """Return the head tensors of one layer. For short texts, these include all vectors."""
     call = layer_pass.attention
     block = layer_pass.block
     features = layer_pass.features

@@ -25,7 +25,7 @@ IDENTITIES = {
     "layer_output": "input of the feed-forward block + ffn_output, after the norm that follows",
     "hidden_states": "layer_output equals the hidden states of transformers, the last one after the final norm",
 }
-"""Descriptions of all identities; identities of points that a family lacks are not checked."""
+"""Descriptions of all identities. Identities of points that a family lacks are not checked."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
 """Identities that recompute attention or the feed-forward network, and are checked in a sample of the texts."""
 

@@ -54,10 +54,11 @@ POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
 class Tangents(AfterAttention):
-    """A layer after attention, whose activation is split by its slope at the input: g(p) = g'(p) p + bias part."""
+    """A layer after attention, with the activation split by its slope at the input: g(p) = g'(p) p + bias part."""
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
+        """The derivatives `[N, W]` by each of the `inputs`."""
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
         derivative_NW = _differentiate(activation, p_NW)
@@ -67,6 +68,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def constant(self) -> Tensor:
+        """The remainder of the linear approximation, which belongs to the biases."""
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
         linear_NW = _differentiate(activation, p_NW) * p_NW
@@ -86,7 +88,7 @@ def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
-"""Rules by which an activation g is split over the parts of its input p.
+"""Rules for splitting an activation g over the parts of its input p.
 
 `chord` multiplies each part by (g(p) - g(0)) / p, the slope from 0 to the input (the default of DecompX; integrated
 gradients from 0, as in Kobayashi et al., ICLR 2024). `tangent` multiplies each part by g'(p), the slope at the input,
@@ -181,7 +183,7 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map; its bias is added if the parts are those of the biases."""
+    """Return parts after an affine map. Its bias is added if `are_biases` is True."""
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -189,7 +191,7 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`; its beta is added if the parts are those of the biases."""
+    """Return parts after a norm that divides by `deviation`. Its beta is added if `are_biases` is True."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -210,7 +212,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts into blocks of sources whose activations in the feed-forward network fit into a CPU's cache."""
+    """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -343,7 +345,7 @@ class PartsReader:
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
 
-        Each of them requires a backward pass through the fixed affine layers at each level. Memory grows linearly with
+        Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with
         the number of tokens, because no array of parts `[T, T, D]` is allocated.
         """
         levels = self._levels(batch, None)
@@ -425,7 +427,7 @@ class PartsReader:
 
 
 def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
-    """Return the parts of the first layer's input; a single differentiable part if `sources` is None."""
+    """Return the parts of the first layer's input. If `sources` is None, there is a single differentiable part."""
     if sources is not None:
         return embedding_parts(x_TD, sources)
     biases_TD = torch.zeros_like(x_TD)
@@ -433,7 +435,7 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`; undefined values are NaN."""
+    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`. Undefined values are NaN."""
     projection_KT = parts["projection"].sum(-1)
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE

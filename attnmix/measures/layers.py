@@ -1,6 +1,6 @@
 """Weights and forward-pass tensors of a layer, in the same form for all supported model families.
 
-The layers of all families follow the same equations, in which each norm is optional (`attnmix/models/families.yaml`):
+The layers of all families follow the same equations, with optional norms (`attnmix/models/families.yaml`):
 
     o = heads W_O + b_O                       attention_output = attention_output_norm(o)
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
@@ -52,10 +52,7 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """The first Linears, the activation and the last Linear of the feed-forward network.
-
-        There is one first Linear, W_1; in a gated network, there are W_g and W_u, or one Linear that contains both.
-        """
+        """The first Linears (one, or two in a gated network), the activation and the last Linear of the network."""
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *more, last = modules
         ups = [linear_weights(module) for module in (first, *more)]
@@ -102,7 +99,7 @@ class LayerPass:
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
     def document(self, place: int, tokens: int | None = None) -> Self:
-        """Return the text at index `place` of a batch, truncated to `tokens`; attention still includes padding."""
+        """Return the text at index `place` of a batch, truncated to `tokens`. Attention still includes padding."""
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(
             self,
@@ -193,7 +190,7 @@ class NetworkPart:
         return other
 
     def copy(self) -> Self:
-        """Return a copy; the stream is shared, because it is never overwritten."""
+        """Return a copy. The stream is shared, because it is never overwritten."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
@@ -257,7 +254,7 @@ class AfterAttention:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factors `[N, W]` by which parts of each of the `inputs` are multiplied."""
+        """The factors `[N, W]` for parts of each of the `inputs`."""
         activation = self.block.feed_forward[1]
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW

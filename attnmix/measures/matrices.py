@@ -30,7 +30,7 @@ class Matrix:
     source: str
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
     min_raw_sum: float = float("-inf")
-    """Minimum sum of a row before normalisation; rows with smaller sums are not meaningful."""
+    """Minimum sum of a row before normalisation. Rows with smaller sums are not meaningful."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ _EXCHANGE = Matrix(
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
 """Matrices that `Measures.matrix` returns: `MATRICES`, and `exchange`, which also needs donor texts."""
 TOKEN_POSITIONS = 128
-"""Maximum number of positions of a text with own shares by exchange; positions of longer texts are sampled."""
+"""Maximum number of positions of a text with own shares by exchange. Positions of longer texts are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:

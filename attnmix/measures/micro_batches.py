@@ -60,7 +60,7 @@ class MicroBatch:
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, with zeros for texts whose names are not in `names`."""
+        """Return `members_BTG`, with zeros for texts not in `names`."""
         is_named = [name in names for name in self.names]
         if all(is_named):
             return self.members_BTG
@@ -69,7 +69,7 @@ class MicroBatch:
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
-        """The token IDs; padding repeats the first ID of the text, so that it adds no distinct ID."""
+        """The token IDs. Padding repeats the first ID of the text, to avoid additional IDs."""
         ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
         for place, document in enumerate(self.documents):
             ids_BT[place] = document.ids[0]
@@ -87,7 +87,7 @@ class MicroBatch:
         return self._pad(segments, PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
-        """Return `segments_BT`; if `shifted`, shifted right by one, as decoder inputs are."""
+        """Return `segments_BT`. If `shifted` is True, it is shifted right by one, as decoder inputs are."""
         if self.segments_BT is None or not shifted:
             return self.segments_BT
         first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
@@ -97,7 +97,7 @@ class MicroBatch:
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
-        If `shifted`, they are shifted right by one, as decoder inputs are, and include the start token at position 0.
+        If `shifted` is True, they are shifted right by one, as decoder inputs are, and include the start token.
         """
         if not shifted:
             return self._special_SB
@@ -138,7 +138,7 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Return the micro-batches of a batch; they depend only on the lengths of the texts and the device type."""
+    """Return the micro-batches of a batch. They depend only on the lengths of the texts and the device type."""
     max_tokens = chunk_tokens(device)
     return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 

@@ -1,8 +1,8 @@
 """The tables of mixing ratios: means over texts with bootstrap intervals.
 
-Each mean is declared once, as a `Mean`: its rows in a table, and the sums from which it is computed. `MeanTables`
-resamples the means. `CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates
-the tables for a sample of the texts.
+Each mean is declared once, as a `Mean`: its rows in a table, and its sums. `MeanTables` resamples the means.
+`CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates the tables for a sample
+of the texts.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ from attnmix.measures.text_pairs import PAIR_SOURCES
 CorpusSums = Mapping[str, Sums]
 """Sums of all texts by quantity, as in `DocumentMeasures.sums`."""
 SelectSums = Callable[[CorpusSums], Sums]
-"""A function that selects or combines sums, from which a mean is computed."""
+"""A function that selects or combines the sums of a mean."""
 Labels = dict[str, Any]
 """Values of label columns, by column."""
 Rows = dict[str, list[Any]]
@@ -87,9 +87,9 @@ class CorpusMeasures:
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest error and number of texts `[2, levels, identities]`; the number is 0 if a level lacks an identity."""
+    """Largest error and number of texts `[2, levels, identities]`. The number is 0 if a level lacks an identity."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
-    """`attention_gain` `[layers]` by checkpoint; may be empty."""
+    """The `attention_gain` `[layers]` of each checkpoint, or {}."""
     sample: "CorpusMeasures | None" = None
     """The measures of the texts with controls, heads and geometry, if other texts have only ratios."""
 
@@ -100,7 +100,7 @@ class CorpusMeasures:
 
     @property
     def first(self) -> CorpusSums:
-        """The sums of the first checkpoint; all checkpoints have the same texts and layers."""
+        """The sums of the first checkpoint. All checkpoints have the same texts and layers."""
         return next(iter(self.sums.values()))
 
     @property
@@ -122,7 +122,7 @@ class Mean(NamedTuple):
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
     """Name of the sums, or a function of all sums."""
-    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all of them and their `DIFFERENCE`
+    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
     """A function that returns additional or replaced columns of a checkpoint."""
     complete: bool = True  # True to include cells without tokens
@@ -179,7 +179,7 @@ class MeanTables:
             self.parts[mean.table].append(rows)
 
     def add_table(self, name: str) -> None:
-        """Add an empty table, to which rows may be added later."""
+        """Add a table that may remain empty."""
         self.parts[name] = []
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -212,7 +212,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time; memory-mapped sums are loaded on use."""
+    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time. Memory-mapped sums are loaded on use."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)
@@ -263,7 +263,7 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all rows; counts of tokens and texts are nullable integers."""
+    """Return a table of all rows. Counts of tokens and texts are nullable integers."""
     columns: dict[str, Any] = {}
     for column in TABLE_COLUMNS[name]:
         cells = list(chain.from_iterable(rows[column] for rows in parts))
@@ -296,7 +296,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the tables of ratios and their controls, to which other means can be added."""
+    """Return tables of ratios and their controls, for adding other means."""
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
@@ -317,7 +317,7 @@ def weighted_table(
     subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
-    """Return `mixing_weighted`: means over token subsets, in which tokens or texts (`review`) have equal weights."""
+    """Return `mixing_weighted`: means over token subsets, with equal weights of tokens or of texts (`review`)."""
     tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {
@@ -475,7 +475,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return columns with the rank correlation of ratio and depth, which is in the rows for the mean over layers."""
+    """Return columns with the rank correlation of ratio and depth. Only rows of the mean over layers have a value."""
     by_layer = Resampled(
         mean=means.mean[1:],
         samples=means.samples[:, 1:],

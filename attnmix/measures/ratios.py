@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # Figures and the page use the declarations without importing
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
     from attnmix.measures.weights import Norm
 
-CACHE_TOKENS = 256  # tokens per chunk on a CPU, whose vectors stay in the cache between operations
+CACHE_TOKENS = 256  # tokens per chunk on a CPU; their vectors stay in the cache between operations
 DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, which have a constant cost per operation
 
 
@@ -38,7 +38,7 @@ class Ratio:
     definition: str  # the formula as printed in the documentation
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
-    points: tuple[str, ...] = ()  # capture points needed in addition to those of all ratios
+    points: tuple[str, ...] = ()  # capture points in addition to the points of all ratios
     headline: bool = False  # True if its mean is among the metrics
 
 
@@ -144,7 +144,7 @@ class LayerSplits:
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij after the following LayerNorms; cross-attention and feed-forward network belong to no source."""
+        """The T_ij after the following LayerNorms. Cross-attention and feed-forward network belong to no source."""
         return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
 
     @cached_property
@@ -201,7 +201,7 @@ def split_layer(layer_pass: LayerPass) -> LayerSplits:
 
 
 def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
-    """Yield each chunk of at most `size` tokens, as a slice and its splits; `points` are the features to include."""
+    """Yield each chunk of at most `size` tokens, as a slice and its splits. `points` are the features to include."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]

@@ -34,7 +34,7 @@ _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from each checkpoint's sums `[texts, donors, levels]` by quantity.
 
-    The table is empty if there are no texts. Intervals are simultaneous over all donors and levels of a quantity. The
+    Without texts, the table is empty. Intervals are simultaneous over all donors and levels of a quantity. The
     class part of the own share is the difference between the two donor kinds.
     """
     first = next(iter(exchanged.values()))
@@ -65,7 +65,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     """Return the table `parts` from each checkpoint's sums `[texts, quantities, levels]` by rule.
 
-    The table is empty if there are no texts. Intervals are simultaneous over all quantities and levels of a rule.
+    Without texts, the table is empty. Intervals are simultaneous over all quantities and levels of a rule.
     """
     first = next(iter(parts.values()))
     if not first:

@@ -109,8 +109,8 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return both `SWAPS` of one layer `[2, T]`.
 
-    Each token has its own exchange, in which only the output of this token is used. As only attention mixes tokens, the
-    heads are computed for all exchanges, but the rest of the layer only for this token.
+    Each token has its own exchange, and only its output is used. As only attention mixes tokens, the heads are computed
+    for all exchanges, but the rest of the layer only for this token.
     """
     block = Block(call.module, call.stack)
     attention = call.attending["attention"]

@@ -7,7 +7,7 @@ components):
 
     token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
     text     W - S            S   mean of m.m' over pairs of different texts of a class; m is the mean of a text
-    class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k is the share of class k
+    class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k, m_k: share and mean of class k
     corpus   C
 
 Texts have equal weights, regardless of their length. For vectors of length 1, products are mean cosines: W within a
@@ -33,7 +33,7 @@ NULL_LEVEL = 0.95
 
 
 class Moments(NamedTuple):
-    """The moments of each text's vectors at each site, from which the decomposition is computed."""
+    """The moments of each text's vectors at each site, the input of the decomposition."""
 
     means_NXD: Doubles
     within_NX: Doubles  # mean product of two different tokens of a text; NaN for texts of one token
@@ -53,7 +53,7 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`; a leading axis, if there is one, is for leave-one-out samples."""
+    """Mean products of vectors `[..., X]`. A leading axis, if there is one, is for leave-one-out samples."""
 
     square: Doubles  # of a vector with itself
     within: Doubles  # W
@@ -62,7 +62,7 @@ class Products(NamedTuple):
     corpus: Doubles  # C
 
     def shares(self) -> Doubles:
-        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length; unbiased estimates may be negative."""
+        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative."""
         of_class = self.same - self.corpus
         of_text = self.within - self.same
         of_token = self.square - self.within
@@ -70,7 +70,7 @@ class Products(NamedTuple):
         return parts / self.square[..., None]
 
     def cosines(self) -> Doubles:
-        """Return `COSINES` `[..., X, 3]`; all vectors must have length 1."""
+        """Return `COSINES` `[..., X, 3]`. All vectors must have length 1."""
         return np.stack([self.within, self.same, self.other], -1)
 
 
@@ -168,7 +168,7 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of texts with at least two tokens whose class has at least three such texts; -1 is no class."""
+    """Return a mask of texts with at least two tokens and a class (not -1) of at least three such texts."""
     is_chosen_N = (classes_N >= 0) & (tokens_N > 1)
     is_same_NN = classes_N[:, None] == classes_N
     size_N = (is_same_NN & is_chosen_N).sum(-1)  # number of texts in each text's class

@@ -42,7 +42,7 @@ class Norm:
         return centred.mul_(self.gamma)
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return the divisor `[..., 1]` by which the norm divides the vectors `whole` `[..., hidden]`."""
+        """Return the norm's divisor `[..., 1]` for the vectors `whole` `[..., hidden]`."""
         if self.absent:
             return whole.new_ones(())
         if self.centred:

@@ -29,7 +29,7 @@ OWN_SHARE_SAMPLE = OwnShareSample()
 
 
 def check_model(model: Any, call: str) -> None:
-    """Raise `InputError` unless `model` is a `Model` from `load`; `call` is an example for the message."""
+    """Raise `InputError` unless `model` is a `Model` from `load`. `call` is an example for the message."""
     if not isinstance(model, Model):
         raise InputError(f"model: {type(model).__name__}; allowed: the result of load(...), as in {call}")
 
@@ -69,10 +69,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class index of each text; None if `labels` is None.
-
-    Raise `InputError` if a label is missing or the number of labels is not `texts`.
-    """
+    """Return the class index of each text, or None; raise `InputError` if a label is missing or the number is wrong."""
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"
@@ -86,7 +83,7 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
-    """Return the documents with `classes` as labels and predictions."""
+    """Return the texts with `classes` as labels and predictions."""
     pairs = zip(documents, classes.tolist(), strict=True)
     return [replace(document, label=number, predicted=number) for document, number in pairs]
 

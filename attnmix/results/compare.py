@@ -175,7 +175,7 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model; all models are checked before each distinct model is measured once."""
+    """Return the result of each model. All models are checked before each distinct model is measured once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = None if options["labels"] is None else read_labels(options["labels"])

@@ -110,7 +110,7 @@ class Comparison:
         return places
 
     def all_rows(self) -> pd.DataFrame:
-        """Return all rows; their simultaneous intervals are wider than those of `rows`, which are fewer."""
+        """Return all rows. Their simultaneous intervals are wider than in `rows`, because there are more rows."""
         return self._table(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
@@ -203,6 +203,7 @@ class Comparison:
         return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
+        """Return the HTML of the page; without heads and matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 

@@ -23,7 +23,7 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # margin by which a total effect must exceed 1 for a warning
+STANDARD_ERRORS = 3  # minimum excess of a total effect over 1 for a warning
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
@@ -50,7 +50,7 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the texts without a `corpus_value`, as a dictionary from text index to a token class no other text has.
+    """Return the texts that have no `corpus_value`, as a dictionary from index to a token class no other text has.
 
     Raise `InputError` if no text has a `corpus_value`.
     """

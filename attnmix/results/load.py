@@ -90,7 +90,7 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     rows_by_text = dict(list(table[table["checkpoint"] == checkpoint].groupby("document", sort=False)))
     missing = [name for name in names if name not in rows_by_text]
     if missing:
-        raise InputError(f"checkpoint: {missing[0]} was not measured in {checkpoint}; run the stage `inspect`")
+        raise InputError(f"checkpoint: {missing[0]} was not inspected in {checkpoint}; pass another checkpoint")
     texts = run.documents.assign(text=run.documents["document"].map(run.texts))
     methods = [method for method in RATIOS if method in table]
     measurements = Measurements(Texts(documents_of(texts, run.tokens)))

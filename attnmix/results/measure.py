@@ -52,8 +52,8 @@ def measure(
     Args:
         model: A model that `load` returned.
         texts: One text; several texts (a list, a column of a table or of a dataset); pairs, `[("first", "second")]`;
-            or the output of `model.tokenizer(...)`, whose padding is ignored. Token IDs without a mask are used as one
-            segment, and no special tokens are added; padding at their ends is removed.
+            or the output of `model.tokenizer(...)` (padding is ignored). Token IDs without a mask are used as one
+            segment, without adding special tokens; padding at their ends is removed.
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
             Longer token IDs raise an error.
@@ -97,7 +97,7 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts; `present` are ratios available for the model's family."""
+    """Return the result of `measure` for tokenized texts. `present` are ratios available for the model's family."""
     classes = read_classes(labels, len(tokenized.texts))
     controls = read_names(controls)
     check_controls(controls, classes, len(tokenized.texts))

@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-MAX_TOKENS = 64  # maximum length of a text for which own shares are computed automatically (about one second)
+MAX_TOKENS = 64  # maximum text length for automatic computation of own shares (about one second)
 CAPTION = "Own share of each token's vector after each layer, by exchange. 0 % has the colour of the background."
 
 

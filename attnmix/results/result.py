@@ -51,7 +51,7 @@ TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine for a model in memory; short texts are computed in one thread."""
+    """Yield an engine for a model in memory. Short texts are computed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -79,7 +79,7 @@ class Measures:
 
     @property
     def model(self) -> Model | SavedModel:
-        """The model; for a loaded result, its name until the model is needed."""
+        """The model. For a loaded result, only its name and source until the model is needed."""
         return self.measured_model.model
 
     @property
@@ -109,7 +109,7 @@ class Measures:
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML view for notebooks; missing own shares are computed if the first text is short."""
+        """Return the HTML view for notebooks. Missing own shares are computed if the first text is short."""
         known = self.measurements.token_shares
         is_short = len(self.documents[0]) <= MAX_TOKENS
         if 0 not in known and is_short and self.own_share_obstacle() is None:
@@ -121,7 +121,7 @@ class Measures:
 
     @property
     def texts(self) -> list[str]:
-        """The texts; the two texts of a pair are joined, and token IDs are decoded."""
+        """The texts. The two texts of a pair are joined, and token IDs are decoded."""
         return self.tokenized.texts["text"].tolist()
 
     @cached_property
@@ -141,7 +141,7 @@ class Measures:
         return tabulate_ratios(self.measurements, self.methods, self._labels)
 
     def _labels(self, text: int, layer: int) -> list[str]:
-        """Return the input tokens of a layer; in encoder-decoder models, decoder inputs are shifted right by one."""
+        """Return the input tokens of a layer. In encoder-decoder models, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         column = DECODER_TOKEN if is_decoder else "token"
         is_in_text = self.tokens["text"] == text
@@ -152,7 +152,7 @@ class Measures:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
         The ends of the 95 % bootstrap interval over texts (not tokens) are NaN if there are fewer than 8 texts.
-        `tokens` is the mean length of a text, on which ratios depend.
+        `tokens` is the mean length of a text; ratios depend on length.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -182,7 +182,7 @@ class Measures:
             text.
 
         Raises:
-            InputError: For `parts` in a family whose layers cannot be decomposed.
+            InputError: For `parts` if the layers of the model's family cannot be decomposed.
 
         Example:
             >>> result.own_share()["mean"].round(2).tolist()
@@ -244,7 +244,7 @@ class Measures:
         `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
         last token. `value_of_first` and `value_of_last` are the lengths of the values of these two tokens, relative to
         the tokens between them. `massive_activation` is the largest absolute activation of the layer's output, relative
-        to the median. A sink receives much attention and has a short value, so that attention weights overestimate
+        to the median. A sink receives much attention and has a short value, and attention weights then overestimate
         mixing. The control `without_special_sources` measures the ratios without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
@@ -339,8 +339,8 @@ class Measures:
                 `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a
                 rollout such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a
                 token's vector if one input token is replaced.
-            layer: The layer; by default all layers. Required for encoder-decoder models, whose encoder and decoder have
-                different input tokens.
+            layer: The layer; by default all layers. Required for encoder-decoder models, because encoder and decoder
+                have different input tokens.
             text: The index of the text.
 
         Returns:
@@ -401,7 +401,7 @@ class Measures:
                 (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
         Raises:
-            InputError: For an unknown text, position or rule, or a family whose layers cannot be decomposed.
+            InputError: For an unknown text, position or rule, or if the family's layers cannot be decomposed.
 
         Example:
             >>> result.parts()["own_share"].mean("token").round(2).values.tolist()
@@ -436,8 +436,8 @@ class Measures:
     def to_html(self, path: Path | str) -> Path:
         """Write an interactive page of the texts, as one file that works offline, and return its path.
 
-        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps, for which loading umap-learn
-        takes seconds. Token IDs are shown as decoded text.
+        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps; loading umap-learn is slow.
+        Token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
         'page.html'
@@ -485,6 +485,7 @@ class Measures:
         return show(self._page(whole or not is_in_notebook()))
 
     def _page(self, whole: bool = True) -> str:
+        """Return the HTML of the page; without heads and matrices if `whole` is False."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()

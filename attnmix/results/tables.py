@@ -40,7 +40,7 @@ DIFFERENCE_COLUMNS = (
 
 
 class Cell(NamedTuple):
-    """The measure and layer of a row of a comparison; the layer is `all` for the mean over layers."""
+    """The measure and layer of a row of a comparison. The layer is `all` for the mean over layers."""
 
     measure: str
     layer: int | str
@@ -143,7 +143,7 @@ def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
     """Return the cells of `Comparison.rows`: the own share after the last layer, then means over layers.
 
-    The means are those of `ratio`, its differences from controls, swaps and class shares.
+    The means include `ratio`, its differences from controls, swaps and class shares.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     means = [cell for cell in cells if cell.layer == ALL_LAYERS]

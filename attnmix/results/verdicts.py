@@ -74,9 +74,9 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     """Return the interval of the difference over training runs, with Bonferroni correction for the number of cells.
 
     This is Welch's interval, for unequal variances and numbers of runs; NaN if there are too few training runs. A
-    `fixed` model, such as the pretrained model, has no variance, so that the interval is Student's for the mean of the
-    other side. A single training run is assumed to have the same variance as the other side; treated as fixed, it
-    would often seem different from other runs with the same settings.
+    `fixed` model, such as the pretrained model, has zero variance, and the interval is Student's for the mean of the
+    other side. A single training run is assumed to have the variance of the other side; treated as fixed, it would
+    often seem different from other runs with the same settings.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -127,10 +127,7 @@ def direction_of_mixing(measure: str) -> str | None:
 
 
 def name_mixing(rows: pd.DataFrame) -> list[str]:
-    """Return for each row whether its difference is `more` or `less` mixing or `inconclusive`.
-
-    Rows of measures that do not measure mixing have an empty string.
-    """
+    """Return `more`, `less` or `inconclusive` mixing for each row, or '' if the measure does not measure mixing."""
     meanings = []
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = direction_of_mixing(measure)

@@ -1,8 +1,7 @@
 """Inspection of captured texts one by one: ratios of every token, contribution matrices, heads, and token scores.
 
 The stage `inspect` writes `features/inspect/`. Models and results are in float64, except for the classifier. The texts
-are divided among the processes. Results of each text are stored as unfinished work, from which an interrupted run
-resumes.
+are divided among the processes. Results of each text are stored as unfinished work, to resume an interrupted run.
 """
 
 import logging
@@ -169,6 +168,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 def _ratio_rows(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
+    """Yield the ratios of each text in each checkpoint as a table."""
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
             ratios_MLT = np.load(_ratios_file(folder, checkpoint, number))

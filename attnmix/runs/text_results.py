@@ -69,23 +69,22 @@ PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
 """Quantities that the page shows for each model, by their names in `Engine.add_sums`."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward pass of each layer per token
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
-"""Maximum sum of squared lengths of the texts for which detailed measures are computed.
+"""Maximum sum of squared lengths of the texts with detailed measures.
 
-Detailed measures are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one pass per
-token, which would take minutes for a page of many texts.
+These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one pass per token, or
+minutes for a page of many texts.
 """
 TYPED_DONORS = 2
-"""Number of neutral donors of typed texts; own shares take most of the time until a page is shown.
+"""Number of neutral donors of typed texts; own shares need most of the time until a page is shown.
 
-Donors are neutral because typed texts often share most words with each other, and tokens common to text and donor
-cannot be exchanged. The choice of one donor changes a token's own share by about 0.05 (standard deviation), and the
-mean over a text's tokens by 0.01.
+Typed texts are unsuitable donors, because they often share most tokens, and equal tokens cannot be exchanged. One donor
+changes a token's own share by about 0.05 (standard deviation), and the mean over a text's tokens by 0.01.
 """
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
 
 class TextMeasurer:
-    """Measurement of texts in one loaded model, or in two that are named `pretrained` and `finetuned`."""
+    """Measurement of texts in one loaded model, or in two models (`pretrained` and `finetuned`)."""
 
     @torch_state()
     def __init__(
@@ -162,7 +161,7 @@ class TextMeasurer:
                 )
             predictions = pool.submit(self._predictions, first.texts.documents)
             captured_sums.result()
-            # The maps need passes of the captured model, which is not in use any more.
+            # The maps need passes of the captured model, which no other job uses at this point.
             jobs.append(pool.submit(self._add_layouts, first, results.tokens))
             for job in jobs:
                 job.result()
@@ -284,7 +283,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
         states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
     if states[0] != states[1]:
-        raise InputError(f"compare: {names[0]} and {names[1]} have different tokenizers; compare models with the same")
+        raise InputError(f"compare: the tokenizers of {names[0]} and {names[1]} differ; use models with the same one")
     layers = [sum(layer_counts(base)) for base in bases]
     if layers[0] != layers[1]:
         counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
@@ -333,13 +332,13 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compile_maps() -> None:
-    """Compute a map of random vectors, so that UMAP is compiled before the first text that is long enough for it."""
+    """Compute a map of random vectors, to compile UMAP before the first text that is long enough for it."""
     random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
     _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 class Layouts(NamedTuple):
-    """The maps of a page; `TextResults` documents the fields."""
+    """The maps of a page. `TextResults` documents the fields."""
 
     maps: dict[str, pd.DataFrame]
     map_quality: pd.DataFrame
@@ -382,7 +381,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 
 
 def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return the result of `fit_layout`; umap-learn, whose import takes seconds, is loaded for UMAP only."""
+    """Return the result of `fit_layout`. The slow import of umap-learn is only done for UMAP."""
     if layout == "pca":
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout

@@ -28,7 +28,7 @@ class TokenizedTexts(NamedTuple):
     """Texts with their tokens, in two tables that all steps share."""
 
     texts: pd.DataFrame
-    """A table with the rows of `texts.parquet`; `attnmix.core.store.texts` documents the columns."""
+    """A table with the rows of `texts.parquet`. `attnmix.core.store.texts` documents the columns."""
     tokens: pd.DataFrame
     """A table with the rows of `tokens.parquet`."""
 
@@ -85,7 +85,7 @@ def tokenize_given(
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
-    """Yield the rows of user texts; texts are included in the statistics if `measured` is True."""
+    """Yield the rows of user texts. Texts are included in the statistics if `measured` is True."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
@@ -94,7 +94,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the rows of `reviews` with the sorted indices `rows`, with their texts; one block of texts is in memory."""
+    """Yield the rows `rows` (sorted) of `reviews` with their texts. One block of texts is in memory at a time."""
     start = 0
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])
@@ -131,7 +131,7 @@ def write_tokens(
 def tokenized_block(
     texts: Sequence[TextRow], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of a block of texts and of its tokens; `attnmix.core.store.texts` documents the columns."""
+    """Return the tables of a block of texts and of its tokens. `attnmix.core.store.texts` documents the columns."""
     documents = pd.DataFrame(texts)
     tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
     return _tables(documents, tokenized, tokenizer, config)
@@ -140,7 +140,7 @@ def tokenized_block(
 def _tokenized(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
-    """Return the texts and their tokens; token IDs are decoded to text."""
+    """Return the texts and their tokens. Token IDs are decoded to text."""
     token_ids = _token_ids(items)
     if token_ids:
         pairs = any(any(item.types or ()) for item in token_ids)
@@ -161,6 +161,7 @@ def _tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the tables of texts and of their tokens from tokenised texts."""
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:

@@ -20,7 +20,7 @@ from attnmix.core.terminal import shorten
 
 
 class Parameters(settings.Section):
-    """All sections of params.yaml; `Parameters()` equals the committed file."""
+    """All sections of params.yaml. `Parameters()` equals the committed file."""
 
     seed: settings.Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
@@ -35,7 +35,7 @@ class Parameters(settings.Section):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The measured checkpoints; only one if there is neither training nor `model.base`, as both would be equal."""
+        """The measured checkpoints. There is only one if there is neither training nor `model.base`."""
         trained = self.finetune.epochs > 0 or self.model.base
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
@@ -72,7 +72,8 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 
 def _explain(problem: ErrorDetails) -> str:
-    if not problem["loc"]:  # from the validator of all sections together, whose message includes the keys
+    """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
+    if not problem["loc"]:  # from the validator of all sections together; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}

@@ -1,7 +1,7 @@
-"""Unfinished work, from which killed stages resume, and a lock against concurrent runs of a stage.
+"""Unfinished work for resuming killed stages, and a lock against concurrent runs of a stage.
 
-DVC deletes a stage's outputs before it reruns the stage. Work in progress is therefore stored in a different folder,
-whose name is a digest of everything that the result depends on: the parameters, data and code declared in dvc.yaml, the
+DVC deletes a stage's outputs before it reruns the stage. Work in progress is therefore stored in a different folder.
+Its name is a digest of everything that affects the result: the parameters, data and code declared in dvc.yaml, the
 installed packages and the kind of machine. Work with a different digest is never resumed.
 """
 
