@@ -60,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tier")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use one worker more than processors, because tests of the page wait for browsers."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_finish() -> None:
     """Exclude imported objects from garbage collection, and collect less often."""
     gc.freeze()

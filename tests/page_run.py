@@ -6,9 +6,10 @@ import base64
 import json
 import re
 import shutil
+import sys
 import zlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from conftest import (
 )
 
 from attnmix.core.names import CHECKPOINT_NAMES
-from attnmix.core.settings import UmapParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
@@ -139,9 +139,15 @@ def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
     return changed
 
 
+@contextmanager
+def without_umap() -> Iterator[None]:
+    """Use principal components as the only maps of measured texts, because UMAP would dominate the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnmix.runs.text_results.MIN_TYPED_UMAP_TOKENS", sys.maxsize)
+        yield
+
+
 def save_page(result: Any, folder: Path) -> Path:
     """Write the page of a result of `attnmix.measure` into `folder`, with one map per point, and return its path."""
-    with pytest.MonkeyPatch.context() as patch:
-        umap = partial(UmapParameters, layouts=["pca"], stability_seeds=[])
-        patch.setattr("attnmix.core.settings.UmapParameters", umap)
+    with without_umap():
         return Path(result.to_html(folder / "page.html"))

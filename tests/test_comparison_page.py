@@ -22,6 +22,7 @@ from conftest import toy_reviews, write_tiny_bert
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from page_run import without_umap
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
@@ -44,6 +45,12 @@ def figures() -> Iterator[None]:
     pyplot.switch_backend("agg")
     yield
     pyplot.close("all")
+
+
+@pytest.fixture(autouse=True)
+def quick_maps() -> Iterator[None]:
+    with without_umap():
+        yield
 
 
 @pytest.fixture(scope="module")

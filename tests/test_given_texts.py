@@ -7,8 +7,7 @@ import json
 import re
 import warnings
 import zlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from families import each_family, one_of_each_tokenizer, write_family
+from page_run import without_umap
 from transformers import AutoModel, AutoTokenizer
 
 import attnmix
-from attnmix.core import settings
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import read_texts
 from attnmix.models.token_ids import spell
@@ -368,10 +367,9 @@ def page_tokens(path: Path) -> list[list[str]]:
 
 
 @pytest.fixture
-def quick_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use principal components as the only map of pages, because UMAP would dominate the time."""
-    quick = partial(settings.UmapParameters, layouts=["pca"], stability_seeds=[])
-    monkeypatch.setattr(settings, "UmapParameters", quick)
+def quick_maps() -> Iterator[None]:
+    with without_umap():
+        yield
 
 
 def check_one_reading(
