@@ -16,6 +16,7 @@ import pytest
 from conftest import REPOSITORY, digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
+from pypdfium2 import raw
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -93,10 +94,22 @@ def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
         pages = [page.render(scale=DPI / 72).to_numpy() for page in document]
     assert "(1 of 14)" in texts[0]
     assert "(14 of 14)" in texts[-1]
-    ink = [int((page[:, :250] < 250).any(axis=-1).sum()) for page in pages]
+    panel_width = int(0.68 * pages[0].shape[1])
+    drawn = [(page[30:, :panel_width] < 250).any(axis=-1) for page in pages]  # without titles
     # Only the newest points have an edge, so a page may lose pixels of edges only.
-    assert all(later > 0.95 * earlier for earlier, later in pairwise(ink))
-    assert ink[-1] > 1.5 * ink[0]
+    for earlier, later in pairwise(drawn):
+        assert later.sum() > 0.95 * earlier.sum()
+        assert earlier[later].sum() > 0.9 * earlier.sum()
+    assert drawn[-1].sum() > 1.5 * drawn[0].sum()
+
+
+def test_joint_pages_contain_each_image_once(tmp_path: Path) -> None:
+    write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path / "joint.pdf", DPI)
+    with pypdfium2.PdfDocument(tmp_path / "joint.pdf") as document:
+        images = [len(list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]))) for page in document]
+    assert images == list(range(2 + 2 * len(POST_LN)))
+    content = (tmp_path / "joint.pdf").read_bytes()
+    assert content.count(b"/SMask") == 1 + 2 * len(POST_LN)
 
 
 @pytest.mark.parametrize(("layers", "points", "layout"), [(1, POST_LN, "joint"), (12, POST_LN[:1], "separate")])
@@ -181,9 +194,10 @@ def test_joint_grid_tracks_words_on_common_axes(layers: int) -> None:
     assert 4 <= len(words) <= len(TRACK_COLOURS)
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
     last = groups.get_group((layers, "layer_output" if layers else "embedding_output"))[["x", "y"]].to_numpy()
+    _, _, tracked = panels[-1].collections
     drawn = {
-        mpl.colors.to_hex(dots.get_facecolor()[0]).upper(): tuple(dots.get_offsets()[0])
-        for dots in panels[-1].collections[2:]
+        mpl.colors.to_hex(colour).upper(): tuple(xy)
+        for colour, xy in zip(tracked.get_facecolors(), tracked.get_offsets(), strict=True)
     }
     assert drawn == {colour: tuple(last[TEXT.index(word)]) for word, colour in words.items()}
 

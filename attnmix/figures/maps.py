@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.collections import LineCollection
@@ -44,12 +45,13 @@ LAYOUT_NAMES = {"pca": "PCA"}
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in figure fractions
-PAGE_DPI = 200  # matplotlib keeps the raster images of all pages in memory until the file is closed
+PAGE_DPI = 200  # of the points of earlier pages
 
 # Joint grid
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's, and a brown
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
+MAX_VECTOR_DOTS = 20_000  # beyond, dots of other texts are images in vector formats
 AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
 
 LABEL_BOX: dict[str, Any] = {
@@ -325,7 +327,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
         xy = places[site]
         style.set_limits(axes, all_places[is_inside])
         if site in other_places:
-            _scatter_other_texts(axes, other_places[site])
+            _scatter_other_texts(axes, other_places[site], as_image=len(table) > MAX_VECTOR_DOTS)
         axes.scatter(
             xy[:, 0],
             xy[:, 1],
@@ -362,31 +364,30 @@ def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
     return is_central
 
 
-def _scatter_other_texts(axes: Any, xy: Places) -> None:
-    """Draw the tokens of other texts in grey, as an image in vector formats."""
+def _scatter_other_texts(axes: Any, xy: Places, *, as_image: bool) -> None:
+    """Draw the tokens of other texts in grey; with `as_image`, as an image in vector formats."""
     axes.scatter(
         xy[:, 0],
         xy[:, 1],
         s=OTHER_SIZE,
         color=OTHER_TEXTS[1],
         linewidths=0,
-        rasterized=True,
+        rasterized=as_image,
     )
 
 
 def _scatter_tracked_words(axes: Any, xy: Places, words: Mapping[int, str]) -> None:
     """Draw the tracked words of the example text in their colours."""
-    for index, colour in zip(words, TRACK_COLOURS, strict=False):
-        x, y = xy[index]
-        axes.scatter(
-            x,
-            y,
-            s=TRACKED_SIZE,
-            color=colour,
-            edgecolors="white",
-            linewidths=0.4,
-            zorder=3,
-        )
+    tracked_xy = xy[list(words)]
+    axes.scatter(
+        tracked_xy[:, 0],
+        tracked_xy[:, 1],
+        s=TRACKED_SIZE,
+        color=TRACK_COLOURS[: len(words)],
+        edgecolors="white",
+        linewidths=0.4,
+        zorder=3,
+    )
 
 
 def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
@@ -419,15 +420,54 @@ def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]
     titled |= {site.point, row}
 
 
+class DotImages(Artist):
+    """Images of dots on the pages of a PDF. A file stores each image once, however many pages show it."""
+
+    def __init__(self, axes: Any, dpi: int) -> None:
+        """Use axes of the same position and limits as `axes`; `dpi` is the resolution of the images."""
+        super().__init__()
+        figure = Figure(figsize=axes.figure.get_size_inches(), dpi=dpi, facecolor="none")
+        self.canvas = FigureCanvasAgg(figure)
+        self.transparent_axes = figure.add_axes(axes.get_position(), xlim=axes.get_xlim(), ylim=axes.get_ylim())
+        self.transparent_axes.axis("off")
+        self.images: list[tuple[float, float, npt.NDArray[np.uint8]]] = []
+
+    def append(self, xy: Places, **options: Any) -> None:
+        """Add an image of dots with `options` of `Axes.scatter`, without its empty margins."""
+        dots = self.transparent_axes.scatter(xy[:, 0], xy[:, 1], **options)
+        self.canvas.draw()
+        dots.remove()
+        pixels = np.array(self.canvas.buffer_rgba())
+        is_drawn = pixels[:, :, 3] > 0
+        rows = np.flatnonzero(is_drawn.any(axis=1))
+        columns = np.flatnonzero(is_drawn.any(axis=0))
+        top = rows[0]
+        bottom = rows[-1] + 1
+        left = columns[0]
+        right = columns[-1] + 1
+        points_per_pixel = 72 / self.canvas.figure.dpi
+        x = left * points_per_pixel
+        y = (len(pixels) - bottom) * points_per_pixel
+        upward_pixels = pixels[top:bottom, left:right][::-1]
+        self.images.append((x, y, upward_pixels))
+
+    def draw(self, renderer: Any) -> None:
+        """Draw all images on the current page."""
+        context = renderer.new_gc()
+        for x, y, pixels in self.images:
+            renderer.draw_image(context, x, y, pixels)
+        context.restore()
+
+
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
     """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
-    `encoder` is the number of encoder layers in an encoder-decoder model.
+    Points of earlier pages are images. `encoder` is the number of encoder layers in an encoder-decoder model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
     figure = Figure(figsize=PAGE_SIZE)
-    axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2")
+    axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2", xticks=[], yticks=[])  # scales are arbitrary
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
     newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
     newest[0].set_markerfacecolor("none")
@@ -435,15 +475,21 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
     handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
     size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
+    earlier = DotImages(axes, dpi)
+    axes.add_artist(earlier)
     with PdfPages(path, metadata=style.METADATA["pdf"]) as pdf:
         for number, (site, xy) in enumerate(places.items(), 1):
             mark = POINT_MARKS[site.point]
-            dots = axes.scatter(xy[:, 0], xy[:, 1], s=size, c=style.darken_for_contrast(mark.color), marker=mark.marker)
-            dots.set(alpha=0.9, edgecolors="black", linewidths=0.5)
+            looks: dict[str, Any] = {
+                "s": size,
+                "color": style.darken_for_contrast(mark.color),
+                "marker": mark.marker,
+            }
+            dots = axes.scatter(xy[:, 0], xy[:, 1], **looks, alpha=0.9, edgecolors="black", linewidths=0.5)
             axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
             pdf.savefig(figure, dpi=dpi)
-            # Points of earlier pages are rasterised into one image.
-            dots.set(alpha=0.55, edgecolors="none", linewidths=0, rasterized=True)
+            dots.remove()
+            earlier.append(xy, **looks, alpha=0.55, linewidths=0)
 
 
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
