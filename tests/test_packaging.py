@@ -50,7 +50,7 @@ USES = {
         "parallel.in_parallel(abs, [(1,)], '')",
     ],
     "pipeline": [
-        "import stages.common.cli",
+        "import runpy; runpy.run_module('stages', run_name='__main__')",
         "from attnmix.models.adapters import check_adapter; check_adapter('owner/adapter', {})",
         "from attnmix.data.folders import find_layout; find_layout('folder', [], {}, None)",
     ],
@@ -115,6 +115,17 @@ def test_missing_extra_is_one_error_that_names_it(extra: str, printed_without: d
     lines = printed_without[extra]
     assert len(lines) == len(USES[extra])
     assert [line for line in lines if not line.endswith(f'; install them by pip install "attnmix[{extra}]"')] == []
+
+
+def test_stage_in_another_environment_names_python_and_activation(tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-S", "-m", "stages", "download"]  # -S: a Python without the installed packages
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(f"error: {sys.executable}: ")
+    assert line.endswith("activate the environment first: source .venv/bin/activate")
 
 
 def test_measuring_needs_no_extra(printed_without: dict[str, list[str]]) -> None:
