@@ -149,7 +149,7 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours the same with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-# Markers of the special tokens at the start and end of a text; token tables contain their names.
+# Markers of special tokens by class: at the start (`cls`) and at the end (`sep`) of a text.
 SPECIAL_MARKERS = {"cls": "^", "sep": "s"}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
 

@@ -39,7 +39,7 @@ PANEL = 1.3  # inches, maximum height of a map including the space below it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last row
 TITLE_CHARACTERS = 19  # per line
 GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
-SPECIAL_COLOUR = "#535a68"  # of special tokens in the legend
+SPECIAL_COLOUR = "#535a68"  # colour of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
 
 # Joint pages
@@ -49,7 +49,7 @@ PAGE_DPI = 200  # of the points of earlier pages
 
 # Joint grid
 TRACKED_WORDS = 5
-TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's, and a brown
+TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's colours, and a brown
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
 MAX_VECTOR_DOTS = 20_000  # beyond, dots of other texts are images in vector formats
 AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
@@ -495,8 +495,8 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
     """Write an animated GIF of one captured text on a map in a common plane.
 
-    The background is drawn once, moving artists in every frame. There is no transition from the encoder to the decoder,
-    because their input tokens differ.
+    The background is drawn once, and the moving artists in every frame. There is no transition from the encoder to the
+    decoder, because their input tokens differ.
     """
     document, places, labels = example_text(table, captured, WORDS)
     scene = _create_scene(document, places, captured.encoder)

@@ -127,9 +127,9 @@ class CapturedTexts(NamedTuple):
         return stacks
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
-        """Return labels of special tokens and single-token words for each of `readings`; of all tokens if none is left.
+        """Return labels of special tokens and single-token words for each of `readings`.
 
-        The keys are indices into `positions`.
+        If there are none, return the labels of all tokens. The keys are indices into `positions`.
         """
         rows = self.rows(document)
         all_positions = self.tokens["position"].to_numpy()

@@ -153,7 +153,7 @@ def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
 
 
 def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
-    """Return a sentence on the texts of the own share's mean; empty without own shares."""
+    """Return a sentence on the texts of the mean own share; empty if there are no own shares."""
     if shares.empty:
         return ""
     texts = _counted(run, _count_measured_texts(run))

@@ -29,7 +29,7 @@ from attnmix.page.wording import RUN_WORDING, Wording, detailed_documents_of, wo
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "transformers", "umap-learn", "numba", "zarr")
 BUNDLE = HERE / "bundle.js"  # built by esbuild from the modules in `src/`
-LICENCES = HERE / "licences.txt"  # of the packages in the bundle, written by tools/licences.py
+LICENCES = HERE / "licences.txt"  # licences of the bundled packages, written by tools/licences.py
 
 
 def write_page(run: Run, subject: Subject) -> None:

@@ -42,14 +42,14 @@ MAX_CELL_WIDTH = 120
 MIN_ROW_HEIGHT = 9  # including the gap
 MAX_ROW_HEIGHT = 30
 ROWS_HEIGHT = 304  # total height of the rows
-GAP = 0.28  # fraction of a row
+GAP = 0.28  # gap between rows, as a fraction of a row
 TITLE_HEIGHT = 24
 TITLE_BASELINE = 15  # below the top of a block
 NAMES_HEIGHT = 92
 NAME_LETTERS = 13
 MIN_LEVEL_DISTANCE = 14  # between the baselines of layer numbers
 FONT_SIZE = 12
-LETTER_WIDTH = 0.62  # in font sizes
+LETTER_WIDTH = 0.62  # mean width of a letter, in font sizes
 SCALE_START = 12  # position of 0 % in the margin
 SCALE_WIDTH = 84  # from 0 to 100 %
 

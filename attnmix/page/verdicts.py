@@ -10,7 +10,7 @@ import math
 
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 
-MAX_DIGITS = 3  # of a difference in percentage points
+MAX_DIGITS = 3  # decimal places of a difference in percentage points
 VERBS = {
     Verdict.HIGHER: "rises",
     Verdict.LOWER: "falls",

@@ -42,4 +42,4 @@ def _frame(page: str) -> Any:
     source = text.replace("&", "&amp;").replace("'", "&#39;")
     # The div avoids IPython's warning about a bare iframe.
     frame = f"<iframe srcdoc='{source}' style='width: 100%; height: 900px; border: 0'></iframe>"
-    return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython's
+    return HTML(f"<div>{frame}</div>")  # type: ignore[no-untyped-call]  # IPython has no types
