@@ -94,6 +94,8 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     yield f"`capture`, {len(buffers)} points", lambda: fill_rows(base, [captured], buffers)
     yield "seven ratios", lambda: measurer.ratios(documents)
     yield "all that `measure` reads", lambda: measurer.measures(documents, sampled)
+    outside = [False] * texts
+    yield "`measure` outside a sample", lambda: measurer.measures(documents, outside, statistics=())
     yield "matrices of one text", lambda: matrices.contributions(documents[0].ids)
 
 

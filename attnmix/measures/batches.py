@@ -232,7 +232,6 @@ class RatioMeasures(NamedTuple):
 
     ratios_BMT: Tensor
     to_first_BT: Tensor
-    broken_B: Tensor  # True for documents with non-finite ratios
     sums: dict[str, Tensor]  # ratios by control and by source, contributions of other tokens, [B, ...]
 
 
@@ -381,8 +380,6 @@ class _BatchPass:
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)
         ratios_MBT = ratios_MN.unflatten(-1, micro_batch.mask_BT.shape)
-        is_broken_MBT = ~ratios_MBT.isfinite() & micro_batch.mask_BT
-        is_broken_BT = is_broken_MBT.any(0)
         to_first_BTH = layer_pass.attention.to_first()
         sums: dict[str, Tensor] = {}
         if "others" in self.statistics or "lengths" in self.statistics:
@@ -395,7 +392,6 @@ class _BatchPass:
         return RatioMeasures(
             ratios_BMT=ratios_MBT.transpose(0, 1),
             to_first_BT=to_first_BTH.mean(-1),
-            broken_B=is_broken_BT.any(-1),
             sums=sums,
         )
 
@@ -501,8 +497,8 @@ class _BatchPass:
 
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document, given the model's `output`."""
-        errors_BLI = self._errors(output)
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
+        errors_BLI = self._errors(output, ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
         statistics = self._join_statistics()
         results = []
@@ -568,19 +564,21 @@ class _BatchPass:
         unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
-    def _errors(self, output: Any) -> npt.NDArray[np.float64]:
+    def _errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
-        levels = [self.embedding_errors_BI]
-        for layer, error_B in zip(self.layers, self._state_errors(output), strict=True):
-            errors_BI = torch.cat([measures.errors_BI for measures in layer])
-            errors_BI[:, hidden_states] = error_B
-            levels.append(errors_BI)
-        errors_BLI = torch.stack(levels, 1).double().cpu().numpy()
-        broken_BL = self._join(lambda measures: measures.ratios.broken_B, 1)
+        layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
+        layer_errors_BLI[..., hidden_states] = torch.stack(self._state_errors(output), 1)
+        embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
+        all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
+        errors_BLI = all_errors_BLI.double().cpu().numpy()
+        lengths_B = np.array([len(document) for document in self.documents])
+        is_token_BT = np.arange(ratios_BMLT.shape[-1]) < lengths_B[:, None]
+        is_broken_BMLT = ~np.isfinite(ratios_BMLT) & is_token_BT[:, None, None]
+        is_broken_BL = is_broken_BMLT.any((1, 3))
         self._check_errors(0, errors_BLI[:, 0])
-        for number in range(1, len(levels)):
-            self._check_finite(number, broken_BL[:, number - 1])
+        for number in range(1, errors_BLI.shape[1]):
+            self._check_finite(number, is_broken_BL[:, number - 1])
             self._check_errors(number, errors_BLI[:, number])
         return errors_BLI
 
@@ -630,16 +628,19 @@ class _BatchPass:
     def _pad(self, values: Tensor) -> Tensor:
         """Pad the last axis, a micro-batch's tokens, with zeros to the longest document of the batch."""
         missing = self.mask_BT.shape[-1] - values.shape[-1]
-        return pad(values, (0, missing))
+        return pad(values, (0, missing)) if missing else values
 
     def _join(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
         """Return one tensor of all layers and micro-batches on the host, with layers stacked at `axis`."""
+        return np.asarray(self._stack_layers(select, axis).cpu().numpy())
+
+    def _stack_layers(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> Tensor:
+        """Return one tensor of all layers and micro-batches, with layers stacked at `axis`."""
         by_layer = []
         for layer in self.layers:
             parts = [select(measures) for measures in layer]
-            by_layer.append(torch.cat(parts))
-        stacked = torch.stack(by_layer, axis)
-        return np.asarray(stacked.cpu().numpy())
+            by_layer.append(torch.cat(parts) if len(parts) > 1 else parts[0])
+        return torch.stack(by_layer, axis)
 
 
 def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:

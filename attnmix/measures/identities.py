@@ -71,15 +71,17 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the largest error `[B]` of each text's vectors, relative to the largest true component.
+    """Return the largest error `[..., B]` of each text's vectors `[..., B, T, D]`, relative to the largest true component.
 
-    Errors are infinite if the shapes differ.
+    Errors are infinite if the shapes differ, and 0 without computation for vectors at the same address in memory.
     """
     if computed_BTD.shape != true_BTD.shape:
-        return true_BTD.new_full((len(true_BTD),), torch.inf)
+        return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
+    if computed_BTD.data_ptr() == true_BTD.data_ptr() and computed_BTD.stride() == true_BTD.stride():
+        return true_BTD.new_zeros(true_BTD.shape[:-2])
     error_and_true = torch.stack([computed_BTD - true_BTD, true_BTD])
     largest_2BT = error_and_true.abs().amax(-1)
-    error_B, largest_B = (largest_2BT * mask_BT).amax(-1)
+    error_B, largest_B = (largest_2BT * mask_BT).amax(-1).unbind()
     smallest = torch.finfo(true_BTD.dtype).tiny
     relative_B: Tensor = error_B / largest_B.clamp_min(smallest)
     return relative_B
@@ -143,11 +145,22 @@ def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _compare_vectors(
     expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor
 ) -> dict[str, Tensor]:
-    """Return the errors `[B]` of the `expected` vectors at the points that were captured."""
+    """Return the errors `[B]` of the `expected` vectors at the points that were captured.
+
+    Points are compared together, because each operator on a GPU is a kernel launch.
+    """
     errors = {}
+    equal_shapes = []
     for name, vectors_BTD in expected.items():
-        if name in features:
+        if name in features and vectors_BTD.shape == features[name].shape:
+            equal_shapes.append(name)
+        elif name in features:
             errors[name] = vector_errors(vectors_BTD, features[name], mask_BT)
+    if equal_shapes:
+        computed_PBTD = torch.stack([expected[name] for name in equal_shapes])
+        true_PBTD = torch.stack([features[name] for name in equal_shapes])
+        errors_PB = vector_errors(computed_PBTD, true_PBTD, mask_BT)
+        errors.update(zip(equal_shapes, errors_PB.unbind(), strict=True))
     return errors
 
 

@@ -41,6 +41,7 @@ class Block:
         self.layer = layer
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
+        self.no_norm = no_norm(self.output.W)
         self.input_norm = self._norm(stack.input_norm)
         self.attention_output_norm = self._norm(stack.attention_output_norm)
         self.attention_norm = self._norm(stack.attention_norm)
@@ -79,13 +80,12 @@ class Block:
 
     def _norm(self, path: str | None) -> Norm:
         """Return the norm at `path`; no norm for a missing module or an `Identity`, as in ModernBERT."""
-        weight = self.output.W
         if path is None:
-            return no_norm(weight)
+            return self.no_norm
         module = self.layer.get_submodule(path)
         if isinstance(module, torch.nn.Identity):
-            return no_norm(weight)
-        return norm_of(module, weight)
+            return self.no_norm
+        return norm_of(module, self.output.W)
 
 
 @dataclass(frozen=True)
