@@ -249,7 +249,7 @@ def test_processes_share_the_order_of_texts(monkeypatch: pytest.MonkeyPatch) -> 
 def test_killed_training_resumes_to_identical_bytes(
     workspace: Workspace, tiny_bert: Path, threads_of_a_stage: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = RECIPE | {"epochs": 4}
+    recipe = RECIPE | {"epochs": 4, "learning_rate": 1e-3}  # slow enough for the last epoch to be the best
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=recipe, **SHORT), tiny_bert))
     folder = prepared(workspace(finetune=recipe, **SHORT), tiny_bert)
     # An incomplete checkpoint: weights without the state of training.
