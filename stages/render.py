@@ -55,8 +55,10 @@ def main(parameters: Parameters) -> None:
         *mixing_figures(run, captured),
         *text_figures(run, captured, shown),
     ]
-    draw_all(drawings, captured, parameters.render)
-    write_page(run, page_subject(parameters, run.metrics("download")))
+    drawn = draw_all(drawings, captured, parameters.render)
+    write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
+    for _ in drawn:  # raises their errors
+        pass
 
 
 def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
@@ -104,12 +106,17 @@ def _yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> None:
-    """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts."""
+def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> Iterator[None]:
+    """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts.
+
+    The processes start at once; iterate over the result to wait for them.
+    """
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
-    joblib.Parallel(n_jobs=processes)(joblib.delayed(_draw)(fonts, figures, *drawing) for drawing in drawings)
+    parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
+    done: Iterator[None] = parallel(joblib.delayed(_draw)(fonts, figures, *drawing) for drawing in drawings)
+    return done
 
 
 def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:

@@ -288,10 +288,10 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
     return folder
 
 
-def draw_few(draw_all: Callable[..., None], drawings: list[Any], *others: Any) -> None:
+def draw_few(draw_all: Callable[..., Iterator[None]], drawings: list[Any], *others: Any) -> Iterator[None]:
     """Omit rollouts and matrices of the pretrained model, which dominate the drawing time."""
     left_out = re.compile(r"rollouts|pretrained")
-    draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
+    return draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
 
 
 Workspace = Callable[..., Path]

@@ -17,6 +17,7 @@ from conftest import REPOSITORY, digest, tokens_table
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 from pypdfium2 import raw
+from scipy.optimize import isotonic_regression
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -238,6 +239,12 @@ def text_figure_names(documents: list[str]) -> set[str]:
     return {"main"} | strips | matrix_names
 
 
+@pytest.mark.parametrize("number", [1, 2, 9])
+def test_curve_labels_move_as_little_as_possible(number: int) -> None:
+    values = np.random.default_rng(number).normal(size=number)
+    np.testing.assert_allclose(style.fit_increasing(values), isotonic_regression(values).x, atol=1e-12)
+
+
 def test_requested_documents_get_figures(copied: Path) -> None:
     run = Run(copied)
     captured = read_captured(run.tokens, run.steps)
@@ -245,7 +252,8 @@ def test_requested_documents_get_figures(copied: Path) -> None:
         drawings = list(text_figures(run, captured, documents))
         assert {path.name for path, *_ in drawings} == text_figure_names(documents)
     drawings = [*mixing_figures(run, captured), *text_figures(run, captured, ["text/0"])]
-    draw_all(drawings, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
+    drawn = draw_all(drawings, captured, read_parameters().render.model_copy(update={"formats": ["svg"]}))
+    assert len(list(drawn)) == len(drawings)
     of_reviews = {"mixing_by_layer", "mixing_controls", "mixing_reviews", "mixing_steps", "own_share"}
     assert {path.stem for path in run.figures.glob("*.svg")} == of_reviews | text_figure_names(["text/0"])
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, ndtri, stdtrit  # as in scipy.stats, which takes long to import
 
 Doubles = npt.NDArray[np.float64]
 
@@ -89,6 +88,8 @@ class Resampled(NamedTuple):
 
     def interval(self) -> Interval:
         """Return the widened percentile interval, ignoring samples with a count of zero."""
+        from scipy.special import ndtri  # slow import, not needed for figures and pages
+
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
         ends = np.quantile(self.samples, tails, axis=0)
         is_missing = np.isnan(self.samples)
@@ -182,6 +183,8 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
 
 def _student(quantile: float, documents: Doubles) -> Doubles:
     """Return the factor that replaces the normal `quantile` in the interval of a mean over `documents` texts."""
+    from scipy.special import ndtr, stdtrit  # slow import, not needed for figures and pages
+
     number = np.where(documents >= 2, documents, np.nan)
     freedom = number - 1
     tail = ndtr(-quantile)
@@ -252,6 +255,8 @@ class Jackknifed(NamedTuple):
 
         Its bounds are NaN for fewer than three texts.
         """
+        from scipy.special import stdtrit  # slow import, not needed for figures and pages
+
         if self.documents < 3:
             unknown = np.full_like(self.whole, np.nan)
             return Interval(self.whole, unknown, unknown)

@@ -235,8 +235,6 @@ def label_curves(axes: Axes) -> None:
 
     The panel must have its final position and limits.
     """
-    from scipy.optimize import isotonic_regression  # slow import, not needed for figures without curves
-
     ends = _list_curve_ends(axes)
     if not ends:
         return
@@ -248,7 +246,7 @@ def label_curves(axes: Axes) -> None:
     heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
     # `stacked` are the centres of labels without gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
-    displacements = isotonic_regression(wanted - stacked).x
+    displacements = fit_increasing(wanted - stacked)
     free_height = max(0.0, 1 - heights.sum())
     bottoms = np.clip(displacements, 0, free_height)
     for end, center in zip(ends, bottoms + stacked, strict=True):
@@ -269,6 +267,22 @@ def label_curves(axes: Axes) -> None:
             va="center",
             fontsize=CURVE_LABEL_SIZE,
         )
+
+
+def fit_increasing(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the non-decreasing sequence with the least squared distance (isotonic regression, min-max formula).
+
+    `scipy.optimize` has this function, but its import takes longer than drawing several figures.
+    """
+    number = len(values)
+    fitted = []
+    for place in range(number):
+        lower_bounds = []
+        for start in range(place + 1):
+            means = [values[start:end].mean() for end in range(place + 1, number + 1)]
+            lower_bounds.append(min(means))
+        fitted.append(max(lower_bounds))
+    return np.array(fitted)
 
 
 def _list_curve_ends(axes: Axes) -> list[CurveEnd]:
