@@ -327,7 +327,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
         b'text\tlabel\n"a\tb"\t0\n',
         r"a\.tsv: row 1 \(line 2\) has 3 of 2 fields; tsv files do not use quotes \(\"",
     ),
-    ("a.csv", b'text,label\n"a,0\n', r'a\.csv: row 1 \(line 2\): a field begins with a quote \("\) but is not not end'),
+    ("a.csv", b'text,label\n"a,0\n', r'a\.csv: row 1 \(line 2\): a field begins with a quote \("\) but is not closed'),
     *((f"a{suffix}", LFS_POINTER, rf"a\{suffix}: it is a pointer of Git LFS .* `git lfs pull`") for suffix in FORMATS),
     ("a.csv", b"<!DOCTYPE html>\n<html>", r"a\.csv: it is a web page; download the file itself"),
     ("a.csv", b"PK\x03\x04\x14\x00", r"a\.csv: it is a zip archive or an Excel workbook"),
@@ -340,7 +340,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
     (
         "a.csv",
         "text,label\na,0\né,1\n".encode("latin-1"),
-        r"a\.csv: line 3 is not UTF-8 \(b'\\xe9'\); save the file as UTF",
+        r"a\.csv: line 3 is not UTF-8 \(b'\\xe9'\); convert the file to UTF",
     ),
 ]
 
