@@ -106,8 +106,8 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     titles = page.locator(".levels b").all_inner_texts()
     assert titles == [*PAIR, f"Difference: {TITLES[1]} minus {TITLES[0]}"]
     assert page.locator("#unlike").inner_text() == (
-        f"Tokens that differ (framed), in 2 of 12 columns: “not” in {TITLES[0]}, nothing in {TITLES[1]}; "
-        f"“not” in {TITLES[1]}, nothing in {TITLES[0]}."
+        f"Tokens that differ (framed), in 2 of 12 columns: “not” in {TITLES[0]}, no token in {TITLES[1]}; "
+        f"“not” in {TITLES[1]}, no token in {TITLES[0]}."
     )
     choose(page, "share", "parts")
     layer = int(page.locator("#layer").input_value())

@@ -132,7 +132,7 @@ test("differences of two texts are described, marked, measured and can be chosen
   set({ document: 0, token: null, layer: 2, share: "parts" });
   assert.equal(
     textOf(elementsOf(compared.compared.Differences(), "p")[0].children),
-    "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, nothing in text/1; “not” in text/1, nothing in text/0.",
+    "Tokens that differ (framed), in 2 of 12 columns: “not” in text/0, no token in text/1; “not” in text/1, no token in text/0.",
   );
   const means = [0, 1].map((text) => total(valuesOf(text)[1]) / pair.texts[text].length);
   assert.match(
