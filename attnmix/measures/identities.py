@@ -73,7 +73,8 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the largest error `[..., B]` of the vectors `[..., B, T, D]` of each text.
 
-    Errors are relative to the largest true component. They are infinite if the shapes differ, and 0 without computation for vectors at the same address in memory.
+    Errors are relative to the largest true component. They are infinite if the shapes differ, and 0 without computation
+    for vectors at the same address in memory.
     """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
