@@ -21,8 +21,9 @@ import attnmix
 from attnmix.core import progress
 from attnmix.core.names import DEFAULT_CONTROL_NAMES
 from attnmix.core.progress import show_progress, track
-from attnmix.measures import batches
+from attnmix.measures import batches, contributions
 from attnmix.measures.batches import STATISTICS, BatchMeasurer
+from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import SAME_PASS
 
 TEXTS = ["time flies like an arrow", "the film was good", "not good", "a film"]
@@ -95,6 +96,26 @@ def test_repeated_call_needs_no_pass(name: str, model: attnmix.Model, passes: Pa
         pd.testing.assert_frame_equal(first, second, check_exact=True)
     else:
         assert first == second if isinstance(first, bytes) else first.identical(second)
+
+
+def test_own_share_of_a_short_text_needs_one_pass(model: attnmix.Model, passes: Passes) -> None:
+    result = attnmix.measure(model, TEXTS)
+    passes.take()
+    result.own_share()
+    check = 1  # pass that detects changes of the model
+    assert len(passes.take()) == len(TEXTS) + check
+
+
+def test_attention_weights_need_no_float64_copy(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = attnmix.measure(model, TEXTS).documents[0].ids
+    with model.observed() as base:
+        in_float64 = DocumentMeasurer(base, ["attn_w"]).contributions(ids, ["attention", "norm"])
+    monkeypatch.setattr(contributions, "copy_with_same_weights", lambda _: pytest.fail("the model was copied"))
+    result = attnmix.measure(model, TEXTS)
+    weights = result.matrix("attention").to_numpy()
+    result.matrix("attention_rollout")
+    np.testing.assert_allclose(weights, in_float64["attention"].numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=0, atol=1e-6)
 
 
 def test_page_computes_only_missing_passes(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:

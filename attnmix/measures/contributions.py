@@ -1,7 +1,7 @@
 """Contribution vectors and matrices, computed in chunks of sources, and rollouts, in float64.
 
-In float32, 1 - cos of nearly equal vectors would lose all significant digits. Shapes: L layers, H heads, T tokens,
-J sources of a chunk, D hidden.
+In float32, 1 - cos of nearly equal vectors would lose all significant digits. Attention weights alone are read from a
+float32 pass, which needs no copy of the model. Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
 import copy
@@ -224,7 +224,6 @@ class DocumentMeasurer:
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
         """Store a model in float32 and the default methods and matrices."""
         family = family_of(base.config)
-        self._copy = copy_with_same_weights(base)  # A copy during a forward pass would include hooks.
         self.base_32 = base
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
@@ -233,9 +232,14 @@ class DocumentMeasurer:
         self.starts = [0, *counts[:-1]]  # first layer of each stack
 
     @cached_property
+    def copy(self) -> PreTrainedModel:
+        """A copy of the model. First access must precede a forward pass in another thread, or hooks would be copied."""
+        return copy_with_same_weights(self.base_32)
+
+    @cached_property
     def base(self) -> PreTrainedModel:
         """The model in float64, converted on first access."""
-        return self._copy.double()
+        return self.copy.double()
 
     def contributions(
         self,
@@ -255,7 +259,8 @@ class DocumentMeasurer:
             advance()
             return matrices
 
-        by_layer = self._map_layers(measure, ids)
+        in_float64 = any(matrix.in_float64 for matrix in declared)
+        by_layer = self._map_layers(measure, ids, self.base if in_float64 else self.base_32)
         return contributions(names, by_layer, self.starts)
 
     def matrices_and_heads(
@@ -342,13 +347,17 @@ class DocumentMeasurer:
         one_token = np.ones(1, dtype=np.int32)
         return np.array(self._map_layers(attention_gain, one_token))
 
-    def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Apply `function` to each layer of the document, without batch axis."""
+    def _map_layers(
+        self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32], base: PreTrainedModel | None = None
+    ) -> list[Result]:
+        """Apply `function` to each layer of the document, without batch axis; `base` is by default in float64."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
+        return map_layers(
+            lambda layer_pass: function(layer_pass.document(0)), base or self.base, self._batch(ids), points
+        )
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        return padded([ids.tolist()], 0, self.base.device)
+        return padded([ids.tolist()], 0, self.base_32.device)
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -356,7 +365,7 @@ def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) ->
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
-    host_MTT = torch.stack(list(raw.values())).cpu()
+    host_MTT = torch.stack(list(raw.values())).cpu().double()
     return dict(zip(raw, host_MTT.unbind(0), strict=True))
 
 

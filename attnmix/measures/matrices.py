@@ -39,6 +39,8 @@ class LayerMatrix(Matrix):
 
     formula: Callable[[Any], Any]  # from a `SourceChunk` to `[sources, tokens]`
     rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None without rollout
+    in_float64: bool = True
+    """False if a forward pass in float32 is sufficient, because the formula does not subtract nearly equal numbers."""
 
     def rolled_out(self) -> Matrix:
         """Return the declaration of the rollout."""
@@ -84,6 +86,7 @@ _DECLARED = (
         source="weights only",
         rows="sum to 1",
         rollout="with identity",
+        in_float64=False,
     ),
     LayerMatrix(
         name="norm",

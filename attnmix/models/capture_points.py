@@ -15,7 +15,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, POINTS, Site, in_forward_order
-from attnmix.models.families import Stack, family_of
+from attnmix.models.families import Stack, family_of, find_layers
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
@@ -94,24 +94,10 @@ def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None])
 
 
 def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
-    """Yield the distinct layer modules of each stack.
-
-    Only the containers of layers are searched: hooks are registered for every forward pass of a short text, and a
-    search of all modules would take as long as a layer.
-    """
+    """Yield the distinct layer modules of each stack."""
     for stack in family_of(base.config).stacks:
-        modules: dict[Module, None] = {base: None}
-        for name in stack.layers.split("."):
-            modules = dict.fromkeys(child for module in modules for child in _named_children(module, name))
-        for module in modules:
+        for module in dict.fromkeys(find_layers(base, stack)):
             yield stack, module
-
-
-def _named_children(module: Module, name: str) -> list[Module]:
-    """Return the child with this name, or all children with a number if the name is `*`."""
-    if name == "*":
-        return [child for child_name, child in module.named_children() if child_name.isdecimal()]
-    return [child for child_name, child in module.named_children() if child_name == name]
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
