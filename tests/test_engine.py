@@ -97,6 +97,14 @@ def test_repeated_call_needs_no_pass(name: str, model: attnmix.Model, passes: Pa
         assert first == second if isinstance(first, bytes) else first.identical(second)
 
 
+def test_own_share_of_a_short_text_needs_one_pass(model: attnmix.Model, passes: Passes) -> None:
+    result = attnmix.measure(model, TEXTS)
+    passes.take()
+    result.own_share()
+    check = 1  # pass that detects changes of the model
+    assert len(passes.take()) == len(TEXTS) + check
+
+
 def test_page_computes_only_missing_passes(model: attnmix.Model, passes: Passes, tmp_path: Path) -> None:
     result = attnmix.measure(model, TEXTS)
     passes.take()

@@ -36,7 +36,7 @@ from attnmix.models.attention import implementation_of
 from attnmix.models.capture_points import first_of
 from attnmix.models.checkpoint import load_config, load_tokenizer
 from attnmix.models.encoding import batches_by_tokens, padded
-from attnmix.models.families import PROJECTED, Family, family_of, optional_modules
+from attnmix.models.families import PROJECTED, Family, family_of, find_layers, optional_modules
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
 
@@ -95,7 +95,7 @@ class Classifier:
         self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
-        self.layers = [module for path, module in self.base.named_modules() if stack.is_layer(path)]
+        self.layers = find_layers(self.base, stack)
         mask_id = self.tokenizer.mask_token_id
         rows = self.model.get_input_embeddings().num_embeddings
         has_mask = mask_id is not None and mask_id < rows

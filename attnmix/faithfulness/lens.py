@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from attnmix.core.errors import InputError
 from attnmix.core.selections import check_range, whole_number
 from attnmix.models.capture_points import first_of
-from attnmix.models.families import family_of
+from attnmix.models.families import family_of, find_layers
 
 BLOCK_VECTORS = 4096  # vectors per batch of the head
 REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
@@ -38,7 +38,7 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
         raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, width]")
     base: Any = classifier.base_model
     stack = family_of(base.config).stacks[-1]
-    last = [module for path, module in base.named_modules() if stack.is_layer(path)][-1]
+    last = find_layers(base, stack)[-1]
     scores = []
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
 

@@ -224,7 +224,6 @@ class DocumentMeasurer:
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
         """Store a float32 model, and the names of the default ratios and matrices."""
         family = family_of(base.config)
-        self._copy = copy_with_same_weights(base)  # A copy made during a forward pass would include hooks.
         self.base_32 = base
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
@@ -233,9 +232,14 @@ class DocumentMeasurer:
         self.starts = [0, *counts[:-1]]  # first layer of each stack
 
     @cached_property
+    def copy(self) -> PreTrainedModel:
+        """A copy of the model. First access must precede a forward pass in another thread, or hooks would be copied."""
+        return copy_with_same_weights(self.base_32)
+
+    @cached_property
     def base(self) -> PreTrainedModel:
         """The model in float64, converted on first access."""
-        return self._copy.double()
+        return self.copy.double()
 
     def contributions(
         self,
@@ -348,7 +352,7 @@ class DocumentMeasurer:
         return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
 
     def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        return padded([ids.tolist()], 0, self.base.device)
+        return padded([ids.tolist()], 0, self.base_32.device)
 
 
 def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:

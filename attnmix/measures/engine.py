@@ -241,9 +241,8 @@ class Engine:
 
     @cached_property
     def single(self) -> DocumentMeasurer:
-        """The measures of single texts. First access must precede a forward pass, because hooks would be copied."""
-        with few_threads():
-            return DocumentMeasurer(self.base, self.methods)
+        """The measures of single texts."""
+        return DocumentMeasurer(self.base, self.methods)
 
     @cached_property
     def random(self) -> Engine:
@@ -376,7 +375,7 @@ class Engine:
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
             if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
-                self.single  # noqa: B018  # The copy must precede any forward pass.
+                self.single.copy  # noqa: B018  # The copy must precede any forward pass.
                 return True
         return False
 

@@ -27,7 +27,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
@@ -316,17 +316,20 @@ def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Id
     They are NaN for tokens common to the document and an exchanged text.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
+    texts_RT = np.stack([ids_T, *exchanged_XT])
     batch_rows = max(1, batch_tokens // len(ids_T))
+    # The complete texts share a pass with the first hybrids, because a pass of few rows costs almost as much.
+    end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
-    vectors = reader.read_whole(np.stack([ids_T, *exchanged_XT]))
+    vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
     joint_LXS = _on_host([_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _on_host([level[:1].double().square().sum(-1) for level in vectors])
-    moved = [np.empty((len(vectors), 0))]
-    for start in range(0, len(hybrids.ids_RT), batch_rows):
+    moved = [_on_host(_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
+    for start in range(end, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
-        rows = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
-        moved.append(_on_host([_squared_distance(*pair) for pair in _pairs(rows, vectors, places_R)]))
+        _, rows = reader.read(texts_RT[:0], hybrids.ids_RT[batch], places_R)
+        moved.append(_on_host(_squared_shifts(rows, vectors, places_R)))
     moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
     moved_LXS2[:, hybrids.differs_XS] = np.concatenate(moved, 1).reshape(len(vectors), -1, 2)
     joint_LXS[:, ~hybrids.differs_XS] = np.nan
@@ -335,12 +338,12 @@ def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Id
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
 
-def _pairs(
-    rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the vectors of hybrids and of the text at the same positions, level by level."""
+def _squared_shifts(rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]) -> list[Tensor]:
+    """Return the squared distances `[R]` of hybrids from the text at the same positions, by level."""
+    squares = []
     for row_RD, level in zip(rows, vectors, strict=True):
-        yield row_RD, level[0, places_R]
+        squares.append(_squared_distance(row_RD, level[0, places_R]))
+    return squares
 
 
 class _LastLayerError(Exception):
@@ -361,17 +364,34 @@ class _Reader:
 
     def read_whole(self, ids_RT: Ids) -> list[Tensor]:
         """Return the vectors `[R, S, D]` of each level at all positions."""
-        every_row = torch.arange(len(ids_RT), device=self.base.device)[:, None]
-        return self._read(ids_RT, every_row, self.positions[None])
+        vectors, _ = self.read(ids_RT, ids_RT[:0], np.zeros(0, np.int64))
+        return vectors
 
-    def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Return the vector `[R, D]` of each level at the position of each hybrid."""
-        every_row = torch.arange(len(ids_RT), device=self.base.device)
-        places = torch.as_tensor(places_R, device=self.base.device)
-        return self._read(ids_RT, every_row, self.positions[places])
+    def read(
+        self, ids_XT: Ids, hybrid_ids_RT: Ids, places_R: npt.NDArray[np.int64]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the vectors of each level, from one forward pass.
+
+        They are the vectors of complete texts at all positions, `[X, S, D]`, and of each hybrid at one of the
+        positions, `[R, D]`.
+        """
+        device = self.base.device
+        every_row = torch.arange(len(ids_XT) + len(hybrid_ids_RT), device=device)
+        whole_rows = every_row[: len(ids_XT)].repeat_interleave(len(self.positions))
+        places = torch.as_tensor(places_R, device=device)
+        rows = torch.cat([whole_rows, every_row[len(ids_XT) :]])
+        columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
+        vectors = []
+        hybrid_vectors = []
+        for level_ND in self._read(np.concatenate([ids_XT, hybrid_ids_RT]), rows, columns):
+            whole_ND = level_ND[: len(whole_rows)]
+            vectors.append(whole_ND.unflatten(0, (len(ids_XT), len(self.positions))))
+            hybrid_vectors.append(level_ND[len(whole_rows) :])
+        return vectors, hybrid_vectors
 
     @torch.inference_mode()
     def _read(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
+        """Return the vectors `[N, D]` of each level at some `rows` and `columns`, each `[N]`, of a batch of texts."""
         levels: list[Tensor] = []
         tokens = ids_RT.shape[1]
         first_decoder_level = None

@@ -32,7 +32,7 @@ from attnmix.core.settings import MAX_PARTS_TOKENS
 from attnmix.measures.layers import AfterAttention, Block, LayerPass, checkpoint_name, run_layers, value_map
 from attnmix.measures.weights import Linear, Norm
 from attnmix.models.encoding import padded
-from attnmix.models.families import PROJECTED, Family, family_of, layer_counts
+from attnmix.models.families import PROJECTED, Family, family_of, find_layers, layer_counts
 
 BLOCK_NUMBERS = 2**24  # maximum number of elements of a block's array `[J, T, W]` in the feed-forward network
 CACHED_NUMBERS = 2**19  # the same for smaller blocks on a CPU, which fit into its cache
@@ -281,8 +281,8 @@ class PartsReader:
         self.base = base
         self.rule = rule
         self.stack = family.stacks[0]
-        layers = [module for path, module in base.named_modules() if self.stack.is_layer(path)]
-        first_linear = Block(layers[0], self.stack).feed_forward[0][0]
+        first_layer = find_layers(base, self.stack)[0]
+        first_linear = Block(first_layer, self.stack).feed_forward[0][0]
         self.width = first_linear.W.shape[1]
         self.values: list[Linear] = []
 

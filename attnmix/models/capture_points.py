@@ -15,7 +15,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnmix.core.names import DECODER_INPUT, POINTS, Site, in_forward_order
-from attnmix.models.families import Stack, family_of
+from attnmix.models.families import Stack, family_of, find_layers
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
@@ -94,27 +94,10 @@ def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None])
 
 
 def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
-    """Yield the distinct layer modules of each stack.
-
-    Only the containers of layers are searched. Hooks are registered for every forward pass, and for a short text, a
-    search of all modules would take as long as a layer.
-    """
+    """Yield the distinct layer modules of each stack."""
     for stack in family_of(base.config).stacks:
-        modules: dict[Module, None] = {base: None}
-        for name in stack.layers.split("."):
-            children: dict[Module, None] = {}
-            for module in modules:
-                children.update(dict.fromkeys(_named_children(module, name)))
-            modules = children
-        for module in modules:
+        for module in dict.fromkeys(find_layers(base, stack)):
             yield stack, module
-
-
-def _named_children(module: Module, name: str) -> list[Module]:
-    """Return the child called `name`, or all children with numeric names if `name` is `*`."""
-    if name == "*":
-        return [child for child_name, child in module.named_children() if child_name.isdecimal()]
-    return [child for child_name, child in module.named_children() if child_name == name]
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:

@@ -224,16 +224,39 @@ class StackLayers:
 def stack_layers(base: Module) -> list[StackLayers]:
     """Return the layers of each stack of a base model."""
     config: Any = base.config
-    modules = dict(base.named_modules(remove_duplicate=False))
     stacks = []
     for stack in family_of(config).stacks:
-        layers = [module for path, module in modules.items() if stack.is_layer(path)]
+        layers = find_layers(base, stack)
         count = len(layers)
         if hasattr(config, "num_hidden_groups"):  # ALBERT calls the layers of each group repeatedly
             count = config.num_hidden_layers * config.inner_group_num
         container = stack.layers.partition(".*")[0].rpartition(".")[0]
-        stacks.append(StackLayers(stack, modules[container], layers, count))
+        stacks.append(StackLayers(stack, base.get_submodule(container), layers, count))
     return stacks
+
+
+def find_layers(base: Module, stack: Stack) -> list[Module]:
+    """Return the layer modules of a stack; a shared module can occur several times.
+
+    Only the containers of layers are searched: this runs in every forward pass of a short text, and a search of all
+    modules would take as long as a layer.
+    """
+    modules = [base]
+    for name in stack.layers.split("."):
+        children = []
+        for module in modules:
+            children.extend(_select_children(module, name))
+        modules = children
+    return modules
+
+
+def _select_children(module: Module, name: str) -> list[Module]:
+    """Return the child with this name, or all children with a number if the name is `*`."""
+    # Unlike `named_children`, `_modules` repeats shared modules.
+    children = module._modules.items()
+    if name == "*":
+        return [child for child_name, child in children if child is not None and child_name.isdecimal()]
+    return [child for child_name, child in children if child is not None and child_name == name]
 
 
 def attention_modules(base: Module) -> set[Module]:

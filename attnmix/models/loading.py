@@ -30,7 +30,7 @@ from attnmix.models.checkpoint import (
     padding_token,
 )
 from attnmix.models.encoding import check_words, encode, padded
-from attnmix.models.families import check_config, family_of, stack_layers
+from attnmix.models.families import check_config, family_of, find_layers, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
 POOLER = "pooler"  # part of the head: initialised and trained if the checkpoint lacks it
@@ -496,7 +496,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     if not count:
         return
     stack = family_of(base.config).stacks[0]
-    layers = [module for path, module in base.named_modules() if stack.is_layer(path)]
+    layers = find_layers(base, stack)
     if count > len(layers):
         problem = f"the model has {len(layers)} layers with separate weights"
         raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")
