@@ -53,6 +53,7 @@ from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
 from attnmix.models.loading import freeze_layers, load_classifier, load_trained
 from attnmix.models.segments import read_segments
+from stages.common.background_checkpoints import BackgroundTrainer, StepTimer
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
 
@@ -94,7 +95,7 @@ def main(parameters: Parameters) -> None:
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
     train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
-    trainer = Trainer(
+    trainer = BackgroundTrainer(
         model=model,
         args=OneDeviceArguments(
             output_dir=str(folder),
@@ -133,6 +134,7 @@ def main(parameters: Parameters) -> None:
     trainer.remove_callback(transformers.PrinterCallback)
     if finetune.epochs:
         trainer.add_callback(TrainingGuard)
+        trainer.add_callback(StepTimer)
         trainer.add_callback(GrowingCurves(run.tables))
         trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
     else:
