@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "missing string": (pd.Series(["good", None], dtype="string"), r"number 1 is missing \(<NA>\); allowed: "),
     "missing in a list": (["good", "bad", None], r"number 2 is missing \(None\); allowed: "),
     "number among texts": (["good", 3.5], r"number 1 is float 3\.5; allowed: "),
-    "bytes among texts": (["good", b"bad"], r"number 1 is bytes, "),
+    "bytes among texts": (["good", b"bad"], r"number 1 is bytes b'bad' "),
     "empty text": (["good", " "], r"number 1: the text is empty"),
     "words": ([["the", "film", "was"]], r"number 0 is a list of 3 texts, but a pair has two; allowed: "),
     "text and pair": (["good", ("good", "bad")], r"number 1 is a pair of texts, but number 0 is one text; pass items "),
