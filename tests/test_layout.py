@@ -52,7 +52,7 @@ def with_number(number: float) -> Any:
     ("given", "message"),
     [
         *((with_number(each), "^vectors: row 1, 3 contains NaN or a number") for each in (np.nan, -np.inf, 1e300)),
-        (TENSOR * torch.nan, "^vectors: row 0 holds NaN"),
+        (TENSOR * torch.nan, "^vectors: row 0 contains NaN"),
         ([1.0, 2.0], r"^vectors: an array of shape \(2,\); allowed: numbers \[points, hidden\]"),
         (np.empty((0, 3)), r"^vectors: an array of shape \(0, 3\)"),
         (None, r"^vectors: an array of shape \(\)"),
@@ -61,7 +61,7 @@ def with_number(number: float) -> Any:
         (pd.DataFrame({"a": ["x"] * 30, "b": 1.0}), "^vectors: DataFrame is not an array of numbers"),
         (NUMBERS * 1j, "^vectors: ndarray is not an array of numbers"),
         (NUMBERS[:19], "^vectors: 19, of which 19 are distinct; allowed: 20 or more distinct vectors; .*PCA"),
-        (np.repeat(NUMBERS[:3], 100, axis=0), "^vectors: 300, of which 3 differ; allowed: 20 or more"),
+        (np.repeat(NUMBERS[:3], 100, axis=0), "^vectors: 300, of which 3 are distinct; allowed: 20 or more"),
     ],
 )
 def test_invalid_vectors_are_one_error(given: Any, message: str) -> None:

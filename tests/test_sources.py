@@ -130,7 +130,7 @@ def test_missing_file_in_dvc_copy_differs_from_clone(
     assert f"dataset.name: {name} does not exist on this machine and is treated as unchanged" in caplog.text
     expected = (
         rf"^dataset\.name: {name} does not exist on this machine, nor do outputs of a run .*; .*`dvc repro --pull` "
-        r"docs/guide\.md, Sharing results$"
+        r"\(docs/guide\.md, Sharing results\)$"
     )
     with pytest.raises(InputError, match=expected):
         download.main(read_parameters())
