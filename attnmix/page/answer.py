@@ -28,17 +28,18 @@ OWN_SHARE_DEFINITION = (
 TOKEN_MEANS = "Lines show means over tokens."
 
 
-def answer(run: Results, *, finetuned: bool = True) -> dict[str, Any]:
+def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> dict[str, Any]:
     """Return `headline`, `sentences`, `notes` and `chart`: `title`, `unit` and `series` of `name, values, low, high`.
 
-    `finetuned` is False for a pipeline run without fine-tuning, in which both checkpoints are given models. Notes add
+    `finetuned` is False for a pipeline run without fine-tuning, in which both checkpoints are given models. `synthetic`
+    is True if a program wrote the texts of a pipeline run, according to the dataset card. Notes add
     the sample sizes of this run to terms of the glossary. The headline is the own share of a token's last vector; if
     it was not measured, the mixing ratio.
     """
     shares = own_shares(run)
     chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
     return {
-        "headline": _headline(run, shares) + _headline_scope(run, finetuned) + _headline_verdict(shares),
+        "headline": _headline(run, shares) + _headline_scope(run, finetuned, synthetic) + _headline_verdict(shares),
         "sentences": _sentences(run, shares),
         "notes": _notes(run, shares),
         "chart": chart,
@@ -80,10 +81,17 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     return f"{SHARE} of a token's last vector: {states}"
 
 
-def _headline_scope(run: Results, finetuned: bool) -> str:
-    """Return the number of training runs in a pipeline run; empty without a change or for texts in given models."""
-    is_training_run = finetuned and not isinstance(run, TextResults) and len(run.mixing[1]) > 0
-    return ", in this one training run" if is_training_run else ""
+def _headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
+    """Return the number of training runs in a pipeline run, and whether its texts are synthetic.
+
+    It does not name a training run without a change, and is empty for texts in given models.
+    """
+    if isinstance(run, TextResults):
+        return ""
+    texts = f"on synthetic {wording_of(run).texts}" if synthetic else ""
+    if finetuned and len(run.mixing[1]) > 0:
+        return f", in this one training run {texts}".rstrip()
+    return f", {texts}" if texts else ""
 
 
 def _headline_verdict(shares: pd.DataFrame) -> str:

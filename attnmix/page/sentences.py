@@ -48,6 +48,8 @@ class Subject:
     """The pretrained model, if different from `model`."""
     dataset: str | None = None
     finetuned: bool = True
+    synthetic: bool = False
+    """True if a program wrote the texts, according to the dataset card."""
     changed: Sequence[tuple[str, str, str]] = ()
     """Key, value and default of each changed parameter."""
     origins: Sequence[str] = ()
@@ -77,6 +79,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     finetune, download = run.metrics("finetune"), run.metrics("download")
     evidence = [*class_evidence(run), *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)]
     test = finetune["test"]
+    kind = "synthetic " if subject.synthetic else ""
     low, high = percent(test["accuracy_ci_low"]), percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
     return {
@@ -84,8 +87,8 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         "facts": {
             "test accuracy": percent(test["accuracy"], 1),
             "majority baseline": percent(test["majority_accuracy"], 1),
-            "training reviews": str(download["train"]),
-            "test reviews": str(download["test"]),
+            f"{kind}training reviews": str(download["train"]),
+            f"{kind}test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
         "measured": f"{_measured(run, measure['documents'])} {_selection(subject, run)}".strip(),
@@ -501,6 +504,9 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     cautions.append(one_layer)
     cautions.append("A ratio of norms is not a causal effect." + _agreement(run))
     cautions.append(intervals)
+    if subject.synthetic:
+        noun = wording_of(run).texts
+        cautions.append(f"According to the dataset card, a program wrote the {noun}. Real ones can have other results.")
     if run.layouts != ["pca"]:
         cautions.append(
             "A map shows some of the neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
