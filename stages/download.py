@@ -79,7 +79,10 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
-    splits, metrics["dataset_commit"] = read_splits(parameters.dataset, parameters.seed)
+    splits, origin = read_splits(parameters.dataset, parameters.seed)
+    metrics["dataset_commit"] = origin.commit
+    if origin.creators:
+        metrics["language_creators"] = ", ".join(origin.creators)
     texts = texts_of(splits["test"])
     for key, model, folder in models:
         with model_errors(key, model.name, folder):

@@ -30,6 +30,8 @@ from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
+MACHINE_GENERATED = "machine-generated"
+"""The source of synthetic texts in dataset cards."""
 ANIMATION = "gif"
 """The entry of `render.formats` that adds an animation of the map."""
 MAX_PROCESSES = 4  # starting a process takes a second
@@ -61,21 +63,22 @@ def main(parameters: Parameters) -> None:
         pass
 
 
-def page_subject(parameters: Parameters, commits: dict[str, Any]) -> Subject:
-    """Return the subject of the page of a full run. `commits` are the metrics of `download`."""
+def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
+    """Return the subject of the page of a full run. `download` are the metrics of that stage."""
     model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
     sources = [
         ("pretrained model comes", model.base_model, "base_commit"),
         ("model comes", model, "model_commit"),
         ("reviews come", dataset, "dataset_commit"),
     ]
-    origins = [_origin(noun_and_verb, source, commits[key]) for noun_and_verb, source, key in sources if source]
+    origins = [_origin(noun_and_verb, source, download[key]) for noun_and_verb, source, key in sources if source]
     return Subject(
         model.name,
         revision=model.revision,
         base=model.base,
         dataset=dataset.name,
         finetuned=finetuned,
+        synthetic=MACHINE_GENERATED in download.get("language_creators", "").split(", "),
         changed=changed_parameters(parameters),
         origins=origins,
         selection=TYPICAL if parameters.capture.typical else "",

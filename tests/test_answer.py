@@ -139,6 +139,20 @@ def test_only_headline_of_run_with_training_names_one_training_run(kind: Any, fi
         assert ("95% {interval}" in said) == (documents == 40)
 
 
+@pytest.mark.parametrize(
+    ("kind", "finetuned", "ending"),
+    [
+        (PlantedRun, True, ", in this one training run on synthetic reviews"),
+        (PlantedRun, False, ", on synthetic reviews"),
+        (PlantedTexts, True, " after"),
+    ],
+)
+def test_headline_names_synthetic_reviews(kind: Any, finetuned: bool, ending: str) -> None:
+    headlines = [answer(kind(), finetuned=finetuned, synthetic=synthetic)["headline"] for synthetic in (True, False)]
+    assert headlines[0].endswith(ending)
+    assert "synthetic" not in headlines[1]
+
+
 def test_few_reviews_have_no_interval() -> None:
     run = planted(own=0.05)
     run.tables["measure/exchange"]["documents"] = 7
@@ -262,6 +276,8 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     rows = [("agreement", "layer_input", "finetuned", "attnresln_n", layer, 0.1 * layer, 4) for layer in (1, 2)]
     run.tables["measure/derivatives"] = pd.DataFrame(rows, columns=columns)
     said = " ".join(_cautions(Subject("a model"), "", run))
+    synthetic = " ".join(_cautions(Subject("a model", synthetic=True), "", run))
+    assert ["a program wrote the reviews" in each for each in (said, synthetic)] == [False, True]
     assert ("On a UMAP map, distances between clusters" in said) == (layouts != ["pca"])
     assert ("A PCA map shows two principal components" in said) == ("pca" in layouts)
     assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in said

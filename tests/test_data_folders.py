@@ -23,7 +23,7 @@ import datasets
 import pandas as pd
 import pyarrow as pa
 import pytest
-from conftest import toy_reviews
+from conftest import REPOSITORY, toy_reviews
 
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
@@ -223,6 +223,26 @@ def test_random_folders_are_read_logged_and_watched_consistently(
         read = [row for table in tables.values() for row in table[["text", "label"]].itertuples(index=False, name=None)]
         assert sorted(read) == sorted(row for rows in expected.values() for row in rows), seed
         assert "a copy" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("head", "creators"),
+    [
+        ("language_creators: [machine-generated, found]", ["machine-generated", "found"]),
+        ("language_creators: found", ["found"]),
+        ("license: mit", []),
+    ],
+)
+def test_dataset_card_names_sources_of_texts(head: str, creators: list[str], tmp_path: Path) -> None:
+    reviews().to_csv(tmp_path / "train.csv", index=False)
+    (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
+    _, origin = read_source(DatasetParameters(name=str(tmp_path)), COLUMNS)
+    assert origin.creators == creators
+
+
+def test_sample_declares_its_texts_as_machine_generated() -> None:
+    _, origin = read_source(DatasetParameters(name=str(REPOSITORY / "data/sample")), COLUMNS)
+    assert origin.creators == ["machine-generated"]
 
 
 def reviews(number: int = 60) -> pd.DataFrame:

@@ -43,8 +43,8 @@ Tables = dict[str, pd.DataFrame]
 
 
 def read(name: Path | str, seed: int = SEED, **changes: Any) -> Tables:
-    tables, commit = read_splits(DatasetParameters(name=str(name), **({"validation_fraction": 0.2} | changes)), seed)
-    assert commit is None
+    tables, origin = read_splits(DatasetParameters(name=str(name), **({"validation_fraction": 0.2} | changes)), seed)
+    assert origin.commit is None
     return tables
 
 

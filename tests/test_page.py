@@ -175,6 +175,20 @@ def test_selection_rule_of_captured_texts_is_stated(copied: Path) -> None:
         Subject("a model", "a revision", "a base")  # type: ignore[misc]  # a sentence in another field
 
 
+@pytest.mark.parametrize(
+    ("creators", "synthetic"), [(None, False), ("found", False), ("found, machine-generated", True)]
+)
+def test_page_of_machine_generated_texts_calls_them_synthetic(creators: Any, synthetic: bool, copied: Path) -> None:
+    download = Run(Path()).metrics("download")
+    if creators is not None:
+        download["language_creators"] = creators
+    page = page_text(Run(Path()), page_subject(read_parameters(), download))
+    heading = page.partition("<h1>")[2].partition("</h1>")[0]
+    facts = page.partition('<ul class="facts"')[2].partition("</ul>")[0]
+    for part in (heading, facts):
+        assert ("synthetic" in part) == synthetic
+
+
 def test_link_to_folded_part_unfolds_it(opened: Opened) -> None:
     page = opened.page
     for name, part in (("This run", "run"), ("More", "more")):

@@ -407,6 +407,24 @@ def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, w
     ring_is_round(next(page for page in pages if "Nearest to" in page.text))
 
 
+MAX_PRINTED_PAGES = 5
+
+
+@pytest.mark.parametrize("width", [1400, pytest.param(400, marks=pytest.mark.long)])
+def test_page_prints_on_five_pages(run: Path, tab: Any, width: int) -> None:
+    shown = tab(Run(run).page, width=width)
+    shown.page.locator(f"#token-{TOKEN}").click()
+    content = shown.page.pdf(format="A4", prefer_css_page_size=True)
+    pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
+    assert len(pages) <= MAX_PRINTED_PAGES
+    text = "".join(page.text for page in pages)
+    for title in ("Text and heads", "Heads: Layer", "Layers", "Map", "Evidence", "Cautions", "Versions"):
+        assert title in text, title
+    # The interactive overview of heads and the matrix repeat the lines of a head, and would need another page.
+    assert "All heads" not in text
+    assert "its rows attend" not in text
+
+
 def band_lies_around_its_label(page: Printed) -> None:
     """Assert that the band in the first chart of a page is centred on the label of the chosen layer."""
     grey = np.abs(page.pixels() - np.array((239, 239, 240))).max(axis=-1) <= 1

@@ -52,6 +52,8 @@ class Layout(NamedTuple):
     separator: str | None
     class_names: Mapping[str, list[str]]
     contents: Contents
+    creators: list[str]
+    """The sources of the texts in the dataset card (`language_creators`), such as `found` or `machine-generated`."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -113,7 +115,7 @@ def find_layout(
     if not contents.data:
         raise InputError(f"dataset.name: {shown} {no_data_problem(names)}")
     with errors_in_words(shown):
-        configurations, infos = _read_cards(descriptions)
+        configurations, infos, creators = _read_cards(descriptions)
         chosen = configuration or configurations.get_default_config_name() or "default"
         known = list(configurations) or ["default", *infos]
         if chosen not in known:
@@ -130,6 +132,7 @@ def find_layout(
         separator=separator,
         class_names=_list_declared_classes(features or {}),
         contents=contents,
+        creators=creators,
     )
 
 
@@ -187,8 +190,8 @@ def errors_in_words(shown: str) -> Iterator[None]:
         raise InputError(f"dataset.name: {shown} cannot be loaded ({_cause(error)})") from error
 
 
-def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any]]:
-    """Return the options (`MetadataConfigs` of `datasets`) and the features of each configuration."""
+def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any], list[str]]:
+    """Return the options (`MetadataConfigs` of `datasets`) and features of each configuration, and the creators."""
     import yaml
     from datasets.info import DatasetInfo, DatasetInfosDict  # slow import (seconds)
     from datasets.utils.metadata import MetadataConfigs
@@ -212,7 +215,10 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
             infos[name] = DatasetInfo.from_dict(values)
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
     features = {name: info.features for name, info in infos.items()}
-    return configurations, features
+    creators = card.get("language_creators") or []
+    if isinstance(creators, str):
+        creators = [creators]
+    return configurations, features, [str(name) for name in creators]
 
 
 def _check_mapping(name: str, content: Any) -> None:

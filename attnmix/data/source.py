@@ -33,8 +33,15 @@ MAX_SHOWN_PAIRS = 5  # pairs of files with equal rows
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | None]:
-    """Return the tables `train`, `validation` and `test`, and the commit of a hub dataset.
+class Origin(NamedTuple):
+    """The commit of a hub dataset, and the sources of the texts in the dataset card, such as `machine-generated`."""
+
+    commit: str | None = None
+    creators: Sequence[str] = ()
+
+
+def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
+    """Return the tables `train`, `validation` and `test`, and the origin of the texts.
 
     Tables have the columns `text`, `label` (from 0) and `label_name`, and for pairs of texts (two columns in
     `text_column`) also `text_pair`. Validation is a stratified sample of train. If the source lacks a test split,
@@ -43,7 +50,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     replaces the labels after sampling, and therefore does not change the selected texts. Raise `InputError` for invalid
     sources and rows.
     """
-    source, commit = read_source(dataset, _select_columns(dataset))
+    source, origin = read_source(dataset, _select_columns(dataset))
     tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
     all_rows = pd.concat(tables.values())
     classes = all_rows.groupby("label")["label_name"].first()
@@ -65,7 +72,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, str | No
     text_columns = TEXT_COLUMNS[: len(dataset.text_columns)]
     names = [*text_columns, "label", "label_name"]
     splits = {split: table[names].reset_index(drop=True) for split, table in tables.items()}
-    return splits, commit
+    return splits, origin
 
 
 def _select_columns(dataset: DatasetParameters) -> Columns:
@@ -138,24 +145,24 @@ class FileRows(NamedTuple):
     has_types: bool  # False for csv and tsv
 
 
-def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, str | None]:
-    """Return the validated tables `train` and, if present, `test`, and the commit of a hub dataset."""
+def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, Origin]:
+    """Return the validated tables `train` and, if present, `test`, and the origin of the texts."""
     source, _ = folders.split_name(dataset.name)
     path = Path(source)
     if dataset.revision is not None and path.exists():
         problem = f"{source} is a local dataset, which has no revision {shorten(dataset.revision)!r}"
         raise InputError(f"dataset.revision: {problem}; leave it empty")
     if path.is_file():
-        return _read_single_file(dataset, columns), None
+        return _read_single_file(dataset, columns), Origin()
     if path.is_dir():
         names = folders.list_folder(path)
-        tables = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
-        return tables, None
+        tables, creators = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
+        return tables, Origin(creators=creators)
     if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
         raise InputError(f"dataset.name: {path} is neither an existing file or folder nor a hub identifier")
     repository = Repository("dataset", source, dataset.revision)
-    tables = _read_folder(dataset, columns, repository.paths, repository.fetch)
-    return tables, repository.commit
+    tables, creators = _read_folder(dataset, columns, repository.paths, repository.fetch)
+    return tables, Origin(repository.commit, creators)
 
 
 def _read_single_file(dataset: DatasetParameters, columns: Columns) -> Tables:
@@ -178,8 +185,11 @@ def _read_folder(
     columns: Columns,
     names: Sequence[str],
     fetch: Callable[[Sequence[str]], Mapping[str, Path]],
-) -> Tables:
-    """Return the splits of a dataset with the files `names`; `fetch` provides only the required files."""
+) -> tuple[Tables, Sequence[str]]:
+    """Return the splits of a dataset with the files `names`, and the sources of its texts.
+
+    `fetch` provides only the required files.
+    """
     source, configuration = folders.split_name(dataset.name)
     folder = source.rstrip("/")
     descriptions = fetch([name for name in names if is_description(name)])
@@ -202,7 +212,7 @@ def _read_folder(
         _log_files(split_name, split_files, split_rows)
         _warn_of_equal_rows(split_name, split_files, split_rows, columns)
         rows[split] = split_rows
-    return _check_tables(rows, splits, columns, dataset.name)
+    return _check_tables(rows, splits, columns, dataset.name), layout.creators
 
 
 def _read_rows(

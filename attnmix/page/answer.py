@@ -28,17 +28,18 @@ OWN_SHARE_DEFINITION = (
 TOKEN_MEANS = "Lines show means over tokens."
 
 
-def answer(run: Results, *, finetuned: bool = True) -> dict[str, Any]:
+def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> dict[str, Any]:
     """Return `headline`, `sentences`, `notes` and `chart` of the summary.
 
     The headline reports the own share of a token's last vector, or the mixing ratio if own shares were not measured.
     Notes add the sample sizes of the run to terms of the glossary. `finetuned` is False for a pipeline run without
-    fine-tuning, whose two checkpoints are models given by the user.
+    fine-tuning, whose two checkpoints are models given by the user. `synthetic` is True if the texts of a pipeline run
+    are machine-generated according to the dataset card.
     """
     shares = own_shares(run)
     chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
     return {
-        "headline": _headline(run, shares) + _headline_scope(run, finetuned) + _headline_verdict(shares),
+        "headline": _headline(run, shares) + _headline_scope(run, finetuned, synthetic) + _headline_verdict(shares),
         "sentences": _sentences(run, shares),
         "notes": _notes(run, shares),
         "chart": chart,
@@ -82,13 +83,21 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     return f"{SHARE} of a token's last vector: {states}"
 
 
-def _headline_scope(run: Results, finetuned: bool) -> str:
-    """Return a clause that limits the headline to one training run; empty for one checkpoint or for given models."""
-    _, differences = run.mixing
-    is_training_run = finetuned and not isinstance(run, TextResults) and len(differences) > 0
-    if not is_training_run:
+def _headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
+    """Return a clause that limits the headline to one training run and to synthetic texts, if they apply.
+
+    It is empty for texts in given models, and does not mention training for a single checkpoint.
+    """
+    if isinstance(run, TextResults):
         return ""
-    return ", in this one training run"
+    _, differences = run.mixing
+    is_training_run = finetuned and len(differences) > 0
+    scope = ""
+    if is_training_run:
+        scope = " in this one training run"
+    if synthetic:
+        scope += f" on synthetic {wording_of(run).texts}"
+    return f",{scope}" if scope else ""
 
 
 def _headline_verdict(shares: pd.DataFrame) -> str:

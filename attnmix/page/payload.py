@@ -65,11 +65,18 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return rows, len(lengths) - len(shown_lengths)
 
 
-def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str], *, finetuned: bool = True) -> Data:
+def page_data(
+    run: Results,
+    tokens: pd.DataFrame,
+    checkpoints: Mapping[str, str],
+    *,
+    finetuned: bool = True,
+    synthetic: bool = False,
+) -> Data:
     """Return the page's data for `tokens`.
 
     `checkpoints` contains labels, with the captured checkpoint last. `finetuned` is False for a pipeline run without
-    fine-tuning.
+    fine-tuning. `synthetic` is True if the texts are machine-generated.
     """
     documents = tokens["document"].unique().tolist()
     steps = run.steps.dropna(subset="mean")
@@ -110,7 +117,7 @@ def page_data(run: Results, tokens: pd.DataFrame, checkpoints: Mapping[str, str]
         "layer": layer,
         "importance": importance,
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
-        "answer": answer(run, finetuned=finetuned),
+        "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
         "opens": opening,
         "curves": _list_curves(run, derivatives, layers),
         "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),

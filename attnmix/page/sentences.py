@@ -48,6 +48,8 @@ class Subject:
     """The pretrained model, if different from `model`."""
     dataset: str | None = None
     finetuned: bool = True
+    synthetic: bool = False
+    """True if a program wrote the texts, according to the dataset card."""
     changed: Sequence[tuple[str, str, str]] = ()
     """Key, value and default of each changed parameter."""
     origins: Sequence[str] = ()
@@ -67,6 +69,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     download = run.metrics("download")
     evidence = [*class_evidence(run), *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)]
     test = finetune["test"]
+    kind = "synthetic " if subject.synthetic else ""
     low = percent(test["accuracy_ci_low"])
     high = percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
@@ -76,8 +79,8 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         "facts": {
             "test accuracy": percent(test["accuracy"], 1),
             "majority baseline": percent(test["majority_accuracy"], 1),
-            "training reviews": str(download["train"]),
-            "test reviews": str(download["test"]),
+            f"{kind}training reviews": str(download["train"]),
+            f"{kind}test reviews": str(download["test"]),
             "reviews measured": str(measure["documents"]),
         },
         "measured": measured.strip(),
@@ -576,6 +579,9 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     cautions.append(one_layer)
     cautions.append("A ratio of norms is not a causal effect." + _agreement(run))
     cautions.append(intervals)
+    if subject.synthetic:
+        noun = wording_of(run).texts
+        cautions.append(f"According to the dataset card, a program wrote the {noun}. Real ones can have other results.")
     if run.layouts != ["pca"]:
         cautions.append(
             "A map preserves only some neighbourhoods. On a UMAP map, distances between clusters, their sizes and "

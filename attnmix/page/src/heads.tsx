@@ -265,7 +265,7 @@ export function Heads() {
         <div class="heads">
           <Lines rows={matrix} />
           <Matrix rows={matrix} />
-          <div>
+          <div class="overview">
             <h4>All heads: rows are layers, columns heads</h4>
             <p class="small">
               Layers are numbered from 1 and heads from 0, as in the function attnmix.interventions.without_heads.
