@@ -17,6 +17,7 @@ import argparse
 import csv
 import gc
 import hashlib
+import logging
 import os
 import signal
 import statistics
@@ -48,6 +49,9 @@ from attnmix.measures.documents import read_documents, read_reviews
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.loading import load_base
 from benchmarks.stages import REPOSITORY, synchronize, write_parameters
+from benchmarks.writer import ROWS as SHARD_ROWS
+from benchmarks.writer import WIDTH as SHARD_WIDTH
+from benchmarks.writer import disk_rate
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
 
@@ -201,10 +205,10 @@ def training(**changes: Any) -> Callable[[Card], str]:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
             raise NotHereError("fp16 needs a GPU")
         card.write_parameters(finetune=changes)
-        with watched(card.device) as use, training_speed() as speeds:
+        with watched(card.device) as use, training_speed() as speeds, logged(" s per step ") as steps:
             card.stage("finetune")
         accuracy = card.run.metrics("finetune")["test"]["accuracy"]
-        return f"{speeds[0]:,.0f} samples/s, accuracy {accuracy:.2f}, {use}"
+        return f"{speeds[0]:,.0f} samples/s ({steps[0]}), accuracy {accuracy:.2f}, {use}"
 
     return row
 
@@ -267,6 +271,12 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
     return row
 
 
+def disk(card: Card) -> str:
+    """Return the throughput of one writing thread of `capture` into new files of the working folder."""
+    vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
+    return f"{disk_rate(card.run.root, vectors):.2f} GB/s in one thread"
+
+
 def capture_speed(place: int) -> Callable[[Card], str]:
     """Return the row of `capture` compared with bare forward passes, for one batch size."""
 
@@ -305,11 +315,12 @@ def faithfulness(card: Card) -> str:
 
 
 def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
-    """Return the speed of a stage, and of bare forward passes of the same texts."""
+    """Return the speed of a stage with its limiting factor, and of bare forward passes of the same texts."""
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
-    with watched(card.device) as use:
+    with watched(card.device) as use, logged("limited by: ") as limits:
         seconds = card.stage(stage)
-    return f"{batch_tokens} a batch: {tokens / seconds:,.0f} tokens/s (bare {tokens / bare_seconds:,.0f}), {use}"
+    speeds = f"{tokens / seconds:,.0f} tokens/s (bare {tokens / bare_seconds:,.0f})"
+    return f"{batch_tokens} a batch: {speeds}, {use}; log: {limits[0]}"
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
@@ -368,6 +379,27 @@ def watched(device: torch.device) -> Iterator[Use]:
             sampler.terminate()
             lines = sampler.communicate()[0].split()
             use.busy = [float(line) for line in lines if line.isdigit()]
+
+
+@contextmanager
+def logged(phrase: str) -> Iterator[list[str]]:
+    """Yield a list for the messages of the log that contain a phrase."""
+    messages: list[str] = []
+    logger, handler = logging.getLogger(), logging.Handler()
+
+    def keep(record: logging.LogRecord) -> None:
+        if phrase in record.getMessage():
+            messages.append(record.getMessage())
+
+    handler.emit = keep  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager
@@ -466,6 +498,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "fine-tuning, fp16": training(precision="fp16"),
     "fine-tuning, LoRA": training(lora={"rank": 8, "alpha": 16, "targets": "all-linear"}),
     "fine-tuning, fp32": training(),
+    "disk": disk,
     "capture, first size": capture_speed(0),
     "capture, second size": capture_speed(1),
     "capture, third size": capture_speed(2),

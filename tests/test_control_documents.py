@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import (
     BOOTSTRAP_SAMPLES,
     digest,
@@ -30,7 +32,7 @@ from attnmix.measures.documents import Texts
 from attnmix.measures.engine import Task, batch_tasks, sampled_tasks
 from attnmix.measures.text_pairs import PAIR_SOURCES
 from attnmix.page.sentences import describe_samples
-from attnmix.runs.measure import CheckpointWork
+from attnmix.runs.measure import CheckpointWork, WorkTimes
 from stages import measure
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
@@ -196,11 +198,24 @@ def test_batches_have_texts_of_one_kind() -> None:
 
 
 def test_sample_of_all_texts_has_bytes_of_run_without_sample(
-    runs: dict[str, FinishedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, FinishedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)
-    repeated = run_measure(tmp_path / "repeated", control_documents=DOCUMENTS)
+    with caplog.at_level("INFO"):
+        repeated = run_measure(tmp_path / "repeated", control_documents=DOCUMENTS)
     assert digest(Run(repeated.folder).tables) == digest(Run(runs["all"].folder).tables)
+    rates = r"[\d,]+ tokens/s, [\d,]+\.\d MB/s stored \([\d,]+ MB/s while writing\)"
+    limits = r"limited by: (arithmetic|disk) \((arithmetic|disk) \d+%, (arithmetic|disk) \d+% of the time\)"
+    assert sum(bool(re.fullmatch(f"{rates}; {limits}", message)) for message in caplog.messages) == 1
+
+
+def test_rates_and_shares_of_known_times() -> None:
+    times = WorkTimes(tokens=5000, written_bytes=40_000_000, writing_seconds=2.0, device_seconds=5.0)
+    gpu = times.describe(10.0, torch.device("cuda"))
+    rates = "500 tokens/s, 4.0 MB/s stored (20 MB/s while writing)"
+    assert gpu == f"{rates}; limited by: arithmetic (arithmetic 50%, host 30%, disk 20% of the time)"
+    cpu = times.describe(10.0, torch.device("cpu"))
+    assert cpu == f"{rates}; limited by: arithmetic (arithmetic 80%, disk 20% of the time)"
 
 
 def test_page_states_size_of_sample(runs: dict[str, FinishedRun]) -> None:

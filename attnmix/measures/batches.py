@@ -7,6 +7,7 @@ Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls
 I identities, S groups of sources.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -154,6 +155,8 @@ class BatchMeasurer:
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
         """The values of the control `corpus_value`; without them, the control is NaN."""
+        self.waiting_seconds = 0.0
+        """Time of waiting for the results of `measures`; on a GPU, kernels start before."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Compute `corpus` from documents; a sample is sufficient."""
@@ -210,7 +213,10 @@ class BatchMeasurer:
             points = (*POINTS, PROJECTED, PREACTIVATION)
             read_layer = batch_pass.read_layer
             output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
-            return batch_pass.results(output)
+            start = time.perf_counter()
+            results = batch_pass.results(output)
+            self.waiting_seconds += time.perf_counter() - start
+            return results
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         """Return the model's input."""

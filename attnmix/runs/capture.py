@@ -33,6 +33,7 @@ from transformers import PreTrainedModel
 from attnmix.core.device import check_precision, process_state
 from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.errors import InputError, first_line
+from attnmix.core.limits import describe_limits, limiting_shares
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
@@ -391,33 +392,15 @@ def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: Th
     return digest
 
 
-def limiting_shares(
-    seconds: float, disk_seconds: float, device_seconds: float, device: torch.device
-) -> dict[str, float]:
-    """Return the share of each limiting factor in the `seconds` of a run, in descending order.
-
-    `disk_seconds` were spent on waiting for writes, and `device_seconds` on waiting for a GPU. The rest is the forward
-    pass itself on a CPU; on a GPU, it is the host, which starts the kernels.
-    """
-    rest = seconds - disk_seconds - device_seconds
-    times = {"disk": disk_seconds, "forward pass": device_seconds, "host": rest}
-    if device.type == "cpu":
-        times = {"disk": disk_seconds, "forward pass": device_seconds + rest}
-    ordered = sorted(times.items(), key=lambda item: item[1], reverse=True)
-    return {name: share / seconds for name, share in ordered}
-
-
 def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
     """Return a sentence with the rates of a run in tokens and bytes, and its limiting factor.
 
     `rates` are the bytes per second of single writes, and `limits` is the result of `limiting_shares`.
     """
-    shares = ", ".join(f"{name} {share:.0%}" for name, share in limits.items())
-    main_limit = next(iter(limits))
     thread_rate = np.median(rates) / 1e6
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
     stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({threads})"
-    return f"{stored}; limited by: {main_limit} ({shares} of the time)"
+    return f"{stored}; {describe_limits(limits)}"
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:

@@ -8,8 +8,9 @@ the processes. Batches do not depend on the number of processes, and therefore n
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
+from attnmix.core.limits import describe_limits, limiting_shares
 from attnmix.core.names import ALL_DONORS, OTHER_CLASS, SAME_CLASS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import MeasureParameters
@@ -120,16 +122,22 @@ def measure(
         process=state.process_index,
         processes=state.num_processes,
     )
+    start = time.perf_counter()
     measured = {name: _measure_checkpoint(name, plan) for name in checkpoints}
     random = _measure_random_model(first, plan) if "random_weights" in parameters.controls else None
+    if plan.times.tokens:
+        logging.info("%s", plan.times.describe(time.perf_counter() - start, device))
     state.wait_for_everyone()
     if state.is_main_process:
+        start = time.perf_counter()
         corpus_measures = _corpus_measures(measured, random, plan)
         if "corpus_value" in corpus_measures.sampled.first:
             _log_left_out(plan, corpus_measures.sampled.first)
         tables = _tables(corpus_measures, measured, plan)
         _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
-        logging.info("measured %d documents in %s", len(corpus), " and ".join(checkpoints))
+        table_seconds = time.perf_counter() - start
+        names = " and ".join(checkpoints)
+        logging.info("measured %d documents in %s; tables: %.1f s", len(corpus), names, table_seconds)
         if plan.samples.controls is not None:
             logging.info("controls, heads, steps, sinks and geometry: in %d of them", len(plan.samples.controls))
 
@@ -163,6 +171,25 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
     return drawn
 
 
+@dataclass
+class WorkTimes:
+    """Amounts of work of this process, without work of a resumed run, and times of waiting."""
+
+    tokens: int = 0
+    """Tokens whose ratios were measured, in all checkpoints."""
+    written_bytes: int = 0
+    writing_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def describe(self, seconds: float, device: torch.device) -> str:
+        """Return a sentence with the rates and the limiting factor of a run of this duration."""
+        limits = limiting_shares(seconds, self.writing_seconds, self.device_seconds, device, work="arithmetic")
+        stored = f"{self.written_bytes / seconds / 1e6:,.1f} MB/s stored"
+        writing_rate = self.written_bytes / self.writing_seconds / 1e6
+        rates = f"{self.tokens / seconds:,.0f} tokens/s, {stored} ({writing_rate:,.0f} MB/s while writing)"
+        return f"{rates}; {describe_limits(limits)}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
     """Documents, quantities and settings of the stage, shared by all checkpoints."""
@@ -180,10 +207,12 @@ class _Plan:
     device: torch.device
     process: int
     processes: int
+    times: WorkTimes = field(default_factory=WorkTimes)
 
     def work(self, checkpoint: str) -> "CheckpointWork":
         """Return the stored work of one checkpoint."""
-        return CheckpointWork(self.folder, checkpoint, process=self.process, processes=self.processes)
+        processes = {"process": self.process, "processes": self.processes}
+        return CheckpointWork(self.folder, checkpoint, times=self.times, **processes)
 
     def engine(self, base: Any) -> Engine:
         """Return the engine for a model without a head, on the device of this run."""
@@ -229,6 +258,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
     engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
+    plan.times.device_seconds += engine.batches.waiting_seconds
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle:
         logging.info("parts: absent in the model family %s: %s", base.config.model_type, obstacle)
@@ -416,6 +446,7 @@ class CheckpointWork:
     checkpoint: str
     process: int
     processes: int
+    times: WorkTimes = field(default_factory=WorkTimes)
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield this process's share of the unfinished tasks."""
@@ -428,7 +459,8 @@ class CheckpointWork:
         arrays: dict[str, Any] = {IDENTITY_ERRORS: largest_errors([document.identities for document in measures])}
         for number, document_measures in zip(task.numbers, measures, strict=True):
             arrays[str(number)] = document_measures.ratios
-        _write_arrays(self.token_file(task), arrays)
+            self.times.tokens += len(document_measures.document)
+        self._write_arrays(self.token_file(task), arrays)
 
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
         """Write the sums of a task's documents; the task is done once this file exists."""
@@ -436,7 +468,15 @@ class CheckpointWork:
         for name, (values, counts) in stack_sums(sums).items():
             arrays[f"{name}/values"] = values
             arrays[f"{name}/counts"] = counts
-        _write_arrays(self._file(kind, task), arrays)
+        self._write_arrays(self._file(kind, task), arrays)
+
+    def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
+        """Write arrays by name to an npz file atomically."""
+        start = time.perf_counter()
+        with atomic_path(file) as part, part.open("wb") as opened:
+            np.savez(opened, **arrays)
+            self.times.written_bytes += opened.tell()
+        self.times.writing_seconds += time.perf_counter() - start
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
         """Return the sums of all documents of the tasks, ordered by document index, as memory-mapped arrays."""
@@ -478,12 +518,6 @@ class CheckpointWork:
 
     def _file(self, kind: str, task: Task) -> Path:
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
-
-
-def _write_arrays(file: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name to an npz file atomically."""
-    with atomic_path(file) as part, part.open("wb") as opened:
-        np.savez(opened, **arrays)
 
 
 def _create_memory_map(file: Path, array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:

@@ -1,0 +1,41 @@
+"""Limiting factors of a stage: shares of its time, as a sentence for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def limiting_shares(
+    seconds: float, disk_seconds: float, device_seconds: float, device: torch.device, work: str = "forward pass"
+) -> dict[str, float]:
+    """Return the share of each limiting factor in the time of a run, in descending order.
+
+    Args:
+        seconds: Duration of the run.
+        disk_seconds: Time of waiting for writes.
+        device_seconds: Time of waiting for a GPU. The remaining time is the work itself on a CPU; on a GPU, it is the
+            host, which starts the kernels.
+        device: The device of the model.
+        work: Name of the computation.
+    """
+    rest = seconds - disk_seconds - device_seconds
+    times = {"disk": disk_seconds, work: device_seconds, "host": rest}
+    if device.type == "cpu":
+        times = {"disk": disk_seconds, work: device_seconds + rest}
+    ordered = sorted(times.items(), key=lambda item: item[1], reverse=True)
+    return {name: share / seconds for name, share in ordered}
+
+
+def describe_limits(limits: Mapping[str, float]) -> str:
+    """Return the limiting factor and the shares of `limiting_shares`.
+
+    Example:
+        >>> describe_limits({"disk": 0.75, "host": 0.25})
+        'limited by: disk (disk 75%, host 25% of the time)'
+    """
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in limits.items())
+    return f"limited by: {next(iter(limits))} ({shares} of the time)"
