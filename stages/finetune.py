@@ -53,9 +53,9 @@ from attnmix.models.encoding import encode
 from attnmix.models.families import family_of
 from attnmix.models.loading import freeze_layers, load_classifier, load_trained
 from attnmix.models.segments import read_segments
-from stages.common.background_checkpoints import BackgroundTrainer, StepTimer
 from stages.common.parameters import Parameters
 from stages.common.resume import unfinished_folder
+from stages.common.step_timer import StepTimer
 
 Doubles = npt.NDArray[np.float64]
 
@@ -95,7 +95,7 @@ def main(parameters: Parameters) -> None:
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
     train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
-    trainer = BackgroundTrainer(
+    trainer = Trainer(
         model=model,
         args=OneDeviceArguments(
             output_dir=str(folder),

@@ -18,12 +18,13 @@ import torch
 from conftest import SHORT, Workspace, digest, plain_logits, toy_reviews, write_parameters, write_reviews
 from safetensors.torch import load_file
 from stage_process import run_stage
-from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+from transformers import AutoModelForSequenceClassification, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 from attnmix.models.checkpoint import load_tokenizer
 from stages import finetune
+from stages.common import step_timer
 from stages.common.parameters import read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
 
@@ -347,3 +348,21 @@ def test_diverging_loss_is_one_error(workspace: Workspace, tiny_bert: Path) -> N
     with pytest.raises(InputError, match=r"finetune\.learning_rate: 1e\+30 makes training diverge \(.* is (nan|inf)"):
         finetune.main(read_parameters())
     assert not Path("models/finetuned").exists()
+
+
+def test_seconds_per_step_exclude_time_between_epochs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    seconds = iter([0, 10, 100, 110])  # two epochs of ten seconds; evaluation and saving between them
+    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(seconds))
+    arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
+    timer = step_timer.StepTimer()
+    state = TrainerState()
+    control = TrainerControl()
+    for steps in (10, 20):
+        timer.on_epoch_begin(arguments, state, control)
+        state.global_step = steps
+        timer.on_epoch_end(arguments, state, control)
+    with caplog.at_level(logging.INFO):
+        timer.on_train_end(arguments, state, control)
+    assert caplog.messages == ["1 s per step of 4 texts without evaluation and saving (4 texts/s)"]
