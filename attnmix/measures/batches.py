@@ -581,7 +581,7 @@ class _BatchPass:
         lengths_B = np.array([len(document) for document in self.documents])
         is_token_BT = np.arange(ratios_BMLT.shape[-1]) < lengths_B[:, None]
         is_broken_BMLT = ~np.isfinite(ratios_BMLT) & is_token_BT[:, None, None]
-        is_broken_BL = is_broken_BMLT.any((1, 3))
+        is_broken_BL = np.asarray(is_broken_BMLT.any((1, 3)))
         self._check_errors(0, errors_BLI[:, 0])
         for number in range(1, errors_BLI.shape[1]):
             self._check_finite(number, is_broken_BL[:, number - 1])

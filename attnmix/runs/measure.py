@@ -167,7 +167,8 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
     if size is None or size >= len(corpus):
         return None
     strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)
-    return stratified_draw(strata, size, seed).tolist()
+    drawn: list[int] = stratified_draw(strata, size, seed).tolist()
+    return drawn
 
 
 @dataclass
@@ -341,7 +342,7 @@ def _sampled_measures(
     tasks = plan.sampled_tasks()
     texts = plan.corpus.texts
     if plan.samples.controls is not None:
-        texts = texts.iloc[plan.samples.controls]
+        texts = texts.iloc[list(plan.samples.controls)]
     sums: dict[str, dict[str, Sums]] = {}
     identities = {}
     for name, checkpoint in measured.items():

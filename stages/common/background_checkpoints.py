@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -67,7 +67,7 @@ class BackgroundTrainer(Trainer):
             self.args.save_total_limit = limit
         if self.args.should_save:
             rotate = partial(
-                rotate_checkpoints, output_dir=self.args.output_dir, save_total_limit=limit, use_mtime=True
+                rotate_checkpoints, output_dir=str(self.args.output_dir), save_total_limit=limit, use_mtime=True
             )
             self.writes.append(partial(rotate, best_model_checkpoint=state.best_model_checkpoint))
         name = f"checkpoint-{state.global_step}"
@@ -157,7 +157,7 @@ class StepTimer(transformers.TrainerCallback):
         self.start = 0.0
         self.first_step = 0
 
-    def on_epoch_begin(self, _args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         self.start = time.perf_counter()
         self.first_step = state.global_step
 
@@ -167,9 +167,7 @@ class StepTimer(transformers.TrainerCallback):
         self.seconds += time.perf_counter() - self.start
         self.steps += state.global_step - self.first_step
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_options: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero and self.steps:
             texts = args.train_batch_size * args.world_size
             step = self.seconds / self.steps
