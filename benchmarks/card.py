@@ -271,14 +271,8 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
     return row
 
 
-def disk(card: Card) -> str:
-    """Return the throughput of one writing thread of `capture` into new files of the working folder."""
-    vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
-    return f"{disk_rate(card.run.root, vectors):.2f} GB/s in one thread"
-
-
 def capture_speed(place: int) -> Callable[[Card], str]:
-    """Return the row of `capture` compared with bare forward passes, for one batch size."""
+    """Return the row of `capture` compared with bare forward passes, for one batch size, and the speed of the disk."""
 
     def row(card: Card) -> str:
         if place >= len(card.size.batch_tokens):
@@ -287,7 +281,9 @@ def capture_speed(place: int) -> Callable[[Card], str]:
         card.write_parameters(capture={"batch_tokens": batch_tokens})
         if place == 0:
             card.stage("tokenize")
-        return beside_bare_passes(card, "capture", "captured", batch_tokens)
+        vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
+        rate = disk_rate(card.run.root, vectors)
+        return f"{beside_bare_passes(card, 'capture', 'captured', batch_tokens)}; disk: {rate:.2f} GB/s in one thread"
 
     return row
 
@@ -498,7 +494,6 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "fine-tuning, fp16": training(precision="fp16"),
     "fine-tuning, LoRA": training(lora={"rank": 8, "alpha": 16, "targets": "all-linear"}),
     "fine-tuning, fp32": training(),
-    "disk": disk,
     "capture, first size": capture_speed(0),
     "capture, second size": capture_speed(1),
     "capture, third size": capture_speed(2),

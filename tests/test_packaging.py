@@ -50,7 +50,7 @@ USES = {
         "parallel.in_parallel(abs, [(1,)], '')",
     ],
     "pipeline": [
-        "import runpy; runpy.run_module('stages', run_name='__main__')",
+        "import stages.common.cli",
         "from attnmix.models.adapters import check_adapter; check_adapter('owner/adapter', {})",
         "from attnmix.data.folders import find_layout; find_layout('folder', [], {}, None)",
     ],

@@ -367,6 +367,41 @@ def test_saved_pictures_do_not_depend_on_theme_and_scrolling(run: Path, tab: Any
     assert dark.page.locator(".paper").count() == 0
 
 
+WIDE_FONT = "*, svg, svg * { font-family: 'DejaVu Serif', serif !important; }"
+FIND_CLIPPED = """() => [...document.querySelectorAll("#answer :is(h1, h3, li, p, b, span, label, button, bdi)")]
+  .filter((each) => each.checkVisibility() && each.closest(".unseen, [role=tooltip]") === null)
+  .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
+  .map((each) => each.outerHTML.slice(0, 120))"""
+"""The elements of the answer with a text wider than their box."""
+FIND_OVERLAPS = """() => {
+  const texts = [...document.querySelectorAll("#grid .levels :is(b, span), #margin text")]
+    .filter((each) => each.textContent.trim() && each.checkVisibility());
+  const boxes = texts.map((each) => {
+    const range = document.createRange();
+    range.selectNodeContents(each);
+    return range.getBoundingClientRect();
+  });
+  const overlap = (one, other) => Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1 &&
+    Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 3;
+  const found = [];
+  for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++)
+    if (overlap(boxes[i], boxes[j])) found.push(`${texts[i].textContent} | ${texts[j].textContent}`);
+  return { found, texts: texts.length };
+}"""
+"""The pairs of overlapping texts beside the cells; heights include the space above and below letters."""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_wide_font_fits_headline_picture(run: Path, tab: Any, width: int) -> None:
+    shown = tab(Run(run).page, width=width)
+    shown.page.add_style_tag(content=WIDE_FONT)
+    shown.page.wait_for_function(ARE_DRAWN)
+    assert shown.page.evaluate(FIND_CLIPPED) == []
+    overlaps = shown.page.evaluate(FIND_OVERLAPS)
+    assert overlaps["texts"] > 6
+    assert overlaps["found"] == []
+
+
 class Printed:
     """A printed PDF page: its texts with their sizes, and its pixels."""
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from attnmix.core.names import OWN_SHARE
 from attnmix.core.store.runs import Run
-from attnmix.page.static_picture import COLOUR_STEPS, ModelShares, draw_own_shares
+from attnmix.page.static_picture import AFTER, BEFORE, COLOUR_STEPS, ModelShares, draw_own_shares
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYERS, TOKENS = 3, 7
@@ -25,8 +25,7 @@ ALIKE = 2.5  # in CIEDE2000, for one step of colours and the screen's rounding
 
 
 def draw(tokens: list[str], models: list[ModelShares]) -> Any:
-    picture = draw_own_shares(tokens, models)
-    return ElementTree.fromstring(picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+    return ElementTree.fromstring(draw_own_shares(tokens, models))
 
 
 def shares(seed: int) -> Any:
@@ -59,6 +58,17 @@ def test_cell_colours_match_shares() -> None:
             row = rows[number * LAYERS + LAYERS - 1 - layer]  # the last layer is on top
             drawn = [found[x, row] for x in columns]
             assert drawn == pytest.approx(model.shares_LT[layer, 1:], abs=0.5 / COLOUR_STEPS + 1e-9)
+
+
+def test_means_have_colours_without_css() -> None:
+    corpus = {"values": [0.9, 0.8, 0.1], "low": [0.85, 0.75, 0.05], "high": [0.95, 0.85, 0.15]}
+    models = [ModelShares("Before", shares(1), corpus), ModelShares("After", shares(2), corpus)]
+    groups = list(draw(["a"] * TOKENS, models).iter(f"{SVG}g"))
+    assert [group.get("fill") for group in groups] == [BEFORE.light, AFTER.light]
+    for group in groups:
+        _, curve = group.iter(f"{SVG}path")
+        assert curve.get("stroke") == group.get("fill")
+        assert all(each.get("fill") is None for tag in ("circle", "text") for each in group.iter(f"{SVG}{tag}"))
 
 
 def test_means_are_next_to_their_layers() -> None:

@@ -2,7 +2,7 @@
 
 A page shows it until its script has drawn the interactive picture; a notebook shows it below the cell of a result.
 Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs without `color-mix`
-use the attribute `fill`, which is mixed in sRGB.
+and `light-dark` use the attributes `fill` and `stroke`, mixed in sRGB.
 """
 
 from __future__ import annotations
@@ -205,6 +205,7 @@ def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
     ]
     style = ";".join(["max-width:100%", "height:auto", *variables])
     attributes = {
+        "xmlns": "http://www.w3.org/2000/svg",  # for programs that open the picture as a file
         "class": "own-shares",
         "role": "img",
         "aria-label": escape(label),
@@ -374,15 +375,15 @@ def _draw_corpus_means(
     interval = _format_element(
         "path",
         d=f"{_format_line(outline)}Z",
-        fill="currentColor",
         fill_opacity="0.2",
     )
     curve = _format_element(
         "path",
         d=_format_line(means),
         fill="none",
-        stroke="currentColor",
+        stroke=colour.light,
         stroke_width="1.5",
+        style=f"stroke:{colour.css}",
     )
     parts = [interval, curve]
     for x, y in means:
@@ -393,7 +394,8 @@ def _draw_corpus_means(
     return _format_element(
         "g",
         "".join(parts),
-        style=f"color:{colour.css}",
+        fill=colour.light,
+        style=f"fill:{colour.css}",
     )
 
 
@@ -406,7 +408,6 @@ def _draw_last_corpus_mean(mean: float, block: Block) -> str:
         x=block.margin_left + 13,
         y=block.title_baseline,
         font_weight="700",
-        fill="currentColor",
     )
     return mark + value
 
@@ -428,7 +429,6 @@ def _draw_circle(x: float, y: float) -> str:
         cx=x,
         cy=y,
         r="2.8",
-        fill="currentColor",
     )
 
 
