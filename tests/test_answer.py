@@ -168,12 +168,13 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "With donors of the same predicted class, it is 55% before and 22% after fine-tuning; of another, 45% and 18%."
+        "With {donors} of the same predicted class, it is 55% before and 22% after fine-tuning; "
+        "of another, 45% and 18%."
     )
     assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
     for sentence in (change, by_class, ratio):
         assert len(sentence.split()) <= MAX_WORDS
-    for sentence in (change, ratio):
+    for sentence in (change, by_class, ratio):
         terms = re.findall(r"\{(.*?)\}", sentence)
         assert terms
         assert all(re.search(rf'^  "?{term.lower()}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms

@@ -637,7 +637,10 @@ real = compare_module.measure_tokenized
         (lambda m, r, o: attnmix.compare(m, m, []), r"^texts: none; allowed: \"one text\""),
         (lambda m, r, o: attnmix.compare(m, m, TEXTS, methods="attn"), r"^methods\[0\]: 'attn' is not allowed"),
         (lambda m, r, o: attnmix.compare(m, m, TEXTS, controls=3), r"^controls: 3; allowed: a list of random_weights"),
-        (lambda m, r, o: attnmix.compare(m, o, TEXTS), r"^compare: 3 layers in .*, 2 in .*; allowed: the same number"),
+        (
+            lambda m, r, o: attnmix.compare(m, o, TEXTS),
+            r"^compare: 3 layers in .*, 2 in .*; compare models with the same number of layers",
+        ),
     ],
 )
 def test_comparison_mistake_fails_before_measuring(
@@ -699,7 +702,7 @@ def test_change_by_length_is_noted(model: attnmix.Model) -> None:
     lengths = np.array([len(document) for document in results[0].documents])
     pairs = zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True)
     change = np.array([b.mean() - a.mean() for a, b in pairs])
-    (note,) = (text for text in attnmix.compare(*results).notes if "by length" in text)
+    (note,) = (text for text in attnmix.compare(*results).notes if "by text length" in text)
     shown = re.findall(r"([+-][\d.]+) at (\d+)-(\d+) tokens \((\d+) texts?\)", note)
     assert len(shown) > 1
     assert sum(int(texts) for *_, texts in shown) == len(texts)

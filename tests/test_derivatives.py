@@ -156,13 +156,13 @@ def test_page_reports_change_of_each_form(tmp_path: Path, documents: int) -> Non
     write_plot("measure/mixing", pd.DataFrame(mixing), run.tables)
     (sentence,) = derivatives(run)
     if documents == 4:
-        assert "changes by +20.0 percentage points when all other tokens move together, by" in sentence
+        assert "by +20.0 percentage points if all other tokens change together, by" in sentence
         assert "4 reviews are too few for a verdict, which needs 20 or more." in sentence
         return
     interval = "(+20.0 percentage points, 95% interval +10.0 to +30.0, 40 reviews)"
-    assert f"rises when all other tokens move together {interval}" in sentence
-    assert "falls when they move independently (" in sentence
-    assert "is inconclusive when the norms of single tokens are added (" in sentence
+    assert f"rises if all other tokens change together {interval}" in sentence
+    assert "falls if they change independently (" in sentence
+    assert "is inconclusive if the norms of single tokens are added (" in sentence
 
 
 @pytest.mark.parametrize(

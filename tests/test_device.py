@@ -175,7 +175,7 @@ def test_used_and_idle_gpus_are_logged(four_gpus: None, caplog: pytest.LogCaptur
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert caplog.messages == [
         "device: NVIDIA H100, 80 GiB, driver 580.95.05, CUDA 13.0",
-        "3 of 4 GPUs are unused; `torchrun --nproc-per-node 4 -m stages STAGE` uses all",
+        "3 of 4 GPUs are unused; `torchrun --nproc-per-node 4 -m stages STAGE` uses all of them",
     ]
 
 

@@ -360,7 +360,7 @@ def test_default_weights_have_published_digest(tmp_path: Path, monkeypatch: pyte
     assert {"config.json", "tokenizer.json", "vocab.txt", "model.safetensors"} <= names
     assert not [name for name in names if name.endswith((".py", ".bin", ".md"))]
     monkeypatch.setitem(DIGESTS, name, "0" * 64)
-    with pytest.raises(InputError, match=r"have sha256 53aa51172d14\w{52}, not 0{64}: reinstall the package"):
+    with pytest.raises(InputError, match=r"have sha256 53aa51172d14\w{52}, not 0{64}; reinstall the package"):
         fetch_model(name, tmp_path / "pretrained")
     assert not (tmp_path / "pretrained").exists()
 
@@ -378,7 +378,7 @@ def own(workspace: Workspace, tiny_bert: Path) -> Path:
     [
         ("model", "models/finetuned", "models/finetuned is an output of this pipeline"),
         ("dataset", "data/reviews/a.csv", r"data/reviews/a\.csv is an output of this pipeline"),
-        ("model", "circle", "circle is a link that leads back to itself"),
+        ("model", "circle", "circle is a circular link; use the path of the folder or file itself"),
         ("model", "package://no_such/model", r"\S+ the Python package 'no_such' is not installed"),
         ("model", "./no/such/model", r"\./no/such/model is neither an existing folder nor a hub identifier"),
         ("model", "empty", r"empty has no config\.json"),

@@ -209,7 +209,9 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
     for seeds in ("", "1 -2", "a"):
         with pytest.raises(InputError, match="--seeds"):
             command.main(["run", "--dataset", "x", "--seeds", seeds])
-    with pytest.raises(InputError, match=r"^--profile: there is no file profiles/laptop\.txt$"):
+    with pytest.raises(
+        InputError, match=r"^--profile: there is no file profiles/laptop\.txt; pass one, such as profiles/laptop\.txt$"
+    ):
         command.main(["run", "--dataset", "x"])
     with pytest.raises(InputError, match=r"--until: there is no stage 'nothing'; allowed: measure, render$"):
         command.main(["run", "--dataset", "x", "--until", "nothing"])

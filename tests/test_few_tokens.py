@@ -40,7 +40,7 @@ def layouts(data: Any) -> dict[str, set[str]]:
         (
             SHORT,
             {"pca": set()},
-            "There is no UMAP here: it is made of 48 tokens or more, and 47 tokens are on",
+            "UMAP was not computed, because it needs at least 48 tokens and 47 tokens are on this map.",
         ),
         (ENOUGH, {"separate": {"word_embedding"}, "pca": set()}, ""),
     ],
@@ -54,9 +54,9 @@ def test_served_page_omits_umap_of_too_few_vectors(
     assert layouts(data) == expected
     assert data["mapNote"].startswith(note)
     assert bool(data["mapNote"]) == bool(note)
-    said = "Not on the separate map: word embedding. Of them fewer than 20 vectors differ" in page
+    said = "Not on the separate map: word embedding. Fewer than 20 of their vectors are distinct" in page
     assert said == bool(expected.get("separate"))
-    assert ("another seed yields another map" in page) == ("separate" in expected)
+    assert ("a different seed yields a different map" in page) == ("separate" in expected)
 
 
 def test_saved_page_of_short_text_has_pca_only(tiny_bert: Path, tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_note_explains_layouts_with_missing_points(absent: dict[str, Any], expec
     notes = absence_notes({layout: set(points) for layout, points in absent.items()})
     assert [note.removeprefix("Not on the ").partition(" map: ")[0] for note in notes] == expected
     for note in notes:
-        wide = "another width than" in note
+        wide = "differ in width from" in note
         assert wide == ("attention heads" in note.lower() or "head outputs" in note.lower())

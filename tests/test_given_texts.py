@@ -337,7 +337,7 @@ def test_padding_with_end_token_needs_mask(tmp_path: Path) -> None:
     tokenizer.pad_token = tokenizer.eos_token
     model = attnmix.load(AutoModel.from_pretrained(folder), tokenizer)
     end, (long, short) = tokenizer.eos_token_id, tokenizer(["the film was", "the"])["input_ids"]
-    alone = r"^texts: number 1 has <\|endoftext\|> at one end, .*; allowed: .* with its attention_mask$"
+    alone = r"^texts: number 1 has <\|endoftext\|> at one end, .*; pass .* with its attention_mask$"
     for side in ("left", "right"):
         encoding = tokenizer(["the film was", "the"], padding=True, padding_side=side)
         assert measured_ids(attnmix.measure(model, encoding)) == [long, short]

@@ -144,8 +144,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
         r"PeftModel is not supported; pass .*model.merge_and_unload\(\)",
     ),
-    "a compiled model": (lambda folder: torch.compile(network(folder)), r"OptimizedModule.*allowed: .*model._orig_mod"),
-    "a parallel model": (lambda folder: nn.DataParallel(network(folder)), r"DataParallel.*allowed: .*model.module"),
+    "a compiled model": (lambda folder: torch.compile(network(folder)), r"OptimizedModule.*pass .*model._orig_mod"),
+    "a parallel model": (lambda folder: nn.DataParallel(network(folder)), r"DataParallel.*pass .*model.module"),
 }
 
 

@@ -133,14 +133,14 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     text = page.locator("#findings").inner_text()
     for sentence in (
         f"accuracy is {100 * test['accuracy_ci_low']:.0f}% to {100 * test['accuracy_ci_high']:.0f}%",
-        f"with the words in random order {100 * control['shuffled_words']:.0f}%.",
-        f"would be {100 * control['corpus_value']:.0f}%",
+        f"{100 * control['shuffled_words']:.0f}% with the words in random order.",
+        f"the mixing ratio is {100 * control['corpus_value']:.0f}%",
     ):
         assert sentence in text
     choose(page, "document", "0")
     assert (note := page.locator("#text-note").inner_text()).startswith(
         "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of its 12 tokens "
-        "were read (capture.max_length). 2 of its 9 tokens are unknown to the model."
+        "were used (capture.max_length). 2 of its 9 tokens are unknown to the model."
     ), note
     assert note.endswith("The model before fine-tuning has no classifier.")
     probability = run.predictions.set_index("document")["probability"]["test/0"]

@@ -358,7 +358,7 @@ def test_click_on_map_selects_word_everywhere(opened: Opened) -> None:
     assert np.sort(distances[token])[1] > 2  # pixels
     page.mouse.move(box["x"] + pixels[token][0], box["y"] + pixels[token][1])
     row = tokens().iloc[token]
-    title = f"{visible(row['token'])}, position {row['position']} of {row['document']}"
+    title = f"{visible(row['token'])}, position {row['position']} in {row['document']}"
     assert page.locator("#map-canvas").get_attribute("title") == title
     page.mouse.click(box["x"] + pixels[token][0], box["y"] + pixels[token][1])
     assert visible(row["token"]) in page.locator("#selected").inner_text()

@@ -389,8 +389,7 @@ def test_gpu_holds_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -
         return contributions(declared, by_layer, starts)
 
     monkeypatch.setattr("attnmix.measures.contributions.contributions", watched)
-    measurer = DocumentMeasurer(load_base(tiny_folder("bert")), list(RATIOS), list(MATRICES))
-    measurer.base.to(DEVICE)
+    measurer = DocumentMeasurer(load_base(tiny_folder("bert")).to(DEVICE), list(RATIOS), list(MATRICES))
     measurer.contributions(np.arange(5, 12, dtype=np.int32))
     assert set(kept) == {CPU}
 

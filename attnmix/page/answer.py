@@ -210,7 +210,7 @@ def _shares_by_class(run: Results) -> str:
     )
     other_before = percent(other["mean"]["pretrained"])
     other_after = percent(other["mean"]["finetuned"])
-    return f"With donors of the same predicted class, it is {states}; of another, {other_before} and {other_after}."
+    return f"With {{donors}} of the same predicted class, it is {states}; of another, {other_before} and {other_after}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:

@@ -24,6 +24,7 @@ from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
 STANDARD_ERRORS = 3  # minimum excess of a total effect over 1 for a warning
+MIN_EXCESS = 0.005  # minimum excess after subtraction of the standard errors, above rounding errors of equal vectors
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
@@ -87,7 +88,7 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         errors_L = np.sqrt(sum_of_squares_L) / totals_L
         excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
-        if excess_L[layer] > 0:
+        if excess_L[layer] > MIN_EXCESS:
             warnings.warn(
                 f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
                 f"squares {index_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",

@@ -44,7 +44,7 @@ def compare_results(
     if has_own_share:
         notes.append(_own_share_note(len(documents), sample))
     else:
-        notes.append(f"own_share is left out: {obstacle}.")
+        notes.append(f"own_share is omitted, because {obstacle}.")
     if "corpus_value" in results[0].control_names:
         notes.extend(_describe_left_out_texts(documents))
     lengths = np.array([len(document) for document in documents])

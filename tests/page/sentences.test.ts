@@ -62,7 +62,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
       const values = `${percent(rows[0][position])} pretrained, ${percent(rows[1][position])} fine-tuned`;
       const expected =
         `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the own share is ${values}. ` +
-        `The largest sources among words in ${place} (pretrained) are ${said(0)}. The largest sources among words in ${place} (fine-tuned) are ${said(1)}. `;
+        `The largest contributions of other words in ${place} (pretrained) are ${said(0)}. The largest contributions of other words in ${place} (fine-tuned) are ${said(1)}. `;
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
     }
@@ -158,7 +158,7 @@ test("differences of two texts are described, marked, measured and can be chosen
   assert.equal(state.layer.value, layer + 1);
   const text = textOf(compared.chosen.ChosenText());
   const values = [one[layer][order[0]], other[layer][order[0]]];
-  const [cell, ...sources] = text.split("The largest sources among words in the input (");
+  const [cell, ...sources] = text.split("The largest contributions of other words in the input (");
   assertClose(
     numbersIn(cell),
     [...values, values[1] - values[0]].map((each) => 100 * each),

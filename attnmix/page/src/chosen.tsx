@@ -36,8 +36,8 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
   const compared = comparison.value ? ` (${titleInText(block)})` : "";
   return (
     <>
-      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest sources among words in the{" "}
-      {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest contributions of other
+      words in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
       {compared || (canChange && ` (${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()})`)} are{" "}
       {sources.map((each, n) => (
         <>
