@@ -339,7 +339,9 @@ def test_unwritable_output_fails_before_any_work(
         with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
             write(tmp_path / place)
     monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
-    with pytest.raises((InputError, SystemExit), match=f"{tmp_path} is not (writable|a folder with write permission); "):
+    with pytest.raises(
+        (InputError, SystemExit), match=f"{tmp_path} is not (writable|a folder with write permission); "
+    ):
         write(tmp_path / "new")
     assert digest(tmp_path) == before
 
