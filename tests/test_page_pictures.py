@@ -442,16 +442,14 @@ def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, w
     ring_is_round(next(page for page in pages if "Nearest to" in page.text))
 
 
-MAX_PRINTED_PAGES = 5
-
-
-@pytest.mark.parametrize("width", [1400, pytest.param(400, marks=pytest.mark.long)])
-def test_page_prints_on_five_pages(run: Path, tab: Any, width: int) -> None:
+# A narrow window has a higher map, which prints on one more page.
+@pytest.mark.parametrize(("width", "most_pages"), [(1400, 5), pytest.param(400, 6, marks=pytest.mark.long)])
+def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: int) -> None:
     shown = tab(Run(run).page, width=width)
     shown.page.locator(f"#token-{TOKEN}").click()
     content = shown.page.pdf(format="A4", prefer_css_page_size=True)
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
-    assert len(pages) <= MAX_PRINTED_PAGES
+    assert len(pages) <= most_pages
     text = "".join(page.text for page in pages)
     for title in ("Text and heads", "Heads: Layer", "Layers", "Map", "Evidence", "Cautions", "Versions"):
         assert title in text, title

@@ -134,7 +134,7 @@ def test_changed_results_are_named_and_not_accepted(changed: Repository, capsys:
 
 def test_changes_beyond_code_are_refused(changed: Repository) -> None:
     changed.commit("A change without its run")
-    with pytest.raises(SystemExit, match=r"dvc\.lock of the last commit is stale there(.|\n)*work\.py modified"):
+    with pytest.raises(SystemExit, match=r"dvc\.lock of the last commit is already stale(.|\n)*work\.py modified"):
         accept.main(["--profile", "../tiny.txt"])
     (changed.folder / "metrics.json").write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match=r"^error: metrics\.json: modified; .* `dvc checkout metrics\.json`"):
