@@ -199,7 +199,7 @@ class Pages:
         """Queue and measure one or two texts, keep their page, and return its random, unguessable name."""
         now = time.monotonic()
         if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
-            raise HTTPException(429, "Too many requests; wait a minute and send the text again.")
+            raise HTTPException(429, "Too many requests; wait and send the text again later.")
         self.times.append(now)
         self.waiting += 1
         try:

@@ -51,7 +51,7 @@ from attnmix.models.loading import load_base
 from benchmarks.stages import REPOSITORY, synchronize, write_parameters
 from benchmarks.writer import ROWS as SHARD_ROWS
 from benchmarks.writer import WIDTH as SHARD_WIDTH
-from benchmarks.writer import disk_rate
+from benchmarks.writer import measure_disk_rate
 from stages.common.cli import as_command
 from stages.common.parameters import read_parameters
 
@@ -205,7 +205,7 @@ def training(**changes: Any) -> Callable[[Card], str]:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
             raise NotHereError("fp16 needs a GPU")
         card.write_parameters(finetune=changes)
-        with watched(card.device) as use, training_speed() as speeds, logged(" s per step ") as steps:
+        with watched(card.device) as use, training_speed() as speeds, collect_messages(" s per step ") as steps:
             card.stage("finetune")
         accuracy = card.run.metrics("finetune")["test"]["accuracy"]
         return f"{speeds[0]:,.0f} samples/s ({steps[0]}), accuracy {accuracy:.2f}, {use}"
@@ -282,7 +282,7 @@ def capture_speed(place: int) -> Callable[[Card], str]:
         if place == 0:
             card.stage("tokenize")
         vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
-        rate = disk_rate(card.run.root, vectors)
+        rate = measure_disk_rate(card.run.root, vectors)
         return f"{beside_bare_passes(card, 'capture', 'captured', batch_tokens)}; disk: {rate:.2f} GB/s in one thread"
 
     return row
@@ -313,7 +313,7 @@ def faithfulness(card: Card) -> str:
 def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
     """Return the speed of a stage with its limiting factor, and of bare forward passes of the same texts."""
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
-    with watched(card.device) as use, logged("limited by: ") as limits:
+    with watched(card.device) as use, collect_messages("limited by: ") as limits:
         seconds = card.stage(stage)
     speeds = f"{tokens / seconds:,.0f} tokens/s (bare {tokens / bare_seconds:,.0f})"
     return f"{batch_tokens} a batch: {speeds}, {use}; log: {limits[0]}"
@@ -378,16 +378,17 @@ def watched(device: torch.device) -> Iterator[Use]:
 
 
 @contextmanager
-def logged(phrase: str) -> Iterator[list[str]]:
+def collect_messages(phrase: str) -> Iterator[list[str]]:
     """Yield a list for the messages of the log that contain a phrase."""
     messages: list[str] = []
-    logger, handler = logging.getLogger(), logging.Handler()
 
-    def keep(record: logging.LogRecord) -> None:
-        if phrase in record.getMessage():
-            messages.append(record.getMessage())
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if phrase in record.getMessage():
+                messages.append(record.getMessage())
 
-    handler.emit = keep  # type: ignore[method-assign]
+    logger = logging.getLogger()
+    handler = Collector()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

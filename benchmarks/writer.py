@@ -59,7 +59,7 @@ def measured_ways(vectors: Array, folder: Path) -> Generator[tuple[str, tuple[fl
         yield name, (gigabytes / processor_seconds, gigabytes / seconds)
 
 
-def disk_rate(folder: Path, vectors: Array) -> float:
+def measure_disk_rate(folder: Path, vectors: Array) -> float:
     """Return the GB per second of `ShardWriter` into new files, in one thread."""
     by_way = measured_ways(vectors, folder)
     _, (_, by_clock) = next(by_way)

@@ -132,7 +132,7 @@ def run_imdb(dataset: str, to: Path) -> int:
 
 
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
-    """Run every setting of the study for each seed, and write the tables; return 1 if a run failed."""
+    """Run every setting of the study for each seed, and write the tables; return 1 without tables if a run failed."""
     from experiments.study import PROFILE, SETTINGS, write_study
 
     folders = {}

@@ -125,7 +125,9 @@ def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[
     second_seeds = fitted.get(row.second, [])
     seeds = [seed for seed in fitted.get(row.first, []) if seed in second_seeds]
     if len(seeds) < 2:
-        raise InputError(f"{row.metric}: {len(seeds)} fitted pairs of seeds; run the study with more --seeds")
+        raise InputError(
+            f"{row.metric}: {len(seeds)} fitted pairs of seeds, but 2 are needed; run the study with more --seeds"
+        )
     differences = (changes[row.first][seeds] - changes[row.second][seeds]).to_numpy()
     student = stats.ttest_1samp(differences, 0)
     interval = student.confidence_interval(LEVEL)

@@ -31,7 +31,7 @@ from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
 MACHINE_GENERATED = "machine-generated"
-"""The source of synthetic texts in dataset cards."""
+"""The value of `language_creators` for synthetic texts in dataset cards."""
 ANIMATION = "gif"
 """The entry of `render.formats` that adds an animation of the map."""
 MAX_PROCESSES = 4  # starting a process takes a second
@@ -112,7 +112,7 @@ def _yaml(value: Any) -> str:
 def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> Iterator[None]:
     """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts.
 
-    The processes start at once; iterate over the result to wait for them.
+    With several processes, drawing starts at once; iterate over the result to finish it.
     """
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))

@@ -28,7 +28,7 @@ Sources = dict[str, dict[str, dict[str, str]]]
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""Parts of the folder of `dvc exp run --temp` and `--queue` for copies of a repository's tracked files."""
+"""Components of the folder to which `dvc exp run --temp` and `--queue` copy tracked files."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1

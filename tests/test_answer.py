@@ -63,7 +63,7 @@ class PlantedRun:
         parts = [after.assign(control=control, checkpoint=name) for control, name in controls]
         parts.append(self.differences.assign(control="shuffled_words", mean=0.07))
         self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
-        self.tables["measure/mixing_controls"] = pd.concat(parts)
+        self.tables["measure/mixing_controls"] = pd.concat(parts).assign(ratio_minus_control=np.nan)
         owns = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
         rows = []
         for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9)):
@@ -225,6 +225,17 @@ def test_class_verdict_for_each_outcome(change: float, share: float, said_first:
     assert "In layer 2" in part or share == 0
     assert "94% of them" in class_lens(planted(change=change, share=share))[0]
     assert "A constant prediction would keep 75% of the predicted classes." in rest[-1]
+
+
+def test_ratio_and_control_are_means_over_the_same_texts() -> None:
+    run = planted()
+    table = run.tables["measure/mixing_controls"]
+    is_shuffled = (table["control"] == "shuffled_words") & (table["checkpoint"] == "finetuned")
+    table.loc[is_shuffled, ["mean", "ratio_minus_control"]] = (0.2, 0.13)  # a mean ratio of 33 % in these texts
+    sentence = next(each for each in _controls(run) if each.startswith("Averaged over layers"))
+    assert sentence.startswith(
+        "Averaged over layers, the mixing ratio is 33%. It is 20% with the words in random order"
+    )
 
 
 @pytest.mark.parametrize("names", [[], ["shuffled_words"], ["corpus_value", "random_weights"]])

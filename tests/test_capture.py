@@ -169,7 +169,7 @@ def test_shard_file_is_opened_once(
 def test_limiting_factor_has_largest_share(
     disk: float, device_seconds: float, device: str, expected: dict[str, float]
 ) -> None:
-    shares = module.limiting_shares(10.0, disk, device_seconds, torch.device(device))
+    shares = module.compute_limiting_shares(10.0, disk, device_seconds, torch.device(device))
     assert list(shares) == list(expected)
     assert shares == pytest.approx(expected)
 

@@ -735,7 +735,7 @@ def test_models_with_different_norms_use_common_ratio(model: attnmix.Model) -> N
     results = [attnmix.measure(model, TEXTS[:2], methods=names) for names in (["attnres_n", RATIO], ["attnres_n"])]
     compared = attnmix.compare(*results)
     assert compared.rows["measure"].tolist() == ["own_share", "attnres_n"]
-    assert f"Not all models have {RATIO}; attnres_n is compared instead." in compared.notes
+    assert f"Not all models have {RATIO}; the compared ratio is attnres_n." in compared.notes
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,11 @@ def test_sample_of_all_texts_has_bytes_of_run_without_sample(
 
 
 def test_rates_and_shares_of_known_times() -> None:
-    times = WorkTimes(tokens=5000, written_bytes=40_000_000, writing_seconds=2.0, device_seconds=5.0)
-    gpu = times.describe(10.0, torch.device("cuda"))
+    times = WorkTimes(seconds=10.0, tokens=5000, written_bytes=40_000_000, writing_seconds=2.0, device_seconds=5.0)
+    gpu = times.describe(torch.device("cuda"))
     rates = "500 tokens/s, 4.0 MB/s stored (20 MB/s while writing)"
     assert gpu == f"{rates}; limited by: arithmetic (arithmetic 50%, host 30%, disk 20% of the time)"
-    cpu = times.describe(10.0, torch.device("cpu"))
+    cpu = times.describe(torch.device("cpu"))
     assert cpu == f"{rates}; limited by: arithmetic (arithmetic 80%, disk 20% of the time)"
 
 

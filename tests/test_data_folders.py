@@ -231,6 +231,8 @@ def test_random_folders_are_read_logged_and_watched_consistently(
         ("language_creators: [machine-generated, found]", ["machine-generated", "found"]),
         ("language_creators: found", ["found"]),
         ("license: mit", []),
+        ("language_creators: true", []),
+        ("language_creators: {a: b}", []),
     ],
 )
 def test_dataset_card_names_sources_of_texts(head: str, creators: list[str], tmp_path: Path) -> None:

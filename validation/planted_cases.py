@@ -92,7 +92,7 @@ def of_classes(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents of equal length with entries that sum to 0; the mean and deviation of all norms are equal."""
+    """Return contents of equal length with entries that sum to 0, so norms divide all tokens by the same number."""
     pair = normal(texts, generator)[..., :2]
     pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
     return torch.cat([pair, -pair], -1)

@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def limiting_shares(
+def compute_limiting_shares(
     seconds: float, disk_seconds: float, device_seconds: float, device: torch.device, work: str = "forward pass"
 ) -> dict[str, float]:
     """Return the share of each limiting factor in the time of a run, in descending order.
 
     Args:
         seconds: Duration of the run.
-        disk_seconds: Time of waiting for writes.
-        device_seconds: Time of waiting for a GPU. The remaining time is the work itself on a CPU; on a GPU, it is the
-            host, which starts the kernels.
+        disk_seconds: Time spent waiting for writes.
+        device_seconds: Time spent waiting for a GPU. The remaining time is the work itself on a CPU; on a GPU, it is
+            the host, which starts the kernels.
         device: The device of the model.
         work: Name of the computation.
     """
@@ -27,11 +27,11 @@ def limiting_shares(
     if device.type == "cpu":
         times = {"disk": disk_seconds, work: device_seconds + rest}
     ordered = sorted(times.items(), key=lambda item: item[1], reverse=True)
-    return {name: share / seconds for name, share in ordered}
+    return {name: part_seconds / seconds for name, part_seconds in ordered}
 
 
 def describe_limits(limits: Mapping[str, float]) -> str:
-    """Return the limiting factor and the shares of `limiting_shares`.
+    """Return the limiting factor and the shares of `compute_limiting_shares`.
 
     Example:
         >>> describe_limits({"disk": 0.75, "host": 0.25})

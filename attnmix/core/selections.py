@@ -7,12 +7,15 @@ from typing import Any
 from attnmix.core.errors import InputError
 
 
+def unwrap_scalar(value: Any) -> Any:
+    """Return a NumPy or torch scalar as a Python number, and any other value unchanged."""
+    is_scalar_array = getattr(value, "ndim", None) == 0
+    return value.item() if is_scalar_array and hasattr(value, "item") else value
+
+
 def whole_number(argument: str, given: Any) -> int:
     """Return an integer; raise `InputError` for any other value, including bools and floats."""
-    number = given
-    is_scalar_array = getattr(given, "ndim", None) == 0  # of NumPy or torch
-    if is_scalar_array and hasattr(given, "item"):
-        number = given.item()
+    number = unwrap_scalar(given)
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise InputError(f"{argument}: {number!r}; allowed: whole numbers")
     return int(number)

@@ -34,6 +34,7 @@ from attnmix.core.names import (
     RATIO_NAMES,
     REDUNDANT_RATIO_NAMES,
 )
+from attnmix.core.selections import unwrap_scalar
 from attnmix.core.terminal import shorten
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -143,10 +144,7 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     NumPy and torch scalars count as Python numbers. Values that are not allowed in `params.yaml` raise `InputError`
     with the names of the arguments.
     """
-    values = {}
-    for key, value in arguments.items():
-        is_scalar_array = getattr(value, "ndim", None) == 0
-        values[key] = value.item() if is_scalar_array else value
+    values = {key: unwrap_scalar(value) for key, value in arguments.items()}
     try:
         return section(**values)
     except ValidationError as error:

@@ -154,18 +154,18 @@ def _read_truth_values(names: Sequence[str], where: str) -> Reading:
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
     """Return labels that are codes or names as categories with the ordered `names`; other values become missing."""
-    find_indices = _indices_of_codes if reading == "codes" else _indices_of_names
+    find_indices = _find_indices_of_codes if reading == "codes" else _find_indices_of_names
     codes = find_indices(values, names)
     categories = pd.Index(list(names))
     return pd.Series(pd.Categorical.from_codes(codes, categories), index=values.index)
 
 
-def _indices_of_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
+def _find_indices_of_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
     """Return the index of each label that is a code of a class; -1 for any other value."""
     return [_read_code(value, len(names)) for value in values]
 
 
-def _indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]:
+def _find_indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]:
     """Return the index of each label that is the name of a class; -1 for any other value."""
     index_by_name: dict[Any, int] = {}
     index_by_boolean: dict[bool, int] = {}  # used only for two classes, false and true (`_read_truth_values`)

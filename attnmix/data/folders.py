@@ -215,10 +215,16 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
             infos[name] = DatasetInfo.from_dict(values)
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
     features = {name: info.features for name, info in infos.items()}
-    creators = card.get("language_creators") or []
-    if isinstance(creators, str):
-        creators = [creators]
-    return configurations, features, [str(name) for name in creators]
+    return configurations, features, _read_creators(card.get("language_creators"))
+
+
+def _read_creators(value: Any) -> list[str]:
+    """Return the sources of the texts in a dataset card; empty for values that are not a name or a list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return [str(name) for name in value]
+    return []
 
 
 def _check_mapping(name: str, content: Any) -> None:

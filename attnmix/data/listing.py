@@ -122,7 +122,7 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
 
 
 def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Return the data files by folder of the folders that `save_to_disk` wrote."""
+    """Return the data files of each folder written by `save_to_disk`."""
     saved_files = {}
     for name, path in descriptions.items():
         is_state = PurePosixPath(name).name == SAVED_STATE

@@ -116,7 +116,9 @@ def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
     """Warn of test texts if their text or group also occurs in the training or validation split."""
     shared = int(test.isin(learned).sum())
     if shared:
-        logging.warning("%d of the %d test texts share their %s with the training split", shared, len(test), key)
+        logging.warning(
+            "%d of the %d test texts share their %s with the training or validation split", shared, len(test), key
+        )
 
 
 def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -204,7 +204,7 @@ def present_attributions(family: Family) -> dict[str, Attribution]:
     for name, attribution in ATTRIBUTIONS.items():
         reason = attribution.obstacle(family)
         if reason:
-            logging.info("%s is not available for the model family %s, because %s", name, family.model_type, reason)
+            logging.info("%s: not available in the model family %s (%s)", name, family.model_type, reason)
         else:
             present[name] = attribution
     return present

@@ -12,7 +12,7 @@ Shapes: N texts, H heads, T tokens, d head width, C classes, L layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from attnmix.core.statistics import BOOTSTRAP_SAMPLES, resample
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.interventions import Edit, edited_attention, replaced_values
 from attnmix.measures.documents import Document
+from attnmix.models.capture_points import layer_hooks, layer_modules
 from attnmix.models.encoding import batches_by_tokens, padded
 
 CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low", "ci_high", "documents"]
@@ -134,9 +135,9 @@ def _compute_edited_logits(
     Earlier, unedited layers are computed once per batch for all edits.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
-    layers = _list_layers(classifier)
+    layers = [layer for _, layer in layer_modules(classifier.base)]
     for batch, inputs in padded_batches(classifier, documents):
-        unedited = _record_layer_outputs(classifier, layers, inputs)
+        unedited = _record_layer_outputs(classifier, inputs)
         for first, logits_by_text in logits.items():
             replacements = {}
             for layer, values_NHd in values.items():
@@ -159,30 +160,15 @@ def _compute_edited_logits(
     return in_order
 
 
-def _list_layers(classifier: Classifier) -> list[torch.nn.Module]:
-    """Return the layers of all stacks, in order."""
-    modules = list(classifier.base.named_modules())
-    layers = []
-    for stack in classifier.family.stacks:
-        for path, module in modules:
-            if stack.is_layer(path):
-                layers.append(module)
-    return layers
-
-
-def _record_layer_outputs(
-    classifier: Classifier, layers: Sequence[torch.nn.Module], inputs: Mapping[str, Tensor]
-) -> list[Any]:
-    """Return the output of each call of `layers`, computed by the attention implementation that edits use."""
+def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) -> list[Any]:
+    """Return the output of each call of a layer, computed by the attention implementation that edits use."""
     outputs: list[Any] = []
 
     def record(_layer: Any, _inputs: Any, output: Any) -> None:
         outputs.append(output)
 
-    with torch.inference_mode(), edited_attention(classifier.base, _keep_attention), ExitStack() as hooks:
-        for layer in layers:
-            hook = layer.register_forward_hook(record)
-            hooks.enter_context(hook)
+    base = classifier.base
+    with torch.inference_mode(), edited_attention(base, _keep_attention), layer_hooks(base, record):
         classifier.model(**inputs)
     return outputs
 

@@ -95,7 +95,7 @@ class Classifier:
         self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
-        self.layers = find_layers(self.base, stack)
+        self.layers = list(dict.fromkeys(find_layers(self.base, stack)))
         mask_id = self.tokenizer.mask_token_id
         rows = self.model.get_input_embeddings().num_embeddings
         has_mask = mask_id is not None and mask_id < rows

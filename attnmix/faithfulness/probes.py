@@ -28,9 +28,9 @@ from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 
-OTHER_TOKENS = 16
+OTHER_TOKENS = 16  # maximum number of tokens per text, besides the one that the head reads
 PROBE_TEXTS = 64  # maximum number of training texts
-FREQUENT_TOKENS = 8  # number of tokens, the most frequent ones of the training texts
+FREQUENT_TOKENS = 8  # number of the most frequent tokens of the training texts, used as labels
 TARGETS = (
     ("read", "class"),
     ("read", "class_control"),

@@ -8,8 +8,8 @@ activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g
 softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
 
-A soft cap of the attention scores propagates its derivative. Without the path through softmax, the result would be
-CP-LRP (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
+A soft cap of the attention scores propagates its derivative. With constant attention weights and without the halves of
+products, the result would be CP-LRP (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
 
 References:
     Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers, ICML 2024.

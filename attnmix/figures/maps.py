@@ -45,7 +45,7 @@ LAYOUT_NAMES = {"pca": "PCA"}
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in figure fractions
-PAGE_DPI = 200  # of the points of earlier pages
+PAGE_DPI = 200  # resolution of the images of earlier capture points
 
 # Joint grid
 TRACKED_WORDS = 5

@@ -58,7 +58,7 @@ SHOWN_CONTROLS = ("text_mean_value", "corpus_value", "shuffled_words", "random_w
 # Reviews
 REVIEWS_HEIGHT = 3.0  # inches
 REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # similar to the page's colours
-SWARM_WIDTH = 0.42  # half the width of one checkpoint's reviews, in layers; half of it for two checkpoints
+SWARM_WIDTH = 0.42  # maximum offset of a dot, in layers; halved for two checkpoints
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
 PANEL_WIDTH = 6.3  # inches

@@ -26,8 +26,8 @@ CELLS_LEFT = 0.85  # inches, like all lengths below
 CELLS_WIDTH = 4.3
 CURVE_LEFT = 5.3
 CURVE_WIDTH = 1.5
-ROW_HEIGHT = 0.17  # row of a layer
-MIN_HEIGHT = 0.8  # panel
+ROW_HEIGHT = 0.17  # height of a layer's row
+MIN_HEIGHT = 0.8  # minimum height of a panel
 MAX_HEIGHT = 2.4
 HEAD = 0.42
 PANEL_GAP = 0.2
@@ -73,7 +73,8 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
         bottom = height - HEAD - (number + 1) * panel_height - number * PANEL_GAP
         shares_LT = _tabulate_shares(rows, name)
         shown_LT = shares_LT[:, part]
-        has_unknown |= bool(np.isnan(shown_LT).any())
+        if np.isnan(shown_LT).any():
+            has_unknown = True
 
         cells = _add_axes(figure, height, CELLS_LEFT, bottom, CELLS_WIDTH, panel_height)
         _draw_cells(cells, shown_LT, text, colors)

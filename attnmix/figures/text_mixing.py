@@ -50,7 +50,7 @@ SIDE_COLUMN_WIDTH = 0.09  # width of each column to the right of a matrix, relat
 MATRIX_NOTE = (
     "Rows are tokens and columns their sources, with shares of the row's sum over the whole text; colours end at\n"
     "a measure's 99th percentile. Strips show the share of the token itself, which the matrix omits,{rest} above\n"
-    "their means in %. Grey rows have too small sums."
+    "their means in %. Rows whose sum is too small are grey."
 )
 
 
@@ -235,7 +235,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         rest = ""
     else:
         tokens = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
-        rest = " and from the rest of the text,"
+        rest = " and of the rest of the text,"
     title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: contributions of the other tokens"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
     note = MATRIX_NOTE.format(rest=rest)

@@ -32,8 +32,8 @@ DIGITS = 6
 def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """Return the values of `SCORES` for one map; NaN if there are fewer than three vectors or all vectors are equal.
 
-    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, or fewer if that is half of the
-    vectors or more, the limit of scikit-learn. scikit-learn finds the neighbours of its second argument by Euclidean
+    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, but fewer than half of the
+    vectors, as scikit-learn requires. scikit-learn finds the neighbours of its second argument by Euclidean
     distance. Continuity therefore uses Euclidean neighbours in the full space for metrics without a Euclidean form:
     manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that
     are also nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
@@ -68,8 +68,7 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     order = _draw_order(len(xy), seed)  # as for the chance level in `score_map`
-    new_number = np.argsort(order)
-    near_by_chance = new_number[near_on_map[order]]
+    near_by_chance = _permute_neighbours(near_on_map, order)
     value = _overlap(near, near_on_map)
     chance = _overlap(near, near_by_chance)
     return value, chance
@@ -97,6 +96,12 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     return first[drawn]
 
 
+def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Return the neighbours of the rows in a new `order`, by their new indices."""
+    new_number = np.argsort(order)
+    return np.asarray(new_number[near[order]])
+
+
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
     """Return a random order of the points of a map, as a chance baseline."""
     generator = np.random.default_rng(seed)
@@ -112,7 +117,6 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     coordinates of the second map are permuted.
     """
     order = _draw_order(len(maps[0]), seed)
-    new_number = np.argsort(order)
     near = []
     for xy in maps:
         indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
@@ -124,7 +128,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
         overlap = _overlap(near[one], near[other])
         values.append((distance, overlap))
         permuted_map = maps[other][order]
-        permuted_near = new_number[near[other][order]]
+        permuted_near = _permute_neighbours(near[other], order)
         _, _, chance_distance = procrustes(maps[one], permuted_map)
         chance_overlap = _overlap(near[one], permuted_near)
         chances.append((chance_distance, chance_overlap))

@@ -225,21 +225,26 @@ class DocumentMeasurer:
         """Store a float32 model, and the names of the default ratios and matrices."""
         family = family_of(base.config)
         self.base_32 = base
+        self._copy: PreTrainedModel | None = None
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
         counts = layer_counts(base)
         self.layers = sum(counts)
         self.starts = [0, *counts[:-1]]  # first layer of each stack
 
-    @cached_property
-    def copy(self) -> PreTrainedModel:
-        """A copy of the model. First access must precede a forward pass in another thread, or hooks would be copied."""
-        return copy_with_same_weights(self.base_32)
+    def create_copy(self) -> PreTrainedModel:
+        """Return the copy of the model for float64, which later calls reuse.
+
+        The first call must precede any forward pass in another thread, because the copy would include its hooks.
+        """
+        if self._copy is None:
+            self._copy = copy_with_same_weights(self.base_32)
+        return self._copy
 
     @cached_property
     def base(self) -> PreTrainedModel:
         """The model in float64, converted on first access."""
-        return self.copy.double()
+        return self.create_copy().double()
 
     def contributions(
         self,

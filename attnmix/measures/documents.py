@@ -136,7 +136,7 @@ class Texts:
         return self.documents[number]
 
     def rows(self, _row_group: int) -> slice:
-        """Return the indices of the documents in a row group: all documents."""
+        """Return the indices of the texts in a row group: all texts."""
         return slice(0, len(self))
 
 
@@ -154,10 +154,10 @@ class Corpus:
         self._kept: dict[int, Document] = {}
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep some documents in memory, for batches with documents of many row groups."""
+        """Keep texts in memory, for batches with texts of many row groups."""
         for number in sorted(numbers):
             document = self.document(number)
-            # A copy, because the arrays of a document are parts of the arrays of its row group.
+            # A copy, because the arrays of a text are parts of the arrays of its row group.
             self._kept[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:

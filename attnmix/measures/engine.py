@@ -81,25 +81,19 @@ class Task(NamedTuple):
     """False for texts outside of the sample, which have ratios but no controls and statistics."""
 
 
-def batch_tasks(
-    texts: Texts | Corpus,
-    batch_tokens: int,
-    row_groups: Iterable[int] | None = None,
-    sample: Sequence[int] | None = None,
-) -> Iterator[Task]:
+def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
     """Yield the padded batches of texts of similar length, independently of the number of processes.
 
     Args:
         texts: The texts.
         batch_tokens: The maximum number of tokens per batch, including padding.
-        row_groups: The row groups of the batches; None for all.
         sample: Indices of the texts with controls and statistics, which come first, from all row groups; None if these
             are all texts.
     """
     if sample is not None:
         yield from sampled_tasks(texts, batch_tokens, sample)
     all_numbers = np.arange(len(texts))
-    for row_group in texts.row_groups if row_groups is None else row_groups:
+    for row_group in texts.row_groups:
         numbers = all_numbers[texts.rows(row_group)]
         if sample is not None:
             numbers = np.setdiff1d(numbers, sample)
@@ -375,7 +369,7 @@ class Engine:
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
             if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
-                self.single.copy  # noqa: B018  # The copy must precede any forward pass.
+                self.single.create_copy()
                 return True
         return False
 

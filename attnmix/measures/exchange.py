@@ -324,12 +324,12 @@ def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Id
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
     joint_LXS = _on_host([_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _on_host([level[:1].double().square().sum(-1) for level in vectors])
-    moved = [_on_host(_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
+    moved = [_on_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
     for start in range(end, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
         _, rows = reader.read(texts_RT[:0], hybrids.ids_RT[batch], places_R)
-        moved.append(_on_host(_squared_shifts(rows, vectors, places_R)))
+        moved.append(_on_host(_compute_squared_shifts(rows, vectors, places_R)))
     moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
     moved_LXS2[:, hybrids.differs_XS] = np.concatenate(moved, 1).reshape(len(vectors), -1, 2)
     joint_LXS[:, ~hybrids.differs_XS] = np.nan
@@ -338,7 +338,9 @@ def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Id
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
 
-def _squared_shifts(rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]) -> list[Tensor]:
+def _compute_squared_shifts(
+    rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]
+) -> list[Tensor]:
     """Return the squared distances `[R]` of hybrids from the text at the same positions, by level."""
     squares = []
     for row_RD, level in zip(rows, vectors, strict=True):
@@ -396,7 +398,8 @@ class _Reader:
         tokens = ids_RT.shape[1]
         first_decoder_level = None
 
-        def take(site: Site, vectors_RTD: Tensor) -> None:
+        def append_level(site: Site, vectors_RTD: Tensor) -> None:
+            """Append the vectors of a level; after attention in the last layer, finish the level and stop the pass."""
             nonlocal first_decoder_level
             if site.point == ATTENTION_OUTPUT:
                 if site.layer == self.last_layer:
@@ -417,7 +420,7 @@ class _Reader:
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         points = ["embedding_output", DECODER_INPUT, ATTENTION_OUTPUT, "layer_output"]
-        with recording(self.base, points, taken=take) as features, suppress(_LastLayerError):
+        with recording(self.base, points, taken=append_level) as features, suppress(_LastLayerError):
             self.base(**inputs)
         return levels
 

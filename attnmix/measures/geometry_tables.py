@@ -62,7 +62,7 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     `tables` has the sums of the sample; attention to the first token is averaged over all texts.
     """
     checkpoints = tuple(measured.sums)
-    tables_of_all_texts = tables.of_texts(measured.sums, measured.draws)
+    tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     to_first = attention | {"measure": ["attention_to_first"]}
     sinks = attention | {"measure": SINK_MEASURES}

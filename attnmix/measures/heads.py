@@ -143,7 +143,7 @@ def _read_norms(block: Block) -> dict[str, Tensor]:
 
 
 def _find_reach(call: AttentionCall, where: str) -> Tensor:
-    """Return each token's first and last visible key `[T, 2]`; raise `InputError` if other masks or biases are used."""
+    """Return each token's first and last visible key `[T, 2]`; raise `InputError` for masks with gaps."""
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
         first = torch.zeros_like(tokens)

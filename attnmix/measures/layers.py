@@ -53,7 +53,7 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """The first Linears (one, or two in a gated network), the activation and the last Linear of the network."""
+        """The first Linears (one; if gated two, or one for both), the activation and the last Linear of the network."""
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *more, last = modules
         ups = [linear_weights(module) for module in (first, *more)]

@@ -136,8 +136,8 @@ class MeanTables:
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
-    def of_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
-        """Return tables of means over other texts, which add their rows to the tables of this object."""
+    def create_for_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
+        """Return tables of means over other texts, whose rows are added to the tables of this object."""
         tables = MeanTables(sums, draws)
         tables.parts = self.parts
         return tables
@@ -305,7 +305,7 @@ def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     sums = dict(sampled.sums)
     if "random_weights" in sampled.random:
         sums[RANDOM] = sampled.random
-    sampled_tables = tables.of_texts(sums, sampled.draws)
+    sampled_tables = tables.create_for_texts(sums, sampled.draws)
     if sampled is not measured:  # Controls are compared with the ratios of the same texts.
         true_means = sampled_tables.resample(ratios)
     _add_controls(sampled_tables, sampled, true_means)
@@ -369,7 +369,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     _add_sources(tables, measured)
     _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
     sampled = measured.sampled
-    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
+    sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     head_sums = sampled.first["by_head"].values
     heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
     # If a stack has fewer heads, the ratios of its missing heads are NaN.
@@ -380,7 +380,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
     """Add the ratios by group of sources, for pairs of texts."""
     sampled = measured.sampled
-    sampled_tables = tables.of_texts(sampled.sums, sampled.draws)
+    sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for source in sampled.sources:
         _add_group(sampled_tables, sampled, "source", [source], ratios, source)

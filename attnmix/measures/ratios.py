@@ -105,7 +105,7 @@ class Split(NamedTuple):
         return share
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both parts after the linear part of a norm, without the standard deviation, which `share` cancels."""
+        """Return both parts after the linear part of a norm; its standard deviation cancels in `share`."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 

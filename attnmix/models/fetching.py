@@ -124,7 +124,7 @@ def local_files(name: str) -> dict[str, Path]:
 
 
 def _is_folder(name: str) -> bool:
-    return read_path("model.name", name, "model.name: bert-base-uncased").is_dir()
+    return read_path("model.name", name, "model.name: models/bert").is_dir()
 
 
 def _find_source(name: str, revision: str | None) -> Source:

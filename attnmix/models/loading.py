@@ -496,7 +496,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     if not count:
         return
     stack = family_of(base.config).stacks[0]
-    layers = find_layers(base, stack)
+    layers = list(dict.fromkeys(find_layers(base, stack)))
     if count > len(layers):
         problem = f"the model has {len(layers)} layers with separate weights"
         raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")

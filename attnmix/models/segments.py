@@ -81,9 +81,6 @@ def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Seque
         if end_id is None or not torch.equal(
             segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id), encoded[INPUT]
         ):
-            problem = (
-                f"the model's tokenizer returns segments of the pair {pair[0][:30]!r}, {pair[1][:30]!r} that do not "
-            )
-            raise InputError(
-                f"dataset.text_column: {problem}match the ends of the texts; use single texts with this model"
-            )
+            shown = f"{pair[0][:30]!r}, {pair[1][:30]!r}"
+            problem = f"the tokenizer returns segments of the pair {shown} that do not match the ends of the texts"
+            raise InputError(f"dataset.text_column: {problem}; use single texts with this model")

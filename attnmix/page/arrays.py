@@ -89,11 +89,11 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
     counts = is_kept.sum(axis=-1)
     sources = np.nonzero(is_kept)[-1]
     by_checkpoint = {}
-    for checkpoint, shares_TT in shares.items():
-        is_known = _is_known_row(shares_TT)
-        clipped = np.clip(shares_TT, 0, 1)
+    for checkpoint, of_checkpoint in shares.items():
+        is_known = _is_known_row(of_checkpoint)
+        clipped = np.clip(of_checkpoint, 0, 1)
         roots = np.where(is_known, np.sqrt(clipped), np.nan)
-        own = np.diagonal(shares_TT, axis1=-2, axis2=-1)
+        own = np.diagonal(of_checkpoint, axis1=-2, axis2=-1)
         by_checkpoint[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
     return {
         "counts": encode(counts.astype(np.uint16)),
@@ -105,8 +105,8 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
     """Return True for the sources that `largest_sources` keeps, from the shares of one or two checkpoints."""
     is_kept = np.zeros(shares[0].shape, dtype=bool)
-    for shares_TT in shares:
-        known_shares = np.where(_is_known_row(shares_TT), shares_TT, 0)
+    for of_checkpoint in shares:
+        known_shares = np.where(_is_known_row(of_checkpoint), of_checkpoint, 0)
         is_kept |= _is_among_largest(known_shares, keep)
     if len(shares) == 2:
         before, after = shares

@@ -45,8 +45,8 @@ def page_text(run: Results, subject: Subject) -> str:
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
     wording = wording_of(run)
-    scope = {"finetuned": subject.finetuned, "synthetic": subject.synthetic}
-    data = page_data(run, tokens, words["checkpoints"], **scope)
+    labels = words["checkpoints"]
+    data = page_data(run, tokens, labels, finetuned=subject.finetuned, synthetic=subject.synthetic)
     head_parts = data["attention"].pop("documents")
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():

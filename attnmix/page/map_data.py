@@ -33,19 +33,15 @@ def encode_map(
     site_N = find_sites(table, sites)
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
     xy = np.moveaxis(xy_2ST, 0, -1)
-    scales = []
-    groups = []
-    for site in sites:
-        has_components = site in components
-        scales.append(components[site].scale if has_components else 1.0)
-        groups.append(site.point if has_components else str(site))
     if layout == "pca":
+        scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
     if layout in ONE_PLANE:
         limits = square_limits(xy.reshape(-1, 2))[None]
     else:
         limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
     if layout == "pca":
+        groups = [site.point if site in components else str(site) for site in sites]
         limits = _equalise_scales(limits, groups)
     low = limits[:, None, :, 0]
     high = limits[:, None, :, 1]

@@ -112,9 +112,10 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
 def describe_samples(run: Results, documents: int) -> str:
     """Return sentences on the sample sizes of the measures in a pipeline run."""
     noun = wording_of(run).texts
-    controlled = run.table("measure/mixing_controls")["documents"].max()
-    has_sample = controlled < documents
-    subject = "Ratios" if has_sample else "Ratios and controls"
+    controls = run.table("measure/mixing_controls")
+    controlled = controls["documents"].max() if len(controls) else 0
+    has_sample = 0 < controlled < documents
+    subject = "Ratios and controls" if controlled == documents else "Ratios"
     means = f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"
     others = [f"controls over {controlled:.0f} of them"] if has_sample else []
     for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
@@ -429,9 +430,10 @@ def _controls(run: Results) -> list[str]:
     for key, what in changed_inputs.items():
         if key in control:
             clauses.append(f"{percent(control[key])} with {what}")
+    mean_ratio = ratios["mean"].mean()
     sentences = []
     if clauses:
-        ratio = percent(ratios["mean"].mean())
+        ratio = percent(_ratio_of_same_texts(rows, "shuffled_words", checkpoint, mean_ratio))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control:
         sentences.append(
@@ -443,12 +445,19 @@ def _controls(run: Results) -> list[str]:
     if changes.empty:
         return sentences
     change = model_wording_of(run).change
-    mean_change = points(changes["mean"].mean())
+    mean_change = points(_ratio_of_same_texts(rows, VALUE_CONTROL, "difference", changes["mean"].mean()))
     over_layers = f"Over all layers, {change} changes the ratio by {mean_change} percentage points."
     if (VALUE_CONTROL, "difference") in control:
         control_change = points(control[VALUE_CONTROL, "difference"])
         over_layers += f" With the replaced values, {change} changes it by {control_change}."
     return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
+
+
+def _ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
+    """Return the mean ratio in the texts of a control, or `mean_of_all` if the control was not measured."""
+    rows = controls[(controls["control"] == control) & (controls["checkpoint"] == checkpoint)]
+    mean = (rows["mean"] + rows["ratio_minus_control"]).mean()
+    return mean_of_all if np.isnan(mean) else float(mean)
 
 
 def _layer_change(run: Results) -> str:
@@ -581,7 +590,9 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     cautions.append(intervals)
     if subject.synthetic:
         noun = wording_of(run).texts
-        cautions.append(f"According to the dataset card, a program wrote the {noun}. Real ones can have other results.")
+        cautions.append(
+            f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
+        )
     if run.layouts != ["pca"]:
         cautions.append(
             "A map preserves only some neighbourhoods. On a UMAP map, distances between clusters, their sizes and "

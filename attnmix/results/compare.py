@@ -76,7 +76,7 @@ def compare(
         own_share_length: The number of tokens to which these texts are truncated.
 
     Returns:
-        The comparison, without ratios that not all models have, and without the own share if it cannot be computed.
+        The comparison of the ratios that all models have, and of the own share if it can be computed.
 
     Raises:
         InputError: For invalid arguments, before a model runs; and if tokens, numbers of layers or controls differ.

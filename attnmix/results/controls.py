@@ -23,8 +23,8 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null,
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # minimum excess of a total effect over 1 for a warning
-MIN_EXCESS = 0.005  # minimum excess after subtraction of the standard errors, above rounding errors of equal vectors
+STANDARD_ERRORS = 3  # margin of a total effect above 1 before a warning
+MIN_EXCESS = 0.005  # minimum excess beyond this margin, because equal vectors differ by rounding errors
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:

@@ -45,7 +45,7 @@ def measure(
         How much of a vector comes from its own input token?    `own_share`             donors unlike the texts
         How much does one layer mix in from other tokens?       `swap`                  tokens that sum to a constant
         Which tokens does it come from?                         `parts()["projection"]` a constant from a sink
-        Would the ratio be as high without a property?          `controls`              a message in the weights alone
+        Would the ratio be as high without word order?          `controls`              a message in the weights alone
         Does one model mix more than another?                   `compare`               the seed, the length of texts
         Which information does the class depend on?             `Model.intervene`       edits unlike any real text
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_TOKENS = 64  # maximum text length for automatic computation of own shares (about one second)
-CAPTION = "Own share of each token's vector after each layer, by exchange. 0 % has the colour of the background."
+CAPTION = "Own share of each token's vector after each layer, by exchange. 0% has the colour of the background."
 
 
 def draw_notebook_view(description: str, model: str, tokens: list[str], shares: npt.NDArray[np.float32] | None) -> str:

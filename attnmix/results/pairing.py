@@ -103,7 +103,7 @@ def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]
     only_in_some = [method for method in RATIOS if method in in_some - in_all]
     if not only_in_some:
         return shared, []
-    note = f"Not all models have {', '.join(only_in_some)}; {preferred_ratio(shared)} is compared instead."
+    note = f"Not all models have {', '.join(only_in_some)}; the compared ratio is {preferred_ratio(shared)}."
     return shared, [note]
 
 

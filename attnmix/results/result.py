@@ -344,7 +344,7 @@ class Measures:
             text: The index of the text.
 
         Returns:
-            The matrix with the dimensions `token` (receiving) and `source`; for all layers, `layer` is the first one.
+            The matrix with the dimensions `token` (receiving) and `source`; for all layers, `layer` is first.
 
         Raises:
             InputError: For an unknown matrix, layer or text.
@@ -379,7 +379,7 @@ class Measures:
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
         """Return the contribution of each token of one text to every vector, from the embeddings to each layer.
 
-        A vector y_i is the sum of one part P_ij for each source token j and a part of the biases, which is verified.
+        A vector y_i is the sum of one part P_ij for each source token j and a part of the biases. This sum is verified.
         Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is the input
         of the first layer. In encoder-decoder models, only the encoder is decomposed.
 

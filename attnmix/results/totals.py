@@ -64,7 +64,7 @@ def sum_quantities(
                 control = select_method(sums, methods.index(method))
                 totals[f"{method} {LESS} {name}"] = subtract_control(ratio, control)
     for name, sums in controls.items():
-        is_quantity = name not in CONTROLS  # a swap or a class share
-        if is_quantity and name != CLASS_SHARE_PERMUTED:
+        is_share = name not in CONTROLS
+        if is_share and name != CLASS_SHARE_PERMUTED:
             totals[name] = sums
     return totals

@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from attnmix.core.device import check_precision, process_state
 from attnmix.core.disk import check_disk, publish_output, remove_unfinished
 from attnmix.core.errors import InputError, first_line
-from attnmix.core.limits import describe_limits, limiting_shares
+from attnmix.core.limits import compute_limiting_shares, describe_limits
 from attnmix.core.names import POINTS, Site
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters
 from attnmix.core.store import features as store
@@ -129,7 +129,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     seconds = time.perf_counter() - start
     disk_seconds = sum(buffers.waiting_seconds for buffers in buffer_sets) + start + seconds - computed
     if rows_written:
-        limits = limiting_shares(seconds, disk_seconds, device_seconds, base.device)
+        limits = compute_limiting_shares(seconds, disk_seconds, device_seconds, base.device)
         logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
     state.wait_for_everyone()
     if state.is_main_process:
@@ -395,7 +395,7 @@ def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: Th
 def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
     """Return a sentence with the rates of a run in tokens and bytes, and its limiting factor.
 
-    `rates` are the bytes per second of single writes, and `limits` is the result of `limiting_shares`.
+    `rates` are the bytes per second of single writes, and `limits` is the result of `compute_limiting_shares`.
     """
     thread_rate = np.median(rates) / 1e6
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"

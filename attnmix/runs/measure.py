@@ -27,7 +27,7 @@ from attnmix.core.arithmetic.kernels import computed_on
 from attnmix.core.device import measuring_device, process_state
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.draw import stratified_draw
-from attnmix.core.limits import describe_limits, limiting_shares
+from attnmix.core.limits import compute_limiting_shares, describe_limits
 from attnmix.core.names import ALL_DONORS, OTHER_CLASS, SAME_CLASS, Site
 from attnmix.core.progress import track
 from attnmix.core.settings import MeasureParameters
@@ -107,6 +107,9 @@ def measure(
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
     first = run.checkpoints[checkpoints[0]]
     family = family_of(load_config(first))
+    samples = _draw_samples(corpus, parameters, seed)
+    if samples.controls is not None:
+        corpus.keep(samples.controls)
     plan = _Plan(
         parameters=parameters,
         run=run,
@@ -115,18 +118,17 @@ def measure(
         tokenizer=load_tokenizer(first),
         methods=present_names("measure.methods", parameters.methods, family, RATIOS),
         matrices=present_names("measure.matrices", parameters.matrices, family),
-        samples=_draw_samples(corpus, parameters, seed),
+        samples=samples,
         seed=seed,
         batch_tokens=batch_tokens,
         device=device,
         process=state.process_index,
         processes=state.num_processes,
     )
-    start = time.perf_counter()
     measured = {name: _measure_checkpoint(name, plan) for name in checkpoints}
     random = _measure_random_model(first, plan) if "random_weights" in parameters.controls else None
     if plan.times.tokens:
-        logging.info("%s", plan.times.describe(time.perf_counter() - start, device))
+        logging.info("%s", plan.times.describe(device))
     state.wait_for_everyone()
     if state.is_main_process:
         start = time.perf_counter()
@@ -154,8 +156,6 @@ class _Samples(NamedTuple):
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
     """Return the sampled documents."""
     controls = _draw_control_sample(corpus, parameters.control_documents, seed)
-    if controls is not None:
-        corpus.keep(controls)
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
     parts = stratified_draw(corpus.labels, parameters.parts_documents, seed).tolist()
@@ -173,17 +173,19 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
 
 @dataclass
 class WorkTimes:
-    """Amounts of work of this process, without work of a resumed run, and times of waiting."""
+    """Work and times of this process in the passes of the ratios, without work of a resumed run."""
 
+    seconds: float = 0.0
     tokens: int = 0
     """Tokens whose ratios were measured, in all checkpoints."""
     written_bytes: int = 0
     writing_seconds: float = 0.0
     device_seconds: float = 0.0
 
-    def describe(self, seconds: float, device: torch.device) -> str:
-        """Return a sentence with the rates and the limiting factor of a run of this duration."""
-        limits = limiting_shares(seconds, self.writing_seconds, self.device_seconds, device, work="arithmetic")
+    def describe(self, device: torch.device) -> str:
+        """Return a sentence with the rates and the limiting factor."""
+        seconds = self.seconds
+        limits = compute_limiting_shares(seconds, self.writing_seconds, self.device_seconds, device, work="arithmetic")
         stored = f"{self.written_bytes / seconds / 1e6:,.1f} MB/s stored"
         writing_rate = self.written_bytes / self.writing_seconds / 1e6
         rates = f"{self.tokens / seconds:,.0f} tokens/s, {stored} ({writing_rate:,.0f} MB/s while writing)"
@@ -211,8 +213,7 @@ class _Plan:
 
     def work(self, checkpoint: str) -> "CheckpointWork":
         """Return the stored work of one checkpoint."""
-        processes = {"process": self.process, "processes": self.processes}
-        return CheckpointWork(self.folder, checkpoint, times=self.times, **processes)
+        return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
     def engine(self, base: Any) -> Engine:
         """Return the engine for a model without a head, on the device of this run."""
@@ -226,9 +227,9 @@ class _Plan:
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
-    def batch_tasks(self, row_groups: Sequence[int] | None = None) -> Iterator[Task]:
-        """Yield the batches of the sample, and of all other documents or those of some row groups."""
-        return batch_tasks(self.corpus, self.batch_tokens, row_groups, self.samples.controls)
+    def batch_tasks(self) -> Iterator[Task]:
+        """Yield the batches of the sample, and of all other documents."""
+        return batch_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
     def sampled_tasks(self) -> list[Task]:
         """Return the batches of the documents with controls and statistics."""
@@ -252,16 +253,19 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.work(name)
     sample = plan.samples.controls
+    start = time.perf_counter()
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
+    plan.times.seconds += time.perf_counter() - start
+    plan.times.device_seconds += engine.batches.waiting_seconds
+    work = replace(work, times=WorkTimes())  # times of other passes are not reported
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
     engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
-    plan.times.device_seconds += engine.batches.waiting_seconds
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle:
-        logging.info("parts: absent in the model family %s: %s", base.config.model_type, obstacle)
+        logging.info("parts: not available in the model family %s (%s)", base.config.model_type, obstacle)
     else:
         engine.read_single(PARTS, plan.samples.parts, work, partial(_parts_sums, engine, plan))
     return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
@@ -409,14 +413,13 @@ def _write_results(
 def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
     """Yield the ratios of every document in every checkpoint, with token columns."""
     for name, checkpoint in measured.items():
-        for row_group in plan.corpus.row_groups:
-            files: dict[int, Path] = {}
-            for task in plan.batch_tasks([row_group]):
-                files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
-            for number in range(*plan.corpus.rows(row_group).indices(len(plan.corpus))):
-                ratios_MLT = np.load(files[number])[str(number)]
-                document = plan.corpus.document(number)
-                yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
+        files: dict[int, Path] = {}
+        for task in plan.batch_tasks():
+            files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
+        for number in range(len(plan.corpus)):
+            ratios_MLT = np.load(files[number])[str(number)]
+            document = plan.corpus.document(number)
+            yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 
 
 def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:

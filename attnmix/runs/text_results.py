@@ -71,8 +71,8 @@ SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward p
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
 """Maximum sum of squared lengths of the texts with detailed measures.
 
-These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one pass per token, or
-minutes for a page of many texts.
+These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one
+forward pass per token, which would take minutes for a page of many texts.
 """
 TYPED_DONORS = 2
 """Number of neutral donors of typed texts; own shares need most of the time until a page is shown.

@@ -104,7 +104,7 @@ def _explain(error: BaseException, stage: str) -> str | None:
         return str(error)
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
         # `filename2` is the destination of a copy or move; after a failed write, both names are missing.
-        return f"the system refuses access to {error.filename2 or error.filename or 'a file'}: {error.strerror}"
+        return f"the system refuses to access {error.filename2 or error.filename or 'a file'} ({error.strerror})"
     if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None

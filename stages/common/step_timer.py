@@ -40,7 +40,7 @@ class StepTimer(TrainerCallback):
     ) -> None:
         """Log the mean time per step."""
         if state.is_world_process_zero and self.steps:
-            texts = args.train_batch_size * args.world_size
+            texts = args.train_batch_size  # of all processes, because `finetune` splits batches
             step_seconds = self.seconds / self.steps
             message = "%.3g s per step of %d texts without evaluation and saving (%.3g texts/s)"
             logging.info(message, step_seconds, texts, texts / step_seconds)

@@ -20,7 +20,7 @@ SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",  # several threads change the order of summation in a product
     "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # X86_V3 (AVX2) remains enabled
     "NUMBA_CPU_NAME": "x86-64-v3",
-    "NUMBA_CPU_FEATURES": "",  # no features in addition to those of this CPU
+    "NUMBA_CPU_FEATURES": "",  # no features in addition to those of NUMBA_CPU_NAME
     "OMP_WAIT_POLICY": "PASSIVE",  # idle torch threads sleep, because the product threads need the cores
 }
 
@@ -56,7 +56,7 @@ def can_be_portable() -> bool:
 def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
-        return "results and maps differ from those of x86-64 processors with AVX2, in the last and in the third digit"
+        return "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third"
     times, machine = _cost_here()
     if arithmetic == PORTABLE:
         return (

@@ -50,7 +50,7 @@ def writing(path: P) -> Iterator[P]:
     except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, OSError):
             raise  # a bug: only remote file systems raise other errors
-        remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make sure that it is writable,"
+        remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make sure that it is writable"
         cause = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"cannot write {path} ({cause}); {remedy} and run again") from error
 

@@ -48,9 +48,9 @@ def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.N
         logits = softcap * np.tanh(logits / softcap)
     sources_T = np.arange(len(logits))
     first_T, last_T = parts["reach"][layer].T
-    is_after_first_TT = sources_T >= first_T[:, None]
-    is_before_last_TT = sources_T <= last_T[:, None]
-    return np.where(is_after_first_TT & is_before_last_TT, logits, -np.inf)
+    is_from_first_TT = sources_T >= first_T[:, None]
+    is_to_last_TT = sources_T <= last_T[:, None]
+    return np.where(is_from_first_TT & is_to_last_TT, logits, -np.inf)
 
 
 def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:

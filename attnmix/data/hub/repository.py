@@ -1,7 +1,7 @@
 """A hub repository at one commit: its listing, and its files, verified against the listing.
 
-Downloads of `huggingface_hub` are not verified, and its `verify_repo_checksums` requests the listing at every run and
-needs network access. Its requests lack a total time limit, so `RetryingClient` sends them instead.
+`huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing at every run and needs
+network access. The client's requests have no total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ const MODEL_COLOURS: Record<string, string> = { "Before fine-tuning": GREY, "Aft
 const MAX_DOTS = 150; // reviews in the chart
 
 const hasInterval = ({ low }: Line) => low?.some((each) => each !== null);
-/** The lines of named series. A name with a colon, `A: B`, is a control of the line `A`. */
+/** The lines of named series. A name with a colon, `A: B`, is dotted, in the colour of `A`. */
 const linesOf = (series: Record<string, { values: Maybe[] }> = {}) => {
   const measured = (name: string) => name.split(":")[0];
   const names = [...new Set(Object.keys(series).map(measured))];

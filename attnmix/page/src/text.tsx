@@ -1,7 +1,7 @@
 // The text with its measures, and the own share, sources and targets of the selected token.
 
 import { valueText } from "./chosen";
-import { checkpoints, data, OWN_SHARE, positionOf, type Share, tokensOf } from "./data";
+import { checkpoints, data, positionOf, type Share, tokensOf } from "./data";
 import { inPoints, percent } from "./format";
 import * as measures from "./measures";
 import { effectText } from "./prediction";
@@ -12,7 +12,7 @@ import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources shown as separate segments of the bar
 const LETTER = 0.021; // width of a character, as a fraction of the bar
-const OTHER_MEASURE = "The own share has no sources. The bar shows contributions by a different measure";
+const OTHER_MEASURE = "The selected measure has no sources. The bar shows contributions by a different measure";
 const BY_LENGTHS = "The rest is divided among the other tokens in proportion to the lengths of their parts.";
 
 /** The value of a token in the picture, in the selected layer and model. */
@@ -54,7 +54,7 @@ function KeptBar({ token }: { token: number }) {
         ))}
       </div>
       <p class="small" id="bar-parts">
-        {state.share.value === OWN_SHARE ? `${OTHER_MEASURE}, ` : "The bar shows, by "}
+        {data.matrices.includes(state.share.value) ? "The bar shows, by " : `${OTHER_MEASURE}, `}
         {measures.sourcesName()}: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
       </p>
     </>
