@@ -38,7 +38,7 @@ from attnmix.faithfulness.removal_tables import (
 )
 from attnmix.measures.documents import Document, documents_of, read_reviews
 from attnmix.measures.ratios import preferred_ratio
-from attnmix.measures.variance_shares import MAX_TEXTS
+from attnmix.measures.variance_shares import draw_texts
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 from attnmix.runs.tokens import tokenized_block, with_texts
@@ -58,7 +58,9 @@ def main(parameters: Parameters) -> None:
     removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
-    documents = read_reviews("measured", run.drawn_reviews)[:MAX_TEXTS]
+    measured = read_reviews("measured", run.drawn_reviews)
+    labels_N = np.array([document.label for document in measured])
+    documents = [measured[number] for number in draw_texts(labels_N, parameters.seed)]
     training = _training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
     read_off = probes(classifier, _bases(classifier, checkpoints, run), training, documents, parameters.seed)
     class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])

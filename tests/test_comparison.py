@@ -265,6 +265,18 @@ def test_class_share_matches_all_pairs_with_jackknife_interval(
     assert -0.1 < permuted < 1
 
 
+def test_class_share_of_sorted_texts_uses_a_sample_of_all_classes(
+    model: attnmix.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", 8)
+    labels = [0] * 12 + [1] * 12
+    result = attnmix.measure(model, TEXTS, methods=RATIO, controls="class_share", labels=labels)
+    rows = result.controls().query("control == 'class_share'")
+    assert set(rows["texts"]) == {8}
+    # With texts of a single class, the share would be 0 up to rounding errors.
+    assert (rows["mean"].abs() > 1e-6).all()
+
+
 def test_own_share_by_parts_uses_truncated_texts(model: attnmix.Model, result: attnmix.Measures) -> None:
     texts = [" ".join(["the film was good ."] * 11), *TEXTS[:3]]
     measured = attnmix.measure(model, texts, methods=RATIO)

@@ -118,7 +118,7 @@ def peak(workspace: Workspace, documents: int) -> int:
 def test_memory_does_not_grow_with_documents(
     workspace: Workspace, quick: None, little_garbage: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnmix.measures.geometry_tables.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
+    monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few, many = peak(workspace, FEW), peak(workspace, MANY)
     # The sums of a text (15 kB) are in files. In memory are its row of the table of texts, its counts in the bootstrap
     # samples, and temporary arrays.

@@ -12,7 +12,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.statistics import Jackknifed
 from attnmix.faithfulness.lens import probe_accuracy
 from attnmix.interventions import class_eraser, remaining_eraser
-from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, draw_texts, products, usable
 
 
 def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
@@ -105,6 +105,14 @@ def test_jackknife_interval_covers() -> None:
         _, low, high = Jackknifed(*shares).interval()
         covered += bool(low <= 0.25 <= high)
     assert 0.9 < covered / 200 < 0.99
+
+
+def test_texts_sorted_by_class_are_drawn_from_each_class() -> None:
+    classes = np.repeat([0, 1], [3 * MAX_TEXTS, MAX_TEXTS])
+    drawn = draw_texts(classes, seed=0)
+    assert np.bincount(classes[drawn]).tolist() == [MAX_TEXTS * 3 // 4, MAX_TEXTS // 4]
+    np.testing.assert_array_equal(drawn, np.unique(drawn))
+    np.testing.assert_array_equal(draw_texts(classes[:MAX_TEXTS], seed=0), np.arange(MAX_TEXTS))
 
 
 def test_texts_without_partner_or_class_are_excluded() -> None:

@@ -56,7 +56,7 @@ from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_toke
 from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
-from attnmix.measures.variance_shares import MAX_TEXTS
+from attnmix.measures.variance_shares import draw_texts
 from attnmix.models.encoding import batches_by_tokens, padded
 from attnmix.models.families import family_of, layer_counts
 from attnmix.models.segments import read_segments
@@ -195,7 +195,7 @@ def pass_tokens(documents: Sequence[Document]) -> int:
 
 def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
     """Return the indices of the texts for averaging values in the control `corpus_value`."""
-    drawn: list[int] = stratified_draw(texts.labels, MAX_TEXTS, seed).tolist()
+    drawn: list[int] = draw_texts(texts.labels, seed).tolist()
     return drawn
 
 

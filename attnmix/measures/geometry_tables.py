@@ -1,6 +1,6 @@
 """The table `geometry`: means of geometry and of sinks, cosines across texts, and shares of contributions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from attnmix.measures.mixing_tables import (
     with_difference,
 )
 from attnmix.measures.sinks import SINK_MEASURES
-from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_share_null, products, usable
+from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, draw_texts, products, usable
 
 MEAN_COSINE_ACROSS_TEXTS = "mean_cosine_across"  # mean over pairs of texts (Ethayarajh, EMNLP 2019)
 MEAN_COSINES_BY_CLASS = (
@@ -83,9 +83,9 @@ def _steps(measured: CorpusMeasures) -> Mean:
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with mean cosines between tokens of different texts, for all texts and by class."""
     sites = measured.sites
-    classes_N = _select_classes(measured)
+    numbers, classes_N = _draw_texts(measured)
     for checkpoint, sums in measured.sums.items():
-        sums_NXD, counts = sums["unit_sums"].take(slice(MAX_TEXTS))
+        sums_NXD, counts = sums["unit_sums"].take(numbers)
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
         intervals = []
@@ -122,12 +122,12 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
     iterator is empty.
     """
     shares: dict[str, Jackknifed] = {}
-    classes_N = _select_classes(measured)
+    numbers, classes_N = _draw_texts(measured)
     known_classes = np.unique(classes_N[classes_N >= 0])
     for checkpoint, sums in measured.sums.items():
         if len(known_classes) < 2:
             return
-        texts, is_usable_N = attention_moments(sums, classes_N)
+        texts, is_usable_N = attention_moments(sums, numbers, classes_N)
         usable_classes = classes_N[is_usable_N]
         if len(np.unique(usable_classes)) < 2:
             return
@@ -145,23 +145,26 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
         yield table_rows("geometry", checkpoint, labels, columns)
 
 
-def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tuple[Moments, npt.NDArray[np.bool_]]:
+def attention_moments(
+    sums: CorpusSums, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]
+) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
 
-    Only the first `MAX_TEXTS` texts are considered; `usable` defines usable ones.
+    The texts with these `numbers` and `classes_N` are considered; `usable` defines usable ones.
     """
-    first_texts = slice(MAX_TEXTS)
-    sums_NLD, counts = sums["others"].take(first_texts)
-    lengths_NL3 = sums["lengths"].take(first_texts).values
+    sums_NLD, counts = sums["others"].take(numbers)
+    lengths_NL3 = sums["lengths"].take(numbers).values
     tokens_N = counts.ravel()
     is_usable_N = usable(classes_N, tokens_N)
     moments = Moments.from_sums(sums_NLD, lengths_NL3[:, :, 0], tokens_N)
     return _select_texts(moments, is_usable_N), is_usable_N
 
 
-def _select_classes(measured: CorpusMeasures) -> npt.NDArray[np.int64]:
-    """Return the predicted classes of the first `MAX_TEXTS` texts."""
-    return measured.texts["predicted_label"].to_numpy()[:MAX_TEXTS]
+def _draw_texts(measured: CorpusMeasures) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """Return the indices and the predicted classes of the texts whose pairs are compared."""
+    classes_N = measured.texts["predicted_label"].to_numpy()
+    numbers: list[int] = draw_texts(classes_N, measured.seed).tolist()
+    return numbers, classes_N[numbers]
 
 
 def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Moments:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.statistics import Doubles
 
 Array = npt.NDArray[Any]
@@ -30,6 +31,11 @@ COSINES = ("within_text", "same_class", "other_class")
 MAX_TEXTS = 256  # maximum number of texts, because products of all pairs of texts are in memory
 PERMUTATIONS = 200
 NULL_LEVEL = 0.95
+
+
+def draw_texts(classes_N: npt.NDArray[np.int64], seed: int) -> RowNumbers:
+    """Return the sorted indices of at most `MAX_TEXTS` texts, stratified by class."""
+    return stratified_draw(classes_N, MAX_TEXTS, seed)
 
 
 class Moments(NamedTuple):

@@ -19,7 +19,7 @@ from attnmix.measures.engine import SEED, Measurements, corpus_sample
 from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.geometry_tables import attention_moments
 from attnmix.measures.sinks import SINK_MEASURES
-from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, class_share_null, products
+from attnmix.measures.variance_shares import PARTS, class_share_null, draw_texts, products
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
@@ -104,8 +104,9 @@ def add_class_shares(measurements: Measurements) -> None:
     variance. Pseudo-values are resampled over texts, like the means over tokens.
     """
     texts = measurements.texts
-    classes_N = texts.predicted[:MAX_TEXTS]
-    moments, kept = attention_moments(measurements.sums, classes_N)
+    drawn = draw_texts(texts.predicted, SEED)
+    classes_N = texts.predicted[drawn]
+    moments, kept = attention_moments(measurements.sums, drawn.tolist(), classes_N)
     whole, without = products(moments, classes_N[kept])
     place = PARTS.index("class")
     number = int(kept.sum())
@@ -114,7 +115,7 @@ def add_class_shares(measurements: Measurements) -> None:
     pseudo_NL = number * whole_L - (number - 1) * without_NL
     pseudo_NL += whole_L - pseudo_NL.mean(0)
     kept_sums = Sums(pseudo_NL, np.ones_like(pseudo_NL))
-    numbers = np.flatnonzero(kept).tolist()
+    numbers = drawn[kept].tolist()
     share = kept_sums.scatter(numbers, len(texts))
     permuted_L = class_share_null(moments, classes_N[kept], SEED)
     measurements.sums[CLASS_SHARE] = share
