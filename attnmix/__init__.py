@@ -55,7 +55,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        return _read_version()
     if name != "interventions" and name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
     if name == "interventions":
@@ -67,7 +67,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def _version() -> str:
+def _read_version() -> str:
     """Return the version of the installed distribution, of which a clone that is imported as it lies has none."""
     from importlib.metadata import PackageNotFoundError, version
 

@@ -152,11 +152,11 @@ class Positions:
         if hasattr(given, "dtype"):
             mask = torch.as_tensor(given)
             if mask.dtype == torch.bool:
-                return cls._from_mask(argument, mask)
+                return cls._create_from_mask(argument, mask)
         return cls(argument, whole_numbers(argument, given))
 
     @classmethod
-    def _from_mask(cls, argument: str, mask: Tensor) -> Positions:
+    def _create_from_mask(cls, argument: str, mask: Tensor) -> Positions:
         """Return the positions in a mask over all tokens."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)

@@ -88,14 +88,14 @@ class Model:
         network. Raise `InputError` inside `intervene`.
         """
         network: Any = self.network.base_model
-        with _lock_of(network), torch_state(), ExitStack() as stack:
+        with _get_lock(network), torch_state(), ExitStack() as stack:
             check_unedited(network, self.name)
             device = measuring_device(network.device)
             base = network if _is_measurable(network, device) else copy.deepcopy(network).to(device).float()
             hook = read_segments(base, self.tokenizer, pairs)
             if hook is not None:
                 stack.callback(hook.remove)
-            stack.enter_context(_readable(base))
+            stack.enter_context(_return_only_vectors(base))
             stack.enter_context(implementations(base, implementation_of(base.config)))
             yield base
 
@@ -112,10 +112,10 @@ class Model:
         ...     network(**inputs).last_hidden_state.shape
         torch.Size([1, 7, 384])
         """
-        lock = _lock_of(self.network.base_model)
+        lock = _get_lock(self.network.base_model)
         edited = ExitStack()
         with lock:  # wait until no other thread measures the network
-            edited.enter_context(edited_attention(self.network, edit, _prepared(self.network)))
+            edited.enter_context(edited_attention(self.network, edit, _prepare_for_edits(self.network)))
         try:
             yield self.network
         finally:
@@ -128,12 +128,12 @@ class Model:
         Any change of the forward pass changes the signature, including adapters, hooks and the attention function.
         """
         network: Any = self.network.base_model
-        with _lock_of(network), torch_state(), torch.no_grad(), few_threads():
+        with _get_lock(network), torch_state(), torch.no_grad(), few_threads():
             check_unedited(network, self.name)
             with model_errors("model", self.name, Path(self.name)):
                 check_attention_function(self.name, network)
-            base = _runnable(network)
-            with _readable(base):
+            base = _convert_if_needed(network)
+            with _return_only_vectors(base):
                 vectors = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
             vectors_TD = vectors.reshape(len(vectors), -1)
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
@@ -157,7 +157,7 @@ class OutputSignature(NamedTuple):
         return not bool(difference <= tolerance)
 
 
-def _lock_of(base: Module) -> threading.RLock:
+def _get_lock(base: Module) -> threading.RLock:
     """Return the lock of a base model."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
@@ -181,7 +181,7 @@ def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
     )
 
 
-def _runnable(base: PreTrainedModel) -> PreTrainedModel:
+def _convert_if_needed(base: PreTrainedModel) -> PreTrainedModel:
     """Return a base model, or a copy in float32 if its code does not support the model's dtype."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
@@ -191,14 +191,14 @@ def _runnable(base: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def _readable(network: PreTrainedModel) -> Iterator[None]:
+def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
     """Configure a base model to return only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
     changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
-        with _evaluated(network):
+        with _set_eval_mode(network):
             yield
     finally:
         # If two modules share a configuration, only the first change has an effect, so restoring in any order works.
@@ -207,7 +207,7 @@ def _readable(network: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _prepared(network: PreTrainedModel) -> Iterator[None]:
+def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
     """Ensure that hooks and edits apply to every call and derivative of a network; restore it afterwards.
 
     Compilation and gradient checkpointing are disabled: compiled functions reuse the graph of earlier calls, and
@@ -216,7 +216,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
     checkpointing = {"gradient_checkpointing": False}
     changes = {module: set_values(module, checkpointing) for module in network.modules()}
     with ExitStack() as stack:
-        stack.enter_context(_evaluated(network))
+        stack.enter_context(_set_eval_mode(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
         if has_own_attention or "torch._dynamo" in sys.modules:  # avoids a slow import
             stack.enter_context(uncompiled)
@@ -228,7 +228,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluated(network: PreTrainedModel) -> Iterator[None]:
+def _set_eval_mode(network: PreTrainedModel) -> Iterator[None]:
     """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
     modules = list(network.modules())
     modes = [module.training for module in modules]
@@ -285,7 +285,7 @@ def load(
     """
     shown = None if name is None else read_name(name)
     if not isinstance(model, str | Path):
-        return _in_memory(model, tokenizer, revision, device, shown)
+        return _wrap_in_memory(model, tokenizer, revision, device, shown)
     place = chosen_device() if device is None else device_named(device, "device")
     source = str(model)
     if tokenizer is not None:
@@ -306,10 +306,10 @@ def load(
         return Model(base.to(place), tokenizer, shown or display_name(source), source)
 
 
-def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
+def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
     """Validate a transformers model in memory and wrap it as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
-        raise InputError(f"model: {type(model).__name__} is not supported; pass {_advice_for(model)}")
+        raise InputError(f"model: {type(model).__name__} is not supported; pass {_suggest_replacement(model)}")
     if tokenizer is None:
         raise InputError("tokenizer: a model in memory needs its fast tokenizer; call load(model, tokenizer)")
     _check_fast(tokenizer)
@@ -321,15 +321,15 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: st
     source = model.config.name_or_path or type(model).__name__
     base: Any = model.base_model
     check_unedited(model, source)
-    with _lock_of(base), torch_state(), model_errors("model", source, Path(source)), quiet():
+    with _get_lock(base), torch_state(), model_errors("model", source, Path(source)), quiet():
         check_config(base.config, source)
-        runnable = _runnable(base)
-        with _readable(runnable):
+        runnable = _convert_if_needed(base)
+        with _return_only_vectors(runnable):
             check_network(source, runnable, tokenizer)
     return Model(model, tokenizer, shown or display_name(source), source)
 
 
-def _advice_for(model: Any) -> str:
+def _suggest_replacement(model: Any) -> str:
     """Return text that suggests a replacement for an object that is not a transformers model."""
     for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
         if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):

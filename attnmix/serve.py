@@ -99,11 +99,11 @@ class LocalOnly:
             await send(message)
 
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["method"], headers.get("host", ""), headers.get("origin"))
+        refusal = self._refuse(scope["method"], headers.get("host", ""), headers.get("origin"))
         app = self.app if refusal is None else refusal
         await app(scope, receive, with_headers)
 
-    def _refusal(self, method: str, host: str, origin: str | None) -> Response | None:
+    def _refuse(self, method: str, host: str, origin: str | None) -> Response | None:
         """Return the error response for a request from outside the server's own pages; otherwise None."""
         if not (_is_local(host) or host in self.allowed):
             shown = printable(host[:100], kept="")
@@ -280,7 +280,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     return app
 
 
-def _stop_when_the_terminal_closes() -> None:
+def _stop_on_terminal_close() -> None:
     """Convert SIGHUP to SIGTERM, the signal for closing connections in uvicorn."""
     hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -304,7 +304,7 @@ def serve(
         config = uvicorn.Config(
             application(pages, allowed), access_log=False, log_level="warning", lifespan="off", ws="none"
         )
-        _stop_when_the_terminal_closes()
+        _stop_on_terminal_close()
         server = uvicorn.Server(config)
         with server.capture_signals():  # Ctrl-C as an exception during start-up would leave an incomplete event loop
             print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)

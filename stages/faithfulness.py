@@ -55,12 +55,12 @@ def main(parameters: Parameters) -> None:
     # Batches are smaller because edits need memory for the weights of all heads and the outputs of layers.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
-    removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
-    margins, checkpoints = _margins(classifier, run)
+    removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
+    margins, checkpoints = _measure_margins(classifier, run)
     correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
     documents = read_reviews("measured", run.drawn_reviews)[:MAX_TEXTS]
-    training = _training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
-    read_off = probes(classifier, _bases(classifier, checkpoints, run), training, documents, parameters.seed)
+    training = _read_training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
+    read_off = probes(classifier, _load_bases(classifier, checkpoints, run), training, documents, parameters.seed)
     class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
@@ -73,7 +73,7 @@ def main(parameters: Parameters) -> None:
     write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
-def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
+def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return `faithfulness.csv` for the texts drawn for token removal, truncated to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
@@ -94,7 +94,7 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
+def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, one row per sampled text, and the checkpoints, which have columns of last-layer ratios."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
@@ -118,7 +118,7 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
     return table.join(by_review, on="document"), checkpoints
 
 
-def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
+def _read_training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
     """Return the training texts of the probes, truncated and tokenised as in the stage `tokenize`."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
@@ -130,7 +130,7 @@ def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: R
     return documents_of(documents, tokens)
 
 
-def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
+def _load_bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
     """Yield the names of the checkpoints and their models without a head."""
     for name in checkpoints:
         if name == CAPTURED_CHECKPOINT:

@@ -94,7 +94,7 @@ def main(parameters: Parameters) -> None:
         model = with_lora(model, **finetune.lora.model_dump())
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
-    train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
+    train, validation, test = (_tokenize_examples(tokenizer, split, finetune.max_length) for split in splits.values())
     trainer = Trainer(
         model=model,
         args=OneDeviceArguments(
@@ -127,7 +127,7 @@ def main(parameters: Parameters) -> None:
         train_dataset=train,
         eval_dataset=validation,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=_scores,
+        compute_metrics=_compute_scores,
         # Encoder-decoder models return the encoder's vectors after the logits.
         preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
     )
@@ -136,7 +136,7 @@ def main(parameters: Parameters) -> None:
         trainer.add_callback(TrainingGuard)
         trainer.add_callback(StepTimer)
         trainer.add_callback(GrowingCurves(run.tables))
-        trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
+        trainer.train(resume_from_checkpoint=_find_last_complete_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
@@ -144,7 +144,7 @@ def main(parameters: Parameters) -> None:
     fitted = {"train": _draw_examples(train, parameters.seed), "validation": validation}
     fits = [_fit_row(split, _predict(trainer, examples)[0], examples) for split, examples in fitted.items()]
     fits.append(_fit_row("test", test_logits, test))
-    predictions = _predictions(test_logits, test)
+    predictions = _tabulate_predictions(test_logits, test)
     if not trainer.is_world_process_zero():
         return
     write_table(run.test_predictions_file, predictions)
@@ -152,13 +152,13 @@ def main(parameters: Parameters) -> None:
     merged.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # otherwise, the max_length of this stage would be saved
     tokenizer.save_pretrained(folder / "best")
-    write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
-    write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
+    write_plot(CURVES, _tabulate_curves(trainer.state.log_history), run.tables)
+    write_plot("finetune/finetune_by_class", _score_by_class(predictions, names), run.tables)
     write_plot("finetune/finetune_fit", pd.DataFrame(fits), run.tables)
     most_frequent = splits["train"]["label"].mode()[0]
     metrics = {
-        "test": _test_metrics(test_scores, predictions["label"], most_frequent),
-        "best_epoch": _kept_epoch(trainer),
+        "test": _compute_test_metrics(test_scores, predictions["label"], most_frequent),
+        "best_epoch": _find_kept_epoch(trainer),
         "computed_on": computed_on(parameters.arithmetic, chosen_device()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
@@ -178,7 +178,7 @@ def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[D
     return logits[np.argsort(order)], prediction.metrics or {}
 
 
-def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return one row per example: label, predicted class, probability of this class, and number of tokens."""
     probabilities = softmax(logits, axis=-1)
     columns = {
@@ -208,7 +208,7 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
     return {"split": split, "texts": len(labels), "accuracy": accuracy, "margin": float(margins.mean())}
 
 
-def _kept_epoch(trainer: Trainer) -> int:
+def _find_kept_epoch(trainer: Trainer) -> int:
     """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last."""
     epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     kept = epochs[-1]
@@ -300,7 +300,7 @@ class GrowingCurves(transformers.TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero:
-            write_plot(CURVES, _curves(state.log_history), self.tables)
+            write_plot(CURVES, _tabulate_curves(state.log_history), self.tables)
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
@@ -310,18 +310,20 @@ def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
     return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
 
 
-def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
+def _tokenize_examples(
+    tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int
+) -> list[dict[str, Any]]:
     encoded = encode(tokenizer, texts_of(reviews), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 
 
-def _scores(prediction: EvalPrediction) -> dict[str, float]:
+def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
     classes = np.argmax(prediction.predictions, axis=-1)
     macro_f1 = float(f1_score(prediction.label_ids, classes, average="macro"))
     return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}
 
 
-def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
+def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`. Precision is empty for classes never predicted, recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
@@ -339,7 +341,7 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
     return pd.DataFrame(columns)
 
 
-def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
+def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     """Return the newest complete checkpoint; the first process deletes newer, incomplete checkpoints of a killed run.
 
     The first process writes the trainer state last, and only then deletes older checkpoints. Each process writes its
@@ -359,7 +361,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     return None
 
 
-def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
+def _tabulate_curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return `finetune.csv`: a row per logged step and epoch end for `train`, and a row per epoch for `validation`."""
     rows = [
         (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
@@ -370,7 +372,7 @@ def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
-def _test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
+def _compute_test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
     """Return the test scores, with Wilson's 95 % interval of the accuracy, and the accuracy of the majority class."""
     interval = binomtest(round(scores["test_accuracy"] * len(labels)), len(labels)).proportion_ci(0.95, method="wilson")
     return {

@@ -71,7 +71,9 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
         ("model comes", model, "model_commit"),
         ("reviews come", dataset, "dataset_commit"),
     ]
-    origins = [_origin(noun_and_verb, source, download[key]) for noun_and_verb, source, key in sources if source]
+    origins = [
+        _describe_origin(noun_and_verb, source, download[key]) for noun_and_verb, source, key in sources if source
+    ]
     return Subject(
         model.name,
         revision=model.revision,
@@ -85,7 +87,7 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
     )
 
 
-def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
+def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
     """Return a sentence on the origin of a model or dataset, including the commit of a hub repository."""
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
     return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
@@ -93,17 +95,19 @@ def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, com
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
-    values, defaults = _by_key(parameters), _by_key(Parameters())
-    return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+    values, defaults = _flatten_by_key(parameters), _flatten_by_key(Parameters())
+    return [
+        (key, _format_yaml(values[key]), _format_yaml(defaults[key])) for key in values if values[key] != defaults[key]
+    ]
 
 
-def _by_key(parameters: Parameters) -> dict[str, Any]:
+def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
     """Return all parameter values by key, such as `umap.metric`."""
     (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
     return {str(key): value for key, value in row.items()}
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     if value is None:
         return "empty"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

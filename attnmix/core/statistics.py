@@ -97,7 +97,7 @@ class Resampled(NamedTuple):
         partly_missing_samples = self.samples[:, is_partly_missing]
         ends[:, is_partly_missing] = np.nanquantile(partly_missing_samples, tails, axis=0)
         normal = float(ndtri(tails[1]))
-        student = _student(normal, self.documents)
+        student = _compute_student_factor(normal, self.documents)
         low, high = self.mean + (ends - self.mean) * student / normal
         return Interval(self.mean, low, high)
 
@@ -129,7 +129,7 @@ class Resampled(NamedTuple):
         largest = standardised.max(1, initial=0)
         quantile = np.quantile(largest, LEVEL)
         known_error = np.where(is_included, error, np.nan).reshape(self.mean.shape)
-        half = known_error * _student(quantile, self.documents)
+        half = known_error * _compute_student_factor(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -181,7 +181,7 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
     return draws.resample([chunk])
 
 
-def _student(quantile: float, documents: Doubles) -> Doubles:
+def _compute_student_factor(quantile: float, documents: Doubles) -> Doubles:
     """Return the factor that replaces the normal `quantile` in the interval of a mean over `documents` texts."""
     from scipy.special import ndtr, stdtrit  # slow import, not needed for figures and pages
 

@@ -187,7 +187,7 @@ def errors_in_words(shown: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # `datasets` raises dozens of types for an invalid description
-        raise InputError(f"dataset.name: {shown} cannot be loaded ({_cause(error)})") from error
+        raise InputError(f"dataset.name: {shown} cannot be loaded ({_describe_cause(error)})") from error
 
 
 def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any], list[str]]:
@@ -421,7 +421,7 @@ def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     return value == defaults[key] or value in EQUIVALENT_OPTIONS.get(key, ())
 
 
-def _cause(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Return the message of the first error in a chain, in one line, or its type if the message is empty."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -131,7 +131,7 @@ class _StreamReader:
         while True:
             compressed = b""
             if self._decompressor.eof:
-                compressed = self._next_stream()
+                compressed = self._read_next_stream()
                 if not compressed:
                     return b""
                 self._decompressor = self._new_decompressor()
@@ -145,7 +145,7 @@ class _StreamReader:
             if part:
                 return part
 
-    def _next_stream(self) -> bytes:
+    def _read_next_stream(self) -> bytes:
         """Return the first bytes after a stream and its padding."""
         compressed: bytes = self._decompressor.unused_data.lstrip(self._padding)
         while not compressed:

@@ -26,7 +26,7 @@ def read_separated(
 ) -> pd.DataFrame:
     """Return the fields of csv (`quoted`) or tsv as strings; every record must have as many fields as the header."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    with _long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
+    with _allow_long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _read_records(reader)
         _, names = next(records, (0, []))
@@ -41,7 +41,7 @@ def read_separated(
         for row, record in records:
             if len(record) != len(names):
                 count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
-                raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
+                raise ValueError(f"{count}; {_advise_on_ragged_rows(separator, quoted)}")
             if _fold_field(record[0]) in header and _fold(record) == header:
                 problem = f"row {row} (line {reader.line_num}) repeats the header, as in joined files"
                 raise ValueError(f"{problem}; remove this line")
@@ -86,7 +86,7 @@ def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def _allow_long_fields() -> Iterator[None]:
     """Remove the field length limit of Python's `csv` (131,072 characters) for all readers of the process."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
@@ -95,7 +95,7 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _ragged_advice(separator: str, quoted: bool) -> str:
+def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
     if quoted:
         mark = SEPARATOR_NAMES.get(separator, repr(separator))
         return f"write as many fields as in the header, and put fields with {mark} in quotes"

@@ -55,7 +55,7 @@ class Gradients(NamedTuple):
     @property
     def read_position(self) -> int:
         """The position of the token that the head reads, or -1 if it reads several tokens."""
-        return _only_position(self.read_T)
+        return _find_only_position(self.read_T)
 
 
 class Prediction(NamedTuple):
@@ -130,20 +130,20 @@ class Classifier:
         """Return the derivatives of the logit of class `label` for one text."""
         classes = int(self.model.config.num_labels or 0)
         check_range("label: class", [label], range(classes))
-        logits_C, vectors = self._pass_with_derivatives(ids)
+        logits_C, vectors = self._run_with_derivatives(ids)
         words_1TD = vectors[0]
         by_words_1TD, by_last_1TD = torch.autograd.grad(logits_C[label], [words_1TD, vectors[-1]])
         return Gradients(words_1TD.detach()[0], by_words_1TD[0], _moves_logit(by_last_1TD))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
-        logits_C, vectors = self._pass_with_derivatives(ids)
+        logits_C, vectors = self._run_with_derivatives(ids)
         (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
-        read_position = _only_position(_moves_logit(by_last_1TD))
+        read_position = _find_only_position(_moves_logit(by_last_1TD))
         exact_logits_C = logits_C.detach().cpu().double()
         return Prediction(exact_logits_C, read_position)
 
-    def _pass_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def _run_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the logits `[C]` of one text, and its word embeddings and each layer's output, `[1, T, D]` each."""
         vectors: list[Tensor] = []
 
@@ -155,7 +155,7 @@ class Classifier:
             for module in (words, *self.layers):
                 hook = module.register_forward_hook(keep_output)
                 hooks.enter_context(hook)
-            output = self.model(**self._batch_of(ids))
+            output = self.model(**self._create_batch(ids))
         return output.logits[0], vectors
 
     def map_layers(
@@ -169,9 +169,9 @@ class Classifier:
             results.append(result)
             calls.clear()  # Linears of the embedding and the layers do not belong to the head.
 
-        with self._head_calls() as calls, torch.no_grad():
+        with self._record_head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self._batch_of(ids), visit, points, self.model)
+            output = run_layers(self.base, self._create_batch(ids), visit, points, self.model)
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
@@ -198,13 +198,13 @@ class Classifier:
             leaving.append(first_of(output))
             calls.clear()
 
-        with self._head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
+        with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
             first_hook = self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True)
             hooks.enter_context(first_hook)
             for layer in self.layers:
                 hook = layer.register_forward_hook(keep_output)
                 hooks.enter_context(hook)
-            output = self.model(**self._batch_of(ids))
+            output = self.model(**self._create_batch(ids))
         logits_C = output.logits[0].detach()
         read_D = leaving[-1][0, read]
         biases_D = torch.zeros_like(read_D)
@@ -213,7 +213,7 @@ class Classifier:
         return head.relevance(entering[0], calls, logits_C, label, name)
 
     @contextmanager
-    def _head_calls(self) -> Iterator[list[HeadCall]]:
+    def _record_head_calls(self) -> Iterator[list[HeadCall]]:
         """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
         calls: list[HeadCall] = []
 
@@ -232,7 +232,7 @@ class Classifier:
     @cached_property
     def values(self) -> list[Affine]:
         """The map x -> x W_V + b_V of each layer."""
-        maps = map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
+        maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Clones allow autograd to use them.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
@@ -243,10 +243,10 @@ class Classifier:
             second.register_forward_pre_hook(lambda _module, inputs: entering.append(inputs[0].flatten(0, -2)[0])),
             torch.inference_mode(),
         ):
-            self.model(**self._batch_of([self.tokenizer.pad_token_id]))
+            self.model(**self._create_batch([self.tokenizer.pad_token_id]))
         return entering[-1]
 
-    def _batch_of(self, ids: Sequence[int]) -> dict[str, Tensor]:
+    def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)
 
 
@@ -256,7 +256,7 @@ def _moves_logit(derivative_1TD: Tensor) -> Tensor:
     return size_T > 0
 
 
-def _only_position(read_T: Tensor) -> int:
+def _find_only_position(read_T: Tensor) -> int:
     """Return the position of the only token in the mask, or -1 if the number of tokens is not 1."""
     positions = read_T.nonzero()[:, 0].tolist()
     if len(positions) != 1:
@@ -310,7 +310,7 @@ class FixedFactorScores:
         norm_paths = [stack.final_norm] if stack.final_norm else []
         for module in optional_modules(self.classifier.base, norm_paths):
             norm = norm_of(module, whole_D)
-            parts_JD = _with_biases(norm.part(parts_JD, whole_D), norm.beta)
+            parts_JD = _add_to_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
@@ -321,14 +321,14 @@ class FixedFactorScores:
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
         if not reads_token or not torch.equal(last_output, logits_C):
             return None
-        parts_JD = _mapped(linear_weights(first.module), parts_JD)
+        parts_JD = _map_parts(linear_weights(first.module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
                 slopes_D = slopes(between, first_output, last_input)
                 constant_D = between(slopes_D.new_zeros(1))
-            parts_JD = _with_biases(parts_JD * slopes_D, constant_D)
-            parts_JD = _mapped(linear_weights(last.module), parts_JD)
+            parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
+            parts_JD = _map_parts(linear_weights(last.module), parts_JD)
         self._check_sum(parts_JD, logits_C, name)
         return parts_JD
 
@@ -379,12 +379,12 @@ class Decomposition:
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 
 
-def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
+def _add_to_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
     """Return the parts with `bias_D` added to the last part, the biases."""
     biases_1D = parts_JD[-1:] + bias_D
     return torch.cat([parts_JD[:-1], biases_1D])
 
 
-def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
+def _map_parts(affine: Affine, parts_JD: Tensor) -> Tensor:
     """Return the parts after an affine map. The map's bias is added to the part of the biases."""
-    return _with_biases(parts_JD @ affine.W, affine.b)
+    return _add_to_biases(parts_JD @ affine.W, affine.b)

@@ -72,7 +72,7 @@ def probes(
         fitted_vectors = token_vectors(classifier, base, training, fitted)
         tested_vectors = token_vectors(classifier, base, documents, tested)
         if base is classifier.base:
-            rows.extend(_lens_rows(classifier, documents, tested, tested_vectors, seed))
+            rows.extend(_list_lens_rows(classifier, documents, tested, tested_vectors, seed))
         for group, target in TARGETS:
             is_fitted = _has_label(fitted, group, target)
             is_tested = _has_label(tested, group, target)
@@ -113,7 +113,7 @@ def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.
     return (is_in_group & is_labelled).to_numpy()
 
 
-def _lens_rows(
+def _list_lens_rows(
     classifier: Classifier,
     documents: Sequence[Document],
     tokens: pd.DataFrame,

@@ -44,13 +44,13 @@ def relevance_obstacle(family: Family) -> str | None:
 def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
     """Propagate relevance in the backward passes of `base`, which must use the attention function `OBSERVED`."""
     with ExitStack() as hooks:
-        for module, hook in _rules(base):
+        for module, hook in _list_rules(base):
             hooks.enter_context(module.register_forward_hook(hook))
         hooks.enter_context(attention_by(_attend, base))
         yield
 
 
-def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
+def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
     """Return modules with their hooks. An activation shared by several layers occurs once."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
@@ -58,7 +58,7 @@ def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
         for layer in dict.fromkeys(layers.modules):
             norms = [module for module in layer.modules() if _is_norm(module)]
             rules += [(norm, _hold_deviation(norm, like)) for norm in norms]
-            rules += _network_rules(layer, layers.stack)
+            rules += _list_network_rules(layer, layers.stack)
     return list(dict.fromkeys(rules))
 
 
@@ -77,7 +77,7 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
     return hook
 
 
-def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
+def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
     """Return the rules of a feed-forward network: for its activation and, if it is gated, for the product."""
     first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]

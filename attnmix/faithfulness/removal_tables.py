@@ -70,7 +70,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
             for (test, replacement), share in product(TESTS, SHARES):
                 text = edited_text(review, scores_T, share, test, replacement)
                 texts[name].append(text)
-    probabilities = _probabilities(review, texts.values())
+    probabilities = _compute_probabilities(review, texts.values())
     drops = {}
     for name, remaining in texts.items():
         left = [probabilities[text] for text in remaining]
@@ -79,7 +79,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     return drops
 
 
-def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
+def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
     """Return the probability of the originally predicted class of each edited text. Equal texts are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:

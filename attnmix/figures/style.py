@@ -72,7 +72,7 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
 
 
 @cache
-def _characters(families: tuple[str, ...]) -> frozenset[str]:
+def _list_characters(families: tuple[str, ...]) -> frozenset[str]:
     """Return all characters available in at least one of the font families."""
     characters: set[str] = set()
     for family in families:
@@ -85,7 +85,7 @@ def _characters(families: tuple[str, ...]) -> frozenset[str]:
 def _find_available_characters() -> frozenset[str]:
     """Return all characters available in the current fonts."""
     families = mpl.rcParams["font.family"]
-    return _characters(tuple(families))
+    return _list_characters(tuple(families))
 
 
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
@@ -95,7 +95,7 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
         missing -= _find_available_characters()
     if not missing:
         return []
-    known = {name: _characters((name,)) for name in _list_installed_fonts()}
+    known = {name: _list_characters((name,)) for name in _list_installed_fonts()}
     fonts: list[str] = []
     while missing and known:
         # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.

@@ -45,7 +45,7 @@ def fit_aligned(
     distinct vectors of each point; `numbers` maps tokens to distinct vectors. `strength` is the result of `ties`, and
     `curve` contains umap-learn's a and b for `min_dist`.
     """
-    rotated = _rotate_to_previous(starts, numbers)
+    rotated = _align_by_rotation(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(rotated))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     heads, tails = edges.coords
@@ -82,7 +82,7 @@ def _draw_state(seed: int) -> npt.NDArray[np.int64]:
     return state.astype(np.int64)
 
 
-def _rotate_to_previous(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
+def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
     """Return the initial layout of each point, rotated to match the previous point (orthogonal Procrustes)."""
     rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
@@ -107,14 +107,14 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
         is_near = graph > 0
         near_point = is_near.astype(np.float64)
         near.append(near_point)
-        degrees.append(_row_sums(near_point))
+        degrees.append(_sum_rows(near_point))
     tokens = len(degrees[0])
     strength = np.zeros((2 * WINDOW + 1, len(graphs), tokens))
     for offset in range(1, WINDOW + 1):
         for other in range(offset, len(graphs)):
             point = other - offset
             is_shared = near[point].multiply(near[other])
-            shared = _row_sums(is_shared)
+            shared = _sum_rows(is_shared)
             either = degrees[point] + degrees[other] - shared
             similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
             decay = np.exp(1.0 - offset)
@@ -124,7 +124,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     return strength.reshape(2 * WINDOW + 1, -1)
 
 
-def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
+def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
     sums: npt.NDArray[np.float64] = np.asarray(graph.sum(axis=1))
     return sums.ravel()
 

@@ -137,7 +137,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
     seeds = [settings.seed, *settings.stability_seeds]
-    maps = _maps_by_seed(layout, near, settings.min_dist, seeds)
+    maps = _fit_maps_by_seed(layout, near, settings.min_dist, seeds)
     places = {}
     for seed, map_of_seed in zip(seeds, maps, strict=True):
         map_by_site = np.split(map_of_seed, len(vectors))
@@ -145,7 +145,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     return places
 
 
-def _maps_by_seed(
+def _fit_maps_by_seed(
     layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
 ) -> list[Coordinates]:
     """Return the coordinates of all vectors for each seed, concatenated over points."""

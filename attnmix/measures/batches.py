@@ -340,12 +340,12 @@ class _BatchPass:
         without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
         if self.controls:
-            control_values = submit(self._control_values, micro_batch, without_padding)
+            control_values = submit(self._compute_control_values, micro_batch, without_padding)
         return MicroBatchTasks(
             control_values,
-            ratios=submit(self._ratio_measures, micro_batch, without_padding, control_values),
-            vectors=submit(self._vector_measures, number, without_padding, features, new_sites),
-            errors_BI=submit(self._identity_errors, micro_batch, layer_pass),
+            ratios=submit(self._measure_ratios, micro_batch, without_padding, control_values),
+            vectors=submit(self._measure_vectors, number, without_padding, features, new_sites),
+            errors_BI=submit(self._measure_identity_errors, micro_batch, layer_pass),
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
@@ -360,7 +360,9 @@ class _BatchPass:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
     @torch.inference_mode()  # because inference mode is local to a thread
-    def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
+    def _compute_control_values(
+        self, micro_batch: MicroBatch, layer_pass: LayerPass
+    ) -> tuple[ControlValues, AttendedValues]:
         """Return the controls' replacements for the layer's values, and their sums weighted by its attention."""
         number = layer_pass.call.number
         corpus = self.measurer.corpus
@@ -376,7 +378,7 @@ class _BatchPass:
         return values, values.attended(layer_pass, self.controls)
 
     @torch.inference_mode()
-    def _ratio_measures(
+    def _measure_ratios(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -392,9 +394,9 @@ class _BatchPass:
             sums.update(_sum_contributions(micro_batch, splits))
         if control_values is not None:
             values, attended = control_values.result()
-            sums.update(self._control_sums(micro_batch, layer_pass, splits, values, attended))
+            sums.update(self._sum_controls(micro_batch, layer_pass, splits, values, attended))
         if any(name in self.statistics for name in PAIR_SOURCES):
-            sums.update(self._source_sums(micro_batch, layer_pass, splits))
+            sums.update(self._sum_sources(micro_batch, layer_pass, splits))
         return RatioMeasures(
             ratios_BMT=ratios_MBT.transpose(0, 1),
             to_first_BT=to_first_BTH.mean(-1),
@@ -402,7 +404,7 @@ class _BatchPass:
         )
 
     @torch.inference_mode()
-    def _vector_measures(
+    def _measure_vectors(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
         """Return the measures of a layer's steps and heads, and the geometry of `new_sites`."""
@@ -421,17 +423,17 @@ class _BatchPass:
             return VectorMeasures(statistics, [])
         vectors = {site: micro_batch.part(features[site]) for site in new_sites}
         words_BTD = micro_batch.part(features[WORDS])
-        geometry = self._site_measures(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
+        geometry = self._measure_sites(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
         return VectorMeasures(statistics, geometry)
 
     @torch.inference_mode()
-    def _identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
+    def _measure_identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
         """Return the errors `[B, I]`; padding is included for the same rounding of scores as in the forward pass."""
         places = micro_batch.places
         with_padding = layer_pass.documents(places)
         return identity_errors(with_padding, self.mask_BT[places], self.sampled[places])
 
-    def _control_sums(
+    def _sum_controls(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -453,7 +455,7 @@ class _BatchPass:
             sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
         return {name: sums[name] for name in self.controls}
 
-    def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
+    def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
         """Return the sums of the ratios `[B, M]` by each of `PAIR_SOURCES`; empty for texts that are not pairs."""
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
@@ -468,7 +470,7 @@ class _BatchPass:
         """Return True for a layer of a decoder after an encoder, with inputs shifted right by one."""
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
-    def _site_measures(
+    def _measure_sites(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -504,7 +506,7 @@ class _BatchPass:
     def results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document, given the model's `output`."""
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
-        errors_BLI = self._errors(output, ratios_BMLT)
+        errors_BLI = self._collect_errors(output, ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
         statistics = self._join_statistics()
         results = []
@@ -570,11 +572,11 @@ class _BatchPass:
         unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
-    def _errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    def _collect_errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
-        layer_errors_BLI[..., hidden_states] = torch.stack(self._state_errors(output), 1)
+        layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(output), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
@@ -588,7 +590,7 @@ class _BatchPass:
             self._check_errors(number, errors_BLI[:, number])
         return errors_BLI
 
-    def _state_errors(self, output: Any) -> list[Tensor]:
+    def _compare_hidden_states(self, output: Any) -> list[Tensor]:
         """Compare each layer's output with the model's `hidden_states`; the last one is after the final norm."""
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:

@@ -57,7 +57,7 @@ def contributions(
         if matrix.rolled_out().name in names:
             steps_LTT = rows_LTT
             if matrix.rollout == "with identity":
-                steps_LTT = (rows_LTT + _identity(rows_LTT)) / 2
+                steps_LTT = (rows_LTT + _create_identity(rows_LTT)) / 2
             stacks = steps_LTT.tensor_split(list(starts[1:]))
             matrices[matrix.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
         if matrix.name in names:
@@ -69,10 +69,10 @@ def contributions(
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
     """Divide each row by its sum; replace rows of zeros (no contributions) by rows of the identity."""
     sums = matrix_TT.sum(-1, keepdim=True)
-    return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
+    return torch.where(sums > 0, matrix_TT / sums, _create_identity(matrix_TT))
 
 
-def _identity(matrix_TT: Tensor) -> Tensor:
+def _create_identity(matrix_TT: Tensor) -> Tensor:
     return torch.eye(matrix_TT.shape[-1], dtype=matrix_TT.dtype, device=matrix_TT.device)
 
 
@@ -204,9 +204,9 @@ class _Compared(NamedTuple):
         """Return the correlations `[L, M]` of each ratio with `others_LT`, and of each matrix with `entries_LTT`."""
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
-            correlations.append(_mean_spearman(ratios_LT[:, None], others_LT[:, None]))
+            correlations.append(_average_spearman(ratios_LT[:, None], others_LT[:, None]))
         for matrix_LTT in self.matrices.values():
-            correlations.append(_mean_spearman(matrix_LTT, entries_LTT))
+            correlations.append(_average_spearman(matrix_LTT, entries_LTT))
         return np.stack(correlations, axis=1)
 
 
@@ -260,7 +260,7 @@ class DocumentMeasurer:
         declared = select_layer_matrices(names)
 
         def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
-            matrices = _matrices_on_host(declared, layer_pass)
+            matrices = _compute_matrices_on_host(declared, layer_pass)
             advance()
             return matrices
 
@@ -275,7 +275,7 @@ class DocumentMeasurer:
         declared = select_layer_matrices(names)
 
         def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            return _matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
+            return _compute_matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
 
         by_layer = self._map_layers(measure, ids)
         matrices = contributions(names, [raw for raw, _ in by_layer], self.starts)
@@ -299,8 +299,8 @@ class DocumentMeasurer:
         Ratios come first, then matrices and their rollouts. Ratios are correlated with the level `sum_of_norms` over
         the tokens of the text; matrices are correlated row by row, and the correlations are averaged over tokens.
         """
-        compared = self._compared(ids)
-        chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
+        compared = self._measure_compared(ids)
+        chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
         level, agreement = [], []
         for reference in REFERENCES:
             with torch.no_grad():
@@ -308,7 +308,7 @@ class DocumentMeasurer:
                 shares_LFT = levels(norms)
             level.append(shares_LFT.cpu().numpy())
             agreement.append(compared.agreement(shares_LFT[:, FORMS.index("sum_of_norms")], norms.entries_LTT))
-        swaps = [self._swaps(ids, donor_ids) for donor_ids in donors]
+        swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
         from_input = []
         for name, matrix_LTT in compared.matrices.items():
             if name in ROLLOUTS:
@@ -324,14 +324,14 @@ class DocumentMeasurer:
             "agreement": np.stack(agreement)[..., None],
         }
 
-    def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
+    def _measure_compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
         """Return the ratios, matrices and coherence of the text `ids` from one forward pass."""
         declared = select_layer_matrices(self.matrices)
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
         def measure(layer_pass: LayerPass) -> Tensor:
-            matrices_by_layer.append(_matrices_on_host(declared, layer_pass))
+            matrices_by_layer.append(_compute_matrices_on_host(declared, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
 
@@ -340,7 +340,7 @@ class DocumentMeasurer:
         in_order = {name: matrices[name] for name in sort_matrices(self.matrices)}
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
-    def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
+    def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return `layer_swap_ratios` for the positions that both texts have; NaN for other tokens."""
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
@@ -354,13 +354,15 @@ class DocumentMeasurer:
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return the results of `function` for each layer's pass of the text `ids`, without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
+        return map_layers(
+            lambda layer_pass: function(layer_pass.document(0)), self.base, self._create_batch(ids), points
+        )
 
-    def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+    def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
         return padded([ids.tolist()], 0, self.base_32.device)
 
 
-def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
+def _compute_matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the raw matrices of one layer on the CPU; a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
@@ -383,7 +385,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
     return float(torch.sqrt(squared_norm / (len(W) + 1)))
 
 
-def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
+def _average_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
     """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
     rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     defined_LR = ~np.isnan(rows_LR)

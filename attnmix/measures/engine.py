@@ -263,9 +263,9 @@ class Engine:
         Batches of a sample contain texts of any row group, because few texts of each row group are in the sample.
         """
         if "corpus_value" in statistics:
-            self.batches.read_corpus(self._corpus_batches(texts))
+            self.batches.read_corpus(self._batch_corpus(texts))
         is_known = self.check_once and self.is_checked
-        checked = set[int]() if is_known else self._identity_sample(texts, sample)
+        checked = set[int]() if is_known else self._choose_identity_sample(texts, sample)
         for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample)):
             documents = [texts.document(number) for number in task.numbers]
             has_all_identities = [number in checked for number in task.numbers]
@@ -348,7 +348,7 @@ class Engine:
         known = measurements.matrices.setdefault(number, {})
         if EXCHANGE in names and EXCHANGE not in known:
             known[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
-        missing = [name for name in self._present(names) if name not in known]
+        missing = [name for name in self._select_present(names) if name not in known]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
             return
@@ -360,7 +360,7 @@ class Engine:
                 matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
-    def _present(self, matrices: Collection[str]) -> list[str]:
+    def _select_present(self, matrices: Collection[str]) -> list[str]:
         """Return the matrices that exist in the model's family."""
         return family_of(self.base.config).present(matrices)
 
@@ -368,7 +368,9 @@ class Engine:
         """Return True if results of `add_matrices` are missing; then also create the required copy of the model."""
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
-            if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
+            if not known.keys() >= set(self._select_present(names)) or (
+                with_heads and number not in measurements.heads
+            ):
                 self.single.create_copy()
                 return True
         return False
@@ -421,15 +423,17 @@ class Engine:
             document: The text, or its first tokens.
             positions: Positions of the measured tokens.
         """
-        donors = self._exchanged_texts(texts, number, document)
+        donors = self._draw_exchanged_texts(texts, number, document)
         displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
         return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
 
-    def _exchanged_texts(self, texts: Texts, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
+    def _draw_exchanged_texts(
+        self, texts: Texts, number: int, document: Document
+    ) -> dict[str, list[npt.NDArray[np.int32]]]:
         """Return the token ids of the exchanged texts of a document by kind of donor."""
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
-            neutral = [self._neutral_document(text) for text in NEUTRAL_TEXTS]
+            neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
             number_of_donors = self.neutral_donors or len(neutral)
             return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), number_of_donors)}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
@@ -438,7 +442,7 @@ class Engine:
     def _exchange_matrix(self, texts: Texts, number: int) -> Array:
         """Return the matrix `EXCHANGE` of a text `[layers, tokens, sources]`."""
         document = texts.document(number)
-        donors = self._exchanged_texts(texts, number, document)
+        donors = self._draw_exchanged_texts(texts, number, document)
         return exchange_matrix(self.base, document, donors, self.batch_tokens)[1:]
 
     @staticmethod
@@ -449,7 +453,7 @@ class Engine:
         has_classes = bool((texts.predicted >= 0).all()) and len(np.unique(texts.predicted)) > 1
         return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
 
-    def _neutral_document(self, text: str) -> Document:
+    def _tokenize_neutral_text(self, text: str) -> Document:
         """Return the tokens of a sentence without special tokens."""
         ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
         return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
@@ -476,13 +480,13 @@ class Engine:
             measurements.exchanges[number] = self.exchange(measurements.texts, number, document, positions)
         return measurements.exchanges[number]
 
-    def _identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
+    def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
         """Return the indices of the texts for the check of all identities: some of the sample, and the longest text."""
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
         drawn = stratified_draw(texts.labels[numbers], IDENTITY_TEXTS, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
-    def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
+    def _batch_corpus(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
         """Yield batches of the texts in the average of `corpus_value`; none for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
@@ -530,7 +534,7 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 """Methods of computing own shares, with the quantity in `SAMPLED`."""
 
 
-def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
     Vectors are measured at a few positions per text, or, of a single text and with neutral donors, at up to
@@ -550,18 +554,20 @@ def _own_share(engine: Engine, measurements: Measurements, max_length: int, numb
     sums = {}
     for place, kind in enumerate(kinds):
         name = OWN_SHARE if place == 0 else f"{OWN_SHARE}_{kind}"
-        sums[name] = _without_input(by_quantity[OWN_SHARE], place)
+        sums[name] = _select_layers(by_quantity[OWN_SHARE], place)
     for quantity in TOTAL_EFFECTS:
-        sums[quantity] = _without_input(by_quantity[quantity], place=0)
+        sums[quantity] = _select_layers(by_quantity[quantity], place=0)
     return sums
 
 
-def _without_input(sums: Sums, place: int) -> Sums:
+def _select_layers(sums: Sums, place: int) -> Sums:
     """Select the sums `[layers]` of one kind of donors from sums `[kinds, levels]`."""
     return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
 
-def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_own_share_by_parts(
+    engine: Engine, measurements: Measurements, max_length: int, number: int
+) -> DocumentSums:
     """Return the sums of the own share by parts after each layer `[layers]`.
 
     For a text within `max_length`, the result is read from the cached parts of the page.
@@ -579,7 +585,7 @@ def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: 
     return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
 
 
-def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the swap ratio `[layers]` by donor class; without classes, the next text is the donor."""
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
@@ -596,8 +602,8 @@ def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: 
 
 
 SAMPLED = {
-    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_own_share),
-    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_own_share_by_parts),
-    "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
+    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_measure_own_share),
+    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_measure_own_share_by_parts),
+    "swap": Sampled(max_texts=20, max_length=24, measure=_measure_swaps),
 }
 """Quantities of single texts, with their default samples."""

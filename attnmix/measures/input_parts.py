@@ -304,8 +304,8 @@ class PartsReader:
         """
         levels: list[_Level] = []
         tokens = batch["input_ids"].shape[-1]
-        for sources in self._blocks(tokens):
-            for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources, advance)):
+        for sources in self._split_into_blocks(tokens):
+            for number, (whole_TD, parts_JTD) in enumerate(self._propagate_parts(batch, sources, advance)):
                 if sources.start == 0:
                     levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
                 levels[number].add(parts_JTD[:-1], sources)
@@ -331,9 +331,9 @@ class PartsReader:
     def steps(self, tokens: int) -> int:
         """Return the number of layer passes in `read` for a text of `tokens` tokens."""
         layers = layer_counts(self.base)[0]
-        return len(self._blocks(tokens)) * layers
+        return len(self._split_into_blocks(tokens)) * layers
 
-    def _blocks(self, tokens: int) -> list[slice]:
+    def _split_into_blocks(self, tokens: int) -> list[slice]:
         """Return the blocks of sources that are propagated through the layers together."""
         size = max(1, BLOCK_NUMBERS // (tokens * self.width))
         blocks = []
@@ -348,12 +348,12 @@ class PartsReader:
         Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with
         the number of tokens, because no array of parts `[T, T, D]` is allocated.
         """
-        levels = self._levels(batch, None)
+        levels = self._propagate_parts(batch, None)
         _, input_JTD = levels[0]
         shares = []
         biases = []
         for whole_TD, parts_JTD in levels:
-            rows = [self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
+            rows = [self._compute_row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
             shares.append(torch.stack(rows))
             bias_T = projection(parts_JTD[-1], whole_TD)
             biases.append(bias_T.detach())
@@ -363,14 +363,14 @@ class PartsReader:
             "bias_projection": biases_KT[:, list(positions)],
         }
 
-    def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
+    def _compute_row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
         """Return the signed share `[T]` of each source in the vector at `position`, which is linear in the input."""
         share_T = projection(parts_JTD[0], whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
         products_TD = gradient_JTD[0] * input_JTD[0]
         return products_TD.sum(-1).detach()
 
-    def _levels(
+    def _propagate_parts(
         self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
@@ -379,7 +379,7 @@ class PartsReader:
         `advance` runs after each layer.
         """
         if not self.values:
-            self.values = self._value_maps(batch)
+            self.values = self._read_value_maps(batch)
         levels: list[tuple[Tensor, Tensor]] = []
 
         def visit(layer_pass: LayerPass, _features: object) -> None:
@@ -399,7 +399,7 @@ class PartsReader:
             run_layers(self.base, batch, visit, POINTS)
         return levels
 
-    def _value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
+    def _read_value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
         """Return the `value_map` of each layer of the first stack, from a forward pass of one token."""
         maps: list[Linear] = []
 

@@ -42,14 +42,14 @@ class Block:
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
         self.no_norm = no_norm(self.output.W)
-        self.input_norm = self._norm(stack.input_norm)
-        self.attention_output_norm = self._norm(stack.attention_output_norm)
-        self.attention_norm = self._norm(stack.attention_norm)
-        self.cross_attention_input_norm = self._norm(stack.cross_attention_input_norm)
-        self.cross_attention_norm = self._norm(stack.cross_attention_norm)
-        self.feed_forward_norm = self._norm(stack.feed_forward_norm)
-        self.feed_forward_output_norm = self._norm(stack.feed_forward_output_norm)
-        self.output_norm = self._norm(stack.output_norm)
+        self.input_norm = self._find_norm(stack.input_norm)
+        self.attention_output_norm = self._find_norm(stack.attention_output_norm)
+        self.attention_norm = self._find_norm(stack.attention_norm)
+        self.cross_attention_input_norm = self._find_norm(stack.cross_attention_input_norm)
+        self.cross_attention_norm = self._find_norm(stack.cross_attention_norm)
+        self.feed_forward_norm = self._find_norm(stack.feed_forward_norm)
+        self.feed_forward_output_norm = self._find_norm(stack.feed_forward_output_norm)
+        self.output_norm = self._find_norm(stack.output_norm)
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
@@ -64,7 +64,7 @@ class Block:
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
             read = self.cross_attention_input_norm(z)
-            z = self.cross_attention_norm(z + _cross_attention(call, read))
+            z = self.cross_attention_norm(z + _attend_to_encoder(call, read))
         network_input = x if self.stack.parallel else z
         added = self.feed_forward_norm(network_input)
         for path in self.stack.feed_forward:
@@ -78,7 +78,7 @@ class Block:
         """Return the part of the layer after attention for N tokens, which propagates the parts of single sources."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
-    def _norm(self, path: str | None) -> Norm:
+    def _find_norm(self, path: str | None) -> Norm:
         """Return the norm at `path`; no norm for a missing module or an `Identity`, as in ModernBERT."""
         if path is None:
             return self.no_norm
@@ -164,7 +164,7 @@ class LayerPass:
         """The concatenated b_V of all heads `[E]`, which is the value of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
-        values_BHTd = _values(attention, zeros)
+        values_BHTd = _compute_values(attention, zeros)
         return values_BHTd[0, :, 0].flatten()
 
 
@@ -278,7 +278,7 @@ class AfterAttention:
         value_at_zero: Tensor = activation(zero)
         return value_at_zero
 
-    def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+    def _propagate_to_inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return the part of W_2's input `[N, W]` from parts of the `inputs`, which are in one or two tensors.
 
         The parts are overwritten, because an allocation would cost as much as the product.
@@ -312,8 +312,8 @@ class AfterAttention:
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         inputs = [entering_ND @ up.W for up in ups]
-        inner_NW = self._inner(inputs, self.slopes)
-        return self._leaving(inner_NW @ down.W)
+        inner_NW = self._propagate_to_inner(inputs, self.slopes)
+        return self._propagate_through_output_norm(inner_NW @ down.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`, before any division by deviations."""
@@ -332,8 +332,8 @@ class AfterAttention:
         overwritten.
         """
         _, _, down = self.block.feed_forward
-        inner_NW = self._inner(part.entering, self._divided_slopes)
-        added_ND = self._leaving(inner_NW @ down.W)
+        inner_NW = self._propagate_to_inner(part.entering, self._divided_slopes)
+        added_ND = self._propagate_through_output_norm(inner_NW @ down.W)
         return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
@@ -353,11 +353,11 @@ class AfterAttention:
         norm = block.feed_forward_norm
         entering_ND = norm.part(stream_ND, self._stream_ND) + norm.beta
         inputs = [entering_ND @ up.W + up.b for up in ups]
-        inner_NW = self._inner(inputs, self.slopes)
+        inner_NW = self._propagate_to_inner(inputs, self.slopes)
         projected_ND = (inner_NW + self.constant) @ down.W + down.b
-        return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
+        return self._propagate_through_output_norm(projected_ND) + block.feed_forward_output_norm.beta
 
-    def _leaving(self, projected_ND: Tensor) -> Tensor:
+    def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
         """Propagate a part of W_2's output through the network's output norm."""
         norm = self.block.feed_forward_output_norm
         if norm.absent:
@@ -491,11 +491,13 @@ def value_map(layer_pass: LayerPass) -> Linear:
     unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
 
     with torch.inference_mode():
-        value = torch.vmap(lambda vector_D: _values(attention, vector_D.expand(1, 1, -1)).flatten())(unit_vectors)
+        value = torch.vmap(lambda vector_D: _compute_values(attention, vector_D.expand(1, 1, -1)).flatten())(
+            unit_vectors
+        )
     return Linear(value[:-1] - value[-1], value[-1])
 
 
-def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
+def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
     """Return the values `[B, H, T, d]` of a layer's attention for the input vectors `hidden` `[B, T, D]`."""
     calls: list[AttentionCall] = []
     with attention_by(explicit(lambda _module, call: calls.append(call))):
@@ -518,7 +520,7 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     return outputs[0].flatten(-2)
 
 
-def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
+def _attend_to_encoder(call: LayerCall, z: Tensor) -> Tensor:
     """Return the cross-attention output for `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
     cross = call.attending["cross_attention"]
     texts = z.reshape(-1, *z.shape[-2:])

@@ -50,12 +50,12 @@ class LayerMatrix(Matrix):
         )
 
 
-def _alti(chunk: SourceChunk) -> Tensor:
+def _compute_alti(chunk: SourceChunk) -> Tensor:
     y_TD = chunk.layer_pass.attended
     return (y_TD.abs().sum(-1) - (y_TD - chunk.T_JTD).abs().sum(-1)).clamp_min(0)
 
 
-def _contribution_weights(chunk: SourceChunk) -> Tensor:
+def _project_contributions(chunk: SourceChunk) -> Tensor:
     """Return the signed share of each source in the output of W_O, by projection.
 
     b_V is part of the values, whereas b_O belongs to no source. A row therefore sums to 1 - <b_O, o_i> / |o_i|^2.
@@ -95,7 +95,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="contribution_weights",
-        formula=_contribution_weights,
+        formula=_project_contributions,
         definition="<c_ij, o_i> / |o_i|^2, c_ij = sum_h a^h_ij f_h(x_j), o_i the output of W_O",
         source="Cunningham and Cirone, ICML 2026, summed over heads",
         rows="as they are",
@@ -121,7 +121,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="alti",
-        formula=_alti,
+        formula=_compute_alti,
         definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm; pre-LN: after the skip, with R_ij",
         source="Ferrando et al., EMNLP 2022, equation 8",
         rows="made to sum to 1",

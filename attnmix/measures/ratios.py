@@ -176,7 +176,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     tokens = layer_pass.x[..., 0].numel()
     ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
     size = chunk_tokens(layer_pass.x.device)
-    for rows, splits in _splits_by_chunk(layer_pass, ratio_points(methods), size):
+    for rows, splits in _split_by_chunk(layer_pass, ratio_points(methods), size):
         ratios_MN[:, rows] = apply_formulas(methods, splits)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
@@ -196,11 +196,11 @@ def chunk_tokens(device: Any) -> int:
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
     """Return the splits of all tokens of a text, or of a batch of texts of the same length, as one chunk."""
     tokens = layer_pass.x[..., 0].numel()
-    ((_, splits),) = _splits_by_chunk(layer_pass, layer_pass.features, tokens)
+    ((_, splits),) = _split_by_chunk(layer_pass, layer_pass.features, tokens)
     return splits
 
 
-def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
+def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
     """Yield each chunk of at most `size` tokens, as a slice and its splits. `points` are the features to include."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]

@@ -100,7 +100,7 @@ class AttentionCall:
     def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
         """Return a_ij `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which must be visible to that query."""
         products = (self.query * key).sum(-1)
-        scores = _cap(products * self.scaling, self.softcap)
+        scores = _cap_scores(products * self.scaling, self.softcap)
         if mask is not None:
             scores = scores + mask
         weights = (scores - self.log_sums).exp()
@@ -115,7 +115,7 @@ class AttentionCall:
     def scores(self, rows: slice = slice(None)) -> Tensor:
         """Return the input of the softmax, `[B, H, rows, T]`."""
         products = self.query[..., rows, :] @ self.key.mT
-        scores = _cap(products.mul_(self.scaling), self.softcap)
+        scores = _cap_scores(products.mul_(self.scaling), self.softcap)
         if self.mask is not None:
             scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
@@ -149,7 +149,7 @@ class AttentionCall:
             yield slice(start, start + size)
 
 
-def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+def _attend_unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unsupported by `sdpa`."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
@@ -157,7 +157,7 @@ def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, T
     return context.transpose(1, 2).contiguous(), None
 
 
-_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_unobserved)
+_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_attend_unobserved)
 
 
 def implementation_of(config: Any) -> str:
@@ -205,7 +205,7 @@ def _create_dispatching_class(kind: type[Module]) -> type[Module]:
 
     @wraps(kind.forward)
     def forward(self: Module, *arguments: Any, **options: Any) -> Any:
-        if active_editor(self) is None and _function.get() is _unobserved:
+        if active_editor(self) is None and _function.get() is _attend_unobserved:
             return kind.forward(self, *arguments, **options)
         with _SoftmaxProduct(self):
             return kind.forward(self, *arguments, **options)
@@ -276,14 +276,14 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
         call = _read_call(module, *arguments, **options)
         if listen is not None:
             listen(module, call)
-        weights = _softmax(call.scores(), options.get("s_aux"))
+        weights = _compute_softmax(call.scores(), options.get("s_aux"))
         context = weights @ call.value
         return context.transpose(1, 2).contiguous(), None
 
     return function
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def _compute_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return attention weights for `scores` `[B, H, rows, T]`; with `sinks`, rows sum to less than 1."""
     if sinks is None:
         return torch.softmax(scores, -1)
@@ -312,7 +312,7 @@ def _attend_edited(
     is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # fully masked rows of padding
     scores = scores.masked_fill(is_hidden, 0)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = _softmax(scores.to(softmax_dtype), options.get("s_aux"))
+    weights = _compute_softmax(scores.to(softmax_dtype), options.get("s_aux"))
     weights = weights.to(call.value.dtype)
     weights = weights.masked_fill(is_hidden, 0)
     weights = dropout(weights, dropout_rate, training=module.training)
@@ -410,7 +410,7 @@ def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
     return torch.logaddexp(log_sums, sinks_1H1)
 
 
-def _cap(scores: Tensor, softcap: float | None) -> Tensor:
+def _cap_scores(scores: Tensor, softcap: float | None) -> Tensor:
     """Return scores limited to [-softcap, softcap]; unchanged if `softcap` is None."""
     if softcap is None:
         return scores

@@ -82,7 +82,7 @@ class AttentionEdits:
 
     def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and values of a layer after applying all active edits."""
-        first_query = self._first_query(module, weights)
+        first_query = self._find_first_query(module, weights)
         for edit in self.edits:
             weights, value = edit(layer, weights, value, first_query)
         return weights, value
@@ -167,7 +167,7 @@ class AttentionEdits:
         values = [*arguments, *options.values()]
         self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
 
-    def _first_query(self, module: Module, weights: Tensor) -> int | None:
+    def _find_first_query(self, module: Module, weights: Tensor) -> int | None:
         """Return the position of the first query among the keys; None if a cache does not have one key per token."""
         queries, keys = weights.shape[-2:]
         cache = self._calls.__dict__.get("cache")
@@ -217,7 +217,7 @@ def attached_edit(
 ) -> Iterator[None]:
     """Apply `edit` to the self-attention of a network within the context, after the edits of enclosing contexts."""
     with _changes:
-        edits = _edits_of(network)
+        edits = _get_edits(network)
         edits.begin(edit, network, preparation)
     try:
         yield
@@ -231,7 +231,7 @@ def is_edited(network: PreTrainedModel) -> bool:
     return any(active_editor(module) is not None for module in network.modules())
 
 
-def _edits_of(network: PreTrainedModel) -> AttentionEdits:
+def _get_edits(network: PreTrainedModel) -> AttentionEdits:
     """Return the edits attached to a network, or a new object."""
     for module in network.modules():
         editor = active_editor(module)

@@ -137,13 +137,13 @@ class _Recorder:
 
         def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if not self.recorded.paused:
-                call = _call_of(layer, arguments, options)
+                call = _create_call(layer, arguments, options)
                 self._begin_layer(stack, call)
 
         def record_attention(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             current = self.recorded.layer
             if current and not self.recorded.paused:
-                current.attending[name] = _call_of(module, arguments, options)
+                current.attending[name] = _create_call(module, arguments, options)
 
         self.hooks.enter_context(layer.register_forward_pre_hook(begin_layer, with_kwargs=True))
         for name in ("attention", "cross_attention"):
@@ -199,7 +199,7 @@ class _Recorder:
         self.taken(Site(number, point), feature)
 
 
-def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
+def _create_call(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
     others = dict(options)
     hidden = arguments[0] if arguments else others.pop("hidden_states")
     return ModuleCall(module, hidden, arguments[1:], others)

@@ -35,7 +35,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
     Raise `InputError` for a missing file, for which transformers would query the hub.
     """
-    require_output(folder / "config.json", _stage_of(folder))
+    require_output(folder / "config.json", _name_stage(folder))
     try:
         with without_library_messages():
             config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
@@ -55,7 +55,7 @@ def set_values(holder: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _stage_of(folder: Path) -> str:
+def _name_stage(folder: Path) -> str:
     return "finetune" if folder.name == "finetuned" else "download"
 
 
@@ -65,7 +65,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Names of special tokens within a text are treated as ordinary text. Raise `InputError` if there is no usable fast
     tokenizer.
     """
-    require_output(folder, _stage_of(folder))
+    require_output(folder, _name_stage(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         with without_library_messages():

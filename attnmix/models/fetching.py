@@ -130,7 +130,7 @@ def _is_folder(name: str) -> bool:
 def _find_source(name: str, revision: str | None) -> Source:
     """Return the location of a model in a package, a local folder or a hub repository."""
     if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
-        folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
+        folder = _find_package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
         if not name.startswith(PACKAGE_SCHEME):  # installers may link package files to their caches
             _check_links(name, folder, files)
@@ -223,7 +223,7 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
             shutil.copyfile(path, output / file)
 
 
-def _package_folder(name: str) -> Path:
+def _find_package_folder(name: str) -> Path:
     """Return the folder of a name `package://...`; raise `InputError` if it does not exist."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None

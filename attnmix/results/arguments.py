@@ -75,10 +75,10 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     allowed = f"allowed: a class for each of the {texts} texts"
     given = pd.Series(read_labels(labels), dtype=object)
     if len(given) != texts:
-        raise InputError(f"labels: {_counted(len(given), 'label')} for {_counted(texts, 'text')}; {allowed}")
+        raise InputError(f"labels: {_format_count(len(given), 'label')} for {_format_count(texts, 'text')}; {allowed}")
     missing = int(given.isna().sum())
     if missing:
-        raise InputError(f"labels: {missing} of {_counted(texts, 'label')} missing; {allowed}")
+        raise InputError(f"labels: {missing} of {_format_count(texts, 'label')} missing; {allowed}")
     return pd.factorize(given.map(str), sort=True)[0].astype(np.int64)
 
 
@@ -95,7 +95,7 @@ def read_labels(labels: Any) -> list[Any]:
     return list(labels)
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -89,7 +89,7 @@ def compare(
         0.0
     """
     fixed = (not _is_list(before), not _is_list(after))
-    first, second = _members(before), _members(after)
+    first, second = _list_members(before), _list_members(after)
     members = [*first, *second]
     have_results = {isinstance(each, Measures) for each in members}
     if len(have_results) > 1:
@@ -119,7 +119,7 @@ def _is_list(side: Any) -> bool:
     return isinstance(side, Sequence) and not isinstance(side, str)
 
 
-def _members(side: Any) -> list[Any]:
+def _list_members(side: Any) -> list[Any]:
     """Return the models, names or results of one side of a comparison; raise `InputError` for anything else."""
     members = list(side) if _is_list(side) else [side]
     if not members:

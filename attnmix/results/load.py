@@ -65,7 +65,7 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     saved = read_result(path)
     facts = saved.facts
     return Measures(
-        _recorded_model(SavedModel(facts["model"], facts["source"]), bytes.fromhex(facts["weights"]), model),
+        _match_recorded_model(SavedModel(facts["model"], facts["source"]), bytes.fromhex(facts["weights"]), model),
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
         saved.measurements,
@@ -74,7 +74,7 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     )
 
 
-def _recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
+def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
     """Return the saved model, or `model` if it is provided; raise `InputError` if its weights differ."""
     if model is None:
         return MeasuredModel(saved, weights)
@@ -108,12 +108,12 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
         if heads:
             measurements.heads[number] = heads
     folder = run.checkpoints[checkpoint]
-    encoder_layers = _encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
+    encoder_layers = _count_encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
     saved = SavedModel(checkpoint, str(folder))
     return Measures(MeasuredModel(saved), TokenizedTexts(texts, run.tokens), methods, measurements, encoder_layers)
 
 
-def _encoder_layers(folder: Path) -> int:
+def _count_encoder_layers(folder: Path) -> int:
     """Return the number of encoder layers of a checkpoint without loading its weights."""
     with torch.device("meta"):
         base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))

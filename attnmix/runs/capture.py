@@ -95,7 +95,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     units = list(enumerate(plan.units))
     stores = {site: store.open_to_write(place, site) for site in sites}
     row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
-    groups = _groups(units, group_tokens(base.device, row_bytes))
+    groups = _group_units(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
     pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
@@ -104,12 +104,12 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
+            remaining = [(unit, rows) for unit, rows in group if not _locate_done_file(folder, unit).exists()]
             if not remaining:
                 continue
             # Batches contain the whole group, to be identical in resumed runs.
             group_rows = slice(group[0][1].start, group[-1][1].stop)
-            batches = list(_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
+            batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
             buffer_sets.rotate()
             device_seconds += fill_rows(base, batches, buffers, capture.precision)
@@ -168,7 +168,7 @@ def captured_vectors(
         buffers = targets
         if not on_cpu:
             buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
-        batches = list(_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
+        batches = list(_create_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
         fill_rows(base, batches, buffers)
         for site, target in targets.items():
             target.copy_(buffers[site])  # no operation on a CPU, where both are the same memory
@@ -201,7 +201,7 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     pa.default_memory_pool().release_unused()  # makes the memory of the texts available for vectors
 
 
-def _done_file(folder: Path, unit: int) -> Path:
+def _locate_done_file(folder: Path, unit: int) -> Path:
     """Return the file that marks a unit of rows as written in all stores."""
     return folder / "done" / str(unit)
 
@@ -217,7 +217,7 @@ def _trim_heap() -> None:
 
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     """Write the file that marks a unit as written in all stores, with digests of its rows by site."""
-    file = _done_file(folder, unit)
+    file = _locate_done_file(folder, unit)
     begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
     begun.rename(file)
@@ -225,7 +225,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
 
 def _read_digests(folder: Path, unit: int) -> dict[str, str]:
     """Return the digests by site written by `_mark_done`."""
-    file = _done_file(folder, unit)
+    file = _locate_done_file(folder, unit)
     try:
         digests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -269,7 +269,7 @@ def pass_cost_tokens(device: torch.device) -> int:
     return DEVICE_PASS_COST_TOKENS
 
 
-def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
+def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
     """Return groups of neighbouring units, with a maximum number of tokens or a single unit."""
     size = max(1, tokens // max(1, units[0][1].stop))
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
@@ -470,7 +470,7 @@ def _forward(
         base(**inputs_on_device)
 
 
-def _batches(
+def _create_batches(
     ids: npt.NDArray[np.int32],
     lengths: npt.NDArray[np.int64],
     rows: slice,

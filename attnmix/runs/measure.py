@@ -132,10 +132,10 @@ def measure(
     state.wait_for_everyone()
     if state.is_main_process:
         start = time.perf_counter()
-        corpus_measures = _corpus_measures(measured, random, plan)
+        corpus_measures = _read_corpus_measures(measured, random, plan)
         if "corpus_value" in corpus_measures.sampled.first:
             _log_left_out(plan, corpus_measures.sampled.first)
-        tables = _tables(corpus_measures, measured, plan)
+        tables = _create_tables(corpus_measures, measured, plan)
         _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
         table_seconds = time.perf_counter() - start
         names = " and ".join(checkpoints)
@@ -261,17 +261,17 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
-    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
-    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
+    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_compute_exchange_sums, base, plan))
+    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_compute_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle:
         logging.info("parts: not available in the model family %s (%s)", base.config.model_type, obstacle)
     else:
-        engine.read_single(PARTS, plan.samples.parts, work, partial(_parts_sums, engine, plan))
+        engine.read_single(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
     return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
 
 
-def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
+def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the displacements of a document's vectors after exchanges of tokens."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
@@ -282,7 +282,7 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
     return exchange_sums(displacements, PRECISION)
 
 
-def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
+def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the derivatives of a truncated document, with random directions for each document.
 
     Donors of inputs are the next measured reviews of the same and of another predicted class.
@@ -293,12 +293,12 @@ def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> Docu
     (document_seed,) = np.random.SeedSequence([plan.seed, name_hash]).generate_state(1)
     max_length = plan.parameters.gradient_max_length
     ids = document.cut(max_length).ids
-    donors = [donor.cut(max_length).ids for donor in _donors(plan.corpus, number)]
+    donors = [donor.cut(max_length).ids for donor in _choose_donors(plan.corpus, number)]
     quantities = single.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed))
     return {name: Sums.over_tokens(values) for name, values in quantities.items()}
 
 
-def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
+def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
     """Yield the next measured review of the same and of another predicted class, or an empty document."""
     for donor in next_donors(number, corpus.predicted):
         if donor is None:
@@ -307,7 +307,7 @@ def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
             yield corpus.document(donor)
 
 
-def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
+def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the parts from the input of a truncated document, by rule."""
     document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
     return engine.parts_sums(document, plan.parameters.parts_rules)
@@ -321,11 +321,11 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     return work
 
 
-def _corpus_measures(
+def _read_corpus_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return the measures of all documents, after all processes have finished."""
-    sampled = _sampled_measures(measured, random, plan)
+    sampled = _read_sampled_measures(measured, random, plan)
     if plan.samples.controls is None:
         return sampled
     ratio_sums = {name: checkpoint.work.read_ratio_sums(plan.batch_tasks()) for name, checkpoint in measured.items()}
@@ -338,7 +338,7 @@ def _corpus_measures(
     )
 
 
-def _sampled_measures(
+def _read_sampled_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return the measures of the documents with controls and statistics; the identities cover all documents."""
@@ -368,7 +368,7 @@ def _sampled_measures(
     )
 
 
-def _tables(
+def _create_tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, except `mixing_by_review`, which is written in blocks."""
@@ -405,12 +405,12 @@ def _write_results(
     values["computed_on"] = machine
     writers.write_metrics("measure", values, plan.run.metrics_folder)
     published = plan.folder / PUBLISHED
-    writers.write_ratios(published, plan.methods, _token_ratios(measured, plan))
+    writers.write_ratios(published, plan.methods, _tabulate_token_ratios(measured, plan))
     publish_output(published, plan.run.measured)
     remove_unfinished(plan.folder)
 
 
-def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
+def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
     """Yield the ratios of every document in every checkpoint, with token columns."""
     for name, checkpoint in measured.items():
         files: dict[int, Path] = {}
@@ -454,7 +454,7 @@ class CheckpointWork:
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield this process's share of the unfinished tasks."""
         share = islice(tasks, self.process, None, self.processes)
-        remaining = [task for task in share if not self._file(kind, task).exists()]
+        remaining = [task for task in share if not self._locate_file(kind, task).exists()]
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
@@ -471,7 +471,7 @@ class CheckpointWork:
         for name, (values, counts) in stack_sums(sums).items():
             arrays[f"{name}/values"] = values
             arrays[f"{name}/counts"] = counts
-        self._write_arrays(self._file(kind, task), arrays)
+        self._write_arrays(self._locate_file(kind, task), arrays)
 
     def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
         """Write arrays by name to an npz file atomically."""
@@ -486,7 +486,7 @@ class CheckpointWork:
         tasks = list(tasks)
         if not tasks:
             return {}
-        with np.load(self._file(kind, tasks[0])) as stored:
+        with np.load(self._locate_file(kind, tasks[0])) as stored:
             names = [name.removesuffix("/values") for name in stored.files if name.endswith("/values")]
         return self._read_sums(kind, tasks, names, self.folder / self.checkpoint / kind)
 
@@ -502,7 +502,7 @@ class CheckpointWork:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for task in tasks:
             rows = [row_of_number[number] for number in task.numbers]
-            with np.load(self._file(kind, task)) as stored:
+            with np.load(self._locate_file(kind, task)) as stored:
                 for name in array_names:
                     if name not in arrays:
                         arrays[name] = _create_memory_map(folder / f"{name}.npy", stored[name], len(numbers))
@@ -517,9 +517,9 @@ class CheckpointWork:
 
     def token_file(self, task: Task) -> Path:
         """Return the file of the ratios and identities of a batch."""
-        return self._file(f"tokens-{MEASURES}", task)
+        return self._locate_file(f"tokens-{MEASURES}", task)
 
-    def _file(self, kind: str, task: Task) -> Path:
+    def _locate_file(self, kind: str, task: Task) -> Path:
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 

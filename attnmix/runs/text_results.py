@@ -159,7 +159,7 @@ class TextMeasurer:
                 jobs.append(
                     pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
                 )
-            predictions = pool.submit(self._predictions, first.texts.documents)
+            predictions = pool.submit(self._predict_classes, first.texts.documents)
             captured_sums.result()
             # The maps need passes of the captured model, which no other job uses at this point.
             jobs.append(pool.submit(self._add_layouts, first, results.tokens))
@@ -200,7 +200,7 @@ class TextMeasurer:
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
-        results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
+        results.tables = {f"measure/{name}": _round_as_stored(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         ratios = []
@@ -226,7 +226,7 @@ class TextMeasurer:
                 vectors = captured_vectors(self.base, ids, self.points, "float16", self.padding)
                 measurements.layouts = _lay_out(by_site(vectors), tokens)
 
-    def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
+    def _predict_classes(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the predicted class and probability of each text; an empty table if there is no classifier."""
         if self.classifier is None:
             return pd.DataFrame()
@@ -322,7 +322,7 @@ def _add_matrices(
         engine.add_matrices(measurements, number, names, with_heads)
 
 
-def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+def _round_as_stored(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as if loaded from its csv file: rounded, with counts as integers unless values are missing."""
     read = table.reset_index(drop=True)
     for name in COUNTS:

@@ -41,9 +41,14 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
-    declared, values = _declaration(stage), parameters.model_dump()
+    declared, values = _read_declaration(stage), parameters.model_dump()
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
-    settings = [selected, platform.python_version(), _packages(), computed_on(parameters.arithmetic, chosen_device())]
+    settings = [
+        selected,
+        platform.python_version(),
+        _list_packages(),
+        computed_on(parameters.arithmetic, chosen_device()),
+    ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
         path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
@@ -78,7 +83,7 @@ def lock_stage(stage: str) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    outputs = [out for kind in ("outs", "metrics", "plots") for out in _declaration(stage).get(kind, [])]
+    outputs = [out for kind in ("outs", "metrics", "plots") for out in _read_declaration(stage).get(kind, [])]
     for path in [UNFINISHED, *(Path(out if isinstance(out, str) else next(iter(out))) for out in outputs)]:
         check_writable(path.parent)
     UNFINISHED.mkdir(exist_ok=True)
@@ -96,7 +101,7 @@ def lock_stage(stage: str) -> Iterator[None]:
         remove_empty(UNFINISHED / stage)
 
 
-def _packages() -> list[str]:
+def _list_packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
     `Distribution.version` would parse each file with its long description, which takes six times as long.
@@ -108,7 +113,7 @@ def _packages() -> list[str]:
     return sorted(packages)
 
 
-def _declaration(stage: str) -> dict[str, Any]:
+def _read_declaration(stage: str) -> dict[str, Any]:
     """Return the stage's entry in dvc.yaml."""
     path = REPOSITORY / "dvc.yaml"
     try:

@@ -81,13 +81,13 @@ def cores() -> int:
 
 
 @cache
-def _product_threads() -> ThreadPoolExecutor:
+def _get_product_threads() -> ThreadPoolExecutor:
     """Return the thread pool for the blocks of a product."""
     return ThreadPoolExecutor(cores())
 
 
 @cache
-def _task_threads() -> ThreadPoolExecutor:
+def _get_task_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), initializer=_prepare_task_thread)
 
 
@@ -121,16 +121,16 @@ def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
     on_own_kernels = device.type == "cpu" and _registered
     if not on_own_kernels or hasattr(_thread, "has_task"):
         return None
-    return _task_threads()
+    return _get_task_threads()
 
 
-def _product(first: Tensor, second: Tensor) -> Tensor:
+def _multiply(first: Tensor, second: Tensor) -> Tensor:
     """Return `[M, K] @ [K, N]`, or a batch of such products."""
     if first.dtype in HALF_DTYPES:
-        exact = _product(first.float(), second.float())
+        exact = _multiply(first.float(), second.float())
         return exact.to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
-    a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
+    a, b, out = (_arrange_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
     multiplications = out.size * a.shape[-1]
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
@@ -161,7 +161,7 @@ def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], mult
 
     futures = []
     for thread in range(1, threads):
-        future = _product_threads().submit(compute_share, thread)
+        future = _get_product_threads().submit(compute_share, thread)
         futures.append(future)
     compute_share(0)
     for future in futures:
@@ -181,7 +181,7 @@ def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
     return blocks
 
 
-def _for_blas(matrices: Tensor) -> Tensor:
+def _arrange_for_blas(matrices: Tensor) -> Tensor:
     """Return matrices in a layout supported by BLAS; NumPy multiplies others, such as expanded ones, in slow loops."""
     for inner, outer in ((-1, -2), (-2, -1)):
         is_contiguous = matrices.stride(inner) == 1
@@ -193,7 +193,7 @@ def _for_blas(matrices: Tensor) -> Tensor:
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return `beta * to + alpha * first @ second`."""
-    result = _product(first, second)
+    result = _multiply(first, second)
     if alpha != 1:
         result.mul_(alpha)
     if not beta:
@@ -210,11 +210,11 @@ def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tens
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
     """Return the product of two vectors."""
-    product_11 = _product(first.unsqueeze(0), second.unsqueeze(1))
+    product_11 = _multiply(first.unsqueeze(0), second.unsqueeze(1))
     return product_11.reshape(())
 
 
-def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
+def _create_elementwise_kernel(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that applies a NumPy function to every element."""
 
     def kernel(values: Tensor) -> Tensor:
@@ -229,9 +229,9 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
     return kernel
 
 
-def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
+def _create_elementwise_in_place_kernel(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that replaces every element by the value of a NumPy function."""
-    compute_copy = _elementwise(function)
+    compute_copy = _create_elementwise_kernel(function)
 
     def kernel(values: Tensor) -> Tensor:
         if values.dtype not in (torch.float32, torch.float64):
@@ -244,7 +244,7 @@ def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], 
     return kernel
 
 
-def _attention(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -273,7 +273,7 @@ def _attention(
     return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
 
 
-def _attention_backward(
+def _differentiate_attention(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -287,7 +287,7 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, in their shapes."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
-    grad_BHTd = _to_numpy(_for_blas(grad))
+    grad_BHTd = _to_numpy(_arrange_for_blas(grad))
     out_BHTd = _to_numpy(out)
     grad_query = np.empty_like(attention.query)
     grad_key = np.zeros_like(attention.key)
@@ -341,9 +341,9 @@ class _Attention:
             sharing = self.heads // key.shape[1]
             key = key.repeat_interleave(sharing, dim=1)
             value = value.repeat_interleave(sharing, dim=1)
-        self.query = _to_numpy(_for_blas(query))
-        self.key = _to_numpy(_for_blas(key))
-        self.value = _to_numpy(_for_blas(value))
+        self.query = _to_numpy(_arrange_for_blas(query))
+        self.key = _to_numpy(_arrange_for_blas(key))
+        self.value = _to_numpy(_arrange_for_blas(value))
         self.keys = key.shape[-2]
         factor = width**-0.5 if scale is None else scale
         self.factor = self.query.dtype.type(factor)
@@ -409,7 +409,7 @@ def _to_numpy(tensor: Tensor) -> Array:
     return values.numpy()
 
 
-def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
+def _decompose_qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
     """Return the QR decomposition, with an empty Q for the mode `r`."""
     if mode == "r":
         only_r = np.linalg.qr(matrices.numpy(), mode="r")
@@ -418,15 +418,17 @@ def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced")
     return torch.from_numpy(q), torch.from_numpy(r)
 
 
-def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+def _decompose_symmetric(
+    matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices."""
     if not compute_v:
-        return _eigenvalues(matrices, UPLO), matrices.new_empty(0)
+        return _compute_eigenvalues(matrices, UPLO), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
     return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
-def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
+def _compute_eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     """Return the eigenvalues `[..., N]` of symmetric matrices `[..., N, N]`."""
     values = matrices.new_empty(matrices.shape[:-1])
     if not values.numel():
@@ -452,23 +454,23 @@ def _register() -> None:
     fused = "_scaled_dot_product_flash_attention_for_cpu"
     unary: dict[str, Callable[..., Any]] = {}
     for name, function in UNARY.items():
-        unary[name] = _elementwise(function)
+        unary[name] = _create_elementwise_kernel(function)
     with_sum: dict[str, Callable[..., Any]] = {
         "addmm": _addmm,
         "baddbmm": _addmm,
         "addmv": _addmv,
     }
-    with_out = {**unary, **with_sum, "mm": _product, "bmm": _product}
+    with_out = {**unary, **with_sum, "mm": _multiply, "bmm": _multiply}
     kernels: dict[str, Callable[..., Any]] = {
         **with_out,
         "dot": _dot,
-        "linalg_qr": _qr,
-        "_linalg_eigh": _eigh,
-        fused: _attention,
-        f"{fused}_backward": _attention_backward,
+        "linalg_qr": _decompose_qr,
+        "_linalg_eigh": _decompose_symmetric,
+        fused: _attend,
+        f"{fused}_backward": _differentiate_attention,
     }
     for name, function in UNARY.items():
-        kernels[f"{name}_"] = _elementwise_in_place(function)
+        kernels[f"{name}_"] = _create_elementwise_in_place_kernel(function)
     for name, kernel in with_sum.items():
         kernels[f"{name}_"] = _create_in_place_kernel(kernel)
     for name, kernel in with_out.items():

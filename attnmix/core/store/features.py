@@ -56,14 +56,14 @@ def place_of(store: str) -> Place:
     return store if "://" in store else Path(store)
 
 
-def _path(place: Place, site: Site) -> Place:
+def _locate_array(place: Place, site: Site) -> Place:
     name = f"{site}.zarr"
     if isinstance(place, Path):
         return place / name
     return f"{place}/{name}"
 
 
-def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
+def _locate_arrays(root: Path) -> tuple[Place, dict[str, str]]:
     """Return the location of a run's arrays, and the digests by site of arrays outside `root`."""
     if not (root / MANIFEST).is_file():
         return root, {}
@@ -86,7 +86,7 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
         unit_digests = "".join(unit[name] for unit in digests)
         digest = hashlib.sha256(unit_digests.encode()).hexdigest()
         by_site[name] = digest
-        path = _path(place_of(store), Site.named(name))
+        path = _locate_array(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
     manifest = json.dumps({"store": store, "digests": by_site}, indent=2)
@@ -100,7 +100,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
     for site, width in widths.items():
         shards = (plan.unit_rows, width) if has_shards else None
         create_array(
-            _path(place, site),
+            _locate_array(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
@@ -132,7 +132,7 @@ class OpenStore(NamedTuple):
 
 def open_to_write(place: Place, site: Site) -> OpenStore:
     """Return the writable store of one site, created by `create_stores`."""
-    path = _path(place, site)
+    path = _locate_array(place, site)
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
@@ -168,8 +168,8 @@ def open_store(root: Path, site: Site) -> Any:
 
 def _open(root: Path, site: Site) -> tuple[Any, Place]:
     """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
-    place, digests = _arrays(root)
-    path = _path(place, site)
+    place, digests = _locate_arrays(root)
+    path = _locate_array(place, site)
     array = open_array(path, "capture")
     if digests and array.attrs.get(DIGEST) != digests.get(str(site)):
         raise InputError(
@@ -210,7 +210,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
-    _, digests = _arrays(root)
+    _, digests = _locate_arrays(root)
     names = list(digests)
     if not names:
         names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
