@@ -115,11 +115,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             device_seconds += fill_rows(base, batches, buffers, capture.precision)
             for unit, rows in remaining:
                 buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
-                writes = {}
-                for site, vectors in buffers.items():
-                    write = partial(_write, stores[site], rows, vectors[buffer_rows], memory, capture.elsewhere)
-                    writes[site] = threads.submit(write)
-                    buffers.writes[site].append(writes[site])
+                write_unit = partial(_write, rows=rows, memory=memory, with_digest=capture.elsewhere)
+                writes = _submit_writes(threads, write_unit, stores, buffers, buffer_rows)
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
                 rows_written += rows.stop - rows.start
             _trim_heap()
@@ -133,11 +130,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
     state.wait_for_everyone()
     if state.is_main_process:
-        if capture.elsewhere:
-            digests_by_unit = [_read_digests(folder, unit) for unit, _ in units]
-            store.write_manifest(folder / "stores", capture.store, digests_by_unit)
-        publish_output(folder / "stores", run.activations)
-        remove_unfinished(folder)
+        manifest_place = capture.store if capture.elsewhere else None
+        _publish_stores(folder, run, manifest_place, len(units))
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 
@@ -313,12 +307,16 @@ class Batch(NamedTuple):
         return put  # three kernel launches for any number of texts
 
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
+        """Copy the stored tokens of a feature `[B, T, D]` to their rows of `buffer`, text by text."""
         for text, tokens, rows in self.texts:
             buffer[rows] = feature_BTD[text, tokens]  # reads each feature once
 
 
 class RowBuffers(Mapping[Site, Tensor]):
-    """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written."""
+    """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written.
+
+    `writes` contains the pending writes of each site, and `waiting_seconds` the total duration of the waits.
+    """
 
     def __init__(self, tensors: Mapping[Site, Tensor]) -> None:
         self.tensors = tensors
@@ -326,6 +324,7 @@ class RowBuffers(Mapping[Site, Tensor]):
         self.waiting_seconds = 0.0
 
     def __getitem__(self, site: Site) -> Tensor:
+        """Return the buffer `[rows, width]` of a site after its pending writes."""
         start = time.perf_counter()
         writes = self.writes[site]
         while writes:
@@ -401,6 +400,34 @@ def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float]
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
     stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({threads})"
     return f"{stored}; {describe_limits(limits)}"
+
+
+def _submit_writes(
+    threads: ThreadPoolExecutor,
+    write_unit: Callable[..., str],
+    stores: Mapping[Site, store.OpenStore],
+    buffers: RowBuffers,
+    buffer_rows: slice,
+) -> dict[Site, Future[str]]:
+    """Start the writes of one unit of rows, the `buffer_rows` of `buffers`, and return them by site.
+
+    They are also registered in `buffers`, which waits for them before the next group of rows overwrites the content.
+    """
+    writes = {}
+    for site, vectors in buffers.items():
+        write = threads.submit(write_unit, stores[site], vectors=vectors[buffer_rows])
+        writes[site] = write
+        buffers.writes[site].append(write)
+    return writes
+
+
+def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> None:
+    """Make the finished stores in `folder` the output of `run`, with a manifest if the arrays are at `place`."""
+    if place is not None:
+        digests_by_unit = [_read_digests(folder, unit) for unit in range(units)]
+        store.write_manifest(folder / "stores", place, digests_by_unit)
+    publish_output(folder / "stores", run.activations)
+    remove_unfinished(folder)
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:

@@ -137,45 +137,64 @@ class TextMeasurer:
         measurements = dict(known or {})
         for name in self.engines:
             measurements.setdefault(name, Measurements(Texts(documents_of(results.documents, results.tokens))))
-        first = measurements[self.captured]
-        detailed = choose_detailed_texts(first.texts.lengths.tolist())
-        matrices = self.matrices
-        if not with_heads:
-            matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
-        fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
-        matrices_by_text = [matrices if number in detailed else fast_matrices for number in range(len(first.texts))]
+        texts = measurements[self.captured].texts
+        detailed = choose_detailed_texts(texts.lengths.tolist())
+        results.predictions = self._add_values(measurements, detailed, results.tokens, with_heads)
+        detailed_names = [document.name for number, document in enumerate(texts.documents) if number in detailed]
+        if len(detailed_names) < len(texts):
+            results.detailed_documents = detailed_names
+        self._fill_measures(results, measurements)
+        head_shapes = set()
+        for parts in results.heads_by_text.values():
+            if parts:
+                _, heads, _, width = parts["query"].shape
+                head_shapes.add((heads, width))
+        if len(head_shapes) > 1:
+            results.heads_by_text = {}  # the page can only draw heads of equal number and width
+        return results
+
+    def _add_values(
+        self,
+        measurements: Mapping[str, Measurements],
+        detailed: Collection[int],
+        tokens: pd.DataFrame,
+        with_heads: bool,
+    ) -> pd.DataFrame:
+        """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
+
+        `detailed` are the indices of the texts with slow measures, and `tokens` are the rows of the maps.
+        """
+        captured = measurements[self.captured]
+        matrices = self._select_matrices(with_heads)
+        matrices_by_text = _select_matrices_by_text(matrices, len(captured.texts), detailed)
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # A model and its float64 copy can each run one pass at a time. `lacks_matrices` creates the copies, which
             # must exist before any pass runs.
-            lacking = []
+            without_matrices = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
-                    lacking.append(name)
-            jobs = [
-                pool.submit(_add_sums, engine, measurements[name], detailed) for name, engine in self.engines.items()
-            ]
-            captured_sums = jobs[-1]  # `captured` is the last of the engines
-            for name in lacking:
-                jobs.append(
-                    pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
-                )
-            predictions = pool.submit(self._predict_classes, first.texts.documents)
-            captured_sums.result()
+                    without_matrices.append(name)
+            sums_jobs = {}
+            for name, engine in self.engines.items():
+                sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
+            jobs = list(sums_jobs.values())
+            for name in without_matrices:
+                arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
+                jobs.append(pool.submit(_add_matrices, *arguments))
+            predictions = pool.submit(self._predict_classes, captured.texts.documents)
+            sums_jobs[self.captured].result()
             # The maps need passes of the captured model, which no other job uses at this point.
-            jobs.append(pool.submit(self._add_layouts, first, results.tokens))
+            jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
                 job.result()
-            results.predictions = predictions.result()
-        detailed_names = [document.name for number, document in enumerate(first.texts.documents) if number in detailed]
-        if len(detailed_names) < len(first.texts):
-            results.detailed_documents = detailed_names
-        self._fill_measures(results, measurements)
-        sizes = {
-            (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
-        }
-        if len(sizes) > 1:
-            results.heads_by_text = {}  # the page can only draw heads of equal number and width
-        return results
+            return predictions.result()
+
+    def _select_matrices(self, with_heads: bool) -> list[str]:
+        """Return the matrices of the page; without heads, those of its picture if the models have any of them."""
+        if with_heads:
+            return self.matrices
+        picture_matrices = [name for name in self.matrices if name in PICTURE_MATRICES]
+        return picture_matrices or self.matrices
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
         """Add the tables, ratios, matrices and heads to `results`."""
@@ -303,6 +322,12 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
             chosen.add(number)
             cells += length**2
     return chosen or {int(np.argmin(lengths))}
+
+
+def _select_matrices_by_text(matrices: Sequence[str], texts: int, detailed: Collection[int]) -> list[Sequence[str]]:
+    """Return the matrices of each of the `texts`; `SLOW_MATRICES` are limited to the indices in `detailed`."""
+    fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
+    return [matrices if number in detailed else fast_matrices for number in range(texts)]
 
 
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
