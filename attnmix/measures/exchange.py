@@ -138,7 +138,8 @@ def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[i
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
-        exchanged.append(exchange_words(document, (texts[place] for place in order)))
+        donors = (texts[index] for index in order)  # loaded only as far as needed
+        exchanged.append(exchange_words(document, donors))
     return exchanged
 
 
@@ -187,13 +188,15 @@ def measure_exchange(
     """
     exchanged = [ids for kind in donors.values() for ids in kind]
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
-    kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
+    donors_per_kind = [len(kind) for kind in donors.values()]
+    kinds_X = np.repeat(np.arange(len(donors)), donors_per_kind)
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
     shape = (4, len(donors), squares_XLS4.shape[1], len(document))
-    means = np.full(shape, np.nan)
+    means_4KLT = np.full(shape, np.nan)
     for kind in range(len(donors)):
-        means[:, kind][..., positions] = np.moveaxis(_average_known(squares_XLS4[kinds_X == kind]), -1, 0)
-    return Displacements(*means)
+        means_LS4 = _average_known(squares_XLS4[kinds_X == kind])
+        means_4KLT[:, kind][..., positions] = np.moveaxis(means_LS4, -1, 0)
+    return Displacements(*means_4KLT)
 
 
 def exchange_matrix(
@@ -224,7 +227,7 @@ def exchange_matrix(
         for start in range(0, len(sources), batch_rows):
             batch = sources[start : start + batch_rows]
             texts_RT = np.repeat(ids_T[None], len(batch), 0)
-            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]
+            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]  # one exchanged token per row
             moved = reader.read_whole(texts_RT)
             squares_LRT = _copy_to_host(
                 [_compute_squared_distance(*pair) for pair in zip(moved, originals, strict=True)]
@@ -257,7 +260,7 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
     joint_KL = np.nansum(joint, -1)
     for name, squares_KLT in totals.items():
         values_KL = np.nansum(squares_KLT, -1)
-        sums[name] = Sums(*(_prepend_total(each_KL) for each_KL in (values_KL, joint_KL)))
+        sums[name] = Sums(_prepend_total(values_KL), _prepend_total(joint_KL))
     return sums
 
 
@@ -299,6 +302,7 @@ class _Hybrids(NamedTuple):
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
+    """Return the mixtures of a text and each of its exchanged texts at `positions`."""
     differs_XS = (exchanged_XT != ids_T)[:, positions]
     rows = []
     places = []
@@ -326,6 +330,7 @@ def _measure_squares(
     end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
+    # `vectors` are the levels [1 + X, S, D] of the text and the exchanged texts; `rows` those of the hybrids [R, D].
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _copy_to_host([level[:1].double().square().sum(-1) for level in vectors])
     moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
@@ -335,7 +340,8 @@ def _measure_squares(
         _, rows = reader.read(texts_RT[:0], hybrids.ids_RT[batch], places_R)
         moved.append(_copy_to_host(_compute_squared_shifts(rows, vectors, places_R)))
     moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
-    moved_LXS2[:, hybrids.differs_XS] = np.concatenate(moved, 1).reshape(len(vectors), -1, 2)
+    moved_LR = np.concatenate(moved, 1)
+    moved_LXS2[:, hybrids.differs_XS] = moved_LR.reshape(len(vectors), -1, 2)  # hybrids come in pairs: own, others
     joint_LXS[:, ~hybrids.differs_XS] = np.nan
     length_LXS = np.where(hybrids.differs_XS, length_L1S, np.nan)
     squares_LXS4 = np.concatenate([moved_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
@@ -363,6 +369,7 @@ class _Reader:
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
+        """Prepare to read at `positions` `[S]`."""
         self.base = base
         self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
         has_decoder = len(family_of(base.config).stacks) > 1
@@ -385,11 +392,13 @@ class _Reader:
         every_row = torch.arange(len(ids_XT) + len(hybrid_ids_RT), device=device)
         whole_rows = every_row[: len(ids_XT)].repeat_interleave(len(self.positions))
         places = torch.as_tensor(places_R, device=device)
+        # Row and column in the batch of each vector: all positions of each complete text, then one of each hybrid.
         rows = torch.cat([whole_rows, every_row[len(ids_XT) :]])
         columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
+        all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
         vectors = []
         hybrid_vectors = []
-        for level_ND in self._read(np.concatenate([ids_XT, hybrid_ids_RT]), rows, columns):
+        for level_ND in self._read(all_ids, rows, columns):
             whole_ND = level_ND[: len(whole_rows)]
             vectors.append(whole_ND.unflatten(0, (len(ids_XT), len(self.positions))))
             hybrid_vectors.append(level_ND[len(whole_rows) :])
@@ -437,7 +446,8 @@ def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, c
     with features.pause():
         # Modules expect a batch of texts: all positions form one text.
         shape = (1, -1, x.shape[-1])
-        output = Block(call.module, call.stack).rest(call, x.reshape(shape), attention_output.reshape(shape))
+        block = Block(call.module, call.stack)
+        output = block.rest(call, x.reshape(shape), attention_output.reshape(shape))
     return output.reshape(x.shape)
 
 

@@ -137,6 +137,7 @@ class _AffineLayer:
     """A layer as an affine map in one forward pass of a text, with outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
+        """Store the weights and the deviations of all norms, which stay constant; the arguments of `through_layer`."""
         block = layer_pass.block
         self.block = block
         self.values = values
@@ -237,6 +238,7 @@ class _Level:
     """The vectors of one level, and measures of their parts that are accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
+        """Start with no parts of sources; `bias_TD` is the biases' part of the vectors `whole_TD`."""
         tokens = len(whole_TD)
         self.whole_TD = whole_TD
         self.bias_TD = bias_TD
@@ -251,7 +253,7 @@ class _Level:
         self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
         self.sources_TD += parts_JTD.sum(0)
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
-        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]
+        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]  # P_ii
 
     def bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
@@ -382,7 +384,8 @@ class PartsReader:
             self.values = self._read_value_maps(batch)
         levels: list[tuple[Tensor, Tensor]] = []
 
-        def visit(layer_pass: LayerPass, _features: object) -> None:
+        def append_level(layer_pass: LayerPass, _features: object) -> None:
+            """Propagate the parts of the previous level through a layer."""
             if layer_pass.call.number > len(self.values):
                 return  # a decoder after the encoder
             document = layer_pass.document(0)
@@ -396,20 +399,20 @@ class PartsReader:
             advance()
 
         with torch.no_grad():
-            run_layers(self.base, batch, visit, POINTS)
+            run_layers(self.base, batch, append_level, POINTS)
         return levels
 
     def _read_value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
         """Return the `value_map` of each layer of the first stack, from a forward pass of one token."""
         maps: list[Linear] = []
 
-        def visit(layer_pass: LayerPass, _features: object) -> None:
+        def append_map(layer_pass: LayerPass, _features: object) -> None:
             if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 
         first_token = {name: tensor[:, :1] for name, tensor in batch.items()}
         with torch.inference_mode():
-            run_layers(self.base, first_token, visit, POINTS)
+            run_layers(self.base, first_token, append_map, POINTS)
         return [Linear(value.W.clone(), value.b.clone()) for value in maps]
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:

@@ -38,6 +38,7 @@ class Block:
     """The modules and weights of one layer, with the dtype and device of the model."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
+        """Find the modules of `layer` at the paths in `stack`."""
         self.layer = layer
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
@@ -431,11 +432,12 @@ def run_layers(
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
 
-    def listen(module: Module, call: AttentionCall) -> None:
+    def record_attention(module: Module, call: AttentionCall) -> None:
         if module in attentions:
             attention_calls.append(call)
 
     def read_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+        """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
         call = features.layer
         if call is None or features.paused:
             return
@@ -449,7 +451,8 @@ def run_layers(
         layer_features = {site.point: features[site] for site in layer_sites}
         with features.pause():  # Both statements call the model's modules, which must not be recorded.
             block = Block(call.module, call.stack)
-            visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
+            layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
+            visit(layer_pass, features)
         for site in layer_sites:
             if site.point != "layer_output":
                 del features[site]
@@ -457,7 +460,7 @@ def run_layers(
     with (
         recording(base, points) as features,
         layer_hooks(base, read_layer),
-        attention_by(observed(listen), base),
+        attention_by(observed(record_attention), base),
     ):
         return (model or base)(**batch, **options)
 
@@ -475,8 +478,12 @@ def map_layers(
 ) -> list[Result]:
     """Return the results of `function` for each layer of one forward pass, without derivatives."""
     results: list[Result] = []
+
+    def append_result(layer_pass: LayerPass, _features: Mapping[Site, Tensor]) -> None:
+        results.append(function(layer_pass))
+
     with torch.inference_mode():
-        run_layers(base, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
+        run_layers(base, batch, append_result, points)
     return results
 
 
@@ -488,13 +495,16 @@ def value_map(layer_pass: LayerPass) -> Linear:
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
-    unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
+    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero
+
+    def compute_value(vector_D: Tensor) -> Tensor:
+        """Return the value `[E]` of a vector."""
+        return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():
-        value = torch.vmap(lambda vector_D: _compute_values(attention, vector_D.expand(1, 1, -1)).flatten())(
-            unit_vectors
-        )
-    return Linear(value[:-1] - value[-1], value[-1])
+        values_VE = torch.vmap(compute_value)(inputs_VD)
+    bias_E = values_VE[-1]
+    return Linear(values_VE[:-1] - bias_E, bias_E)
 
 
 def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
@@ -510,12 +520,13 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     attend = explicit()
     outputs: list[Tensor] = []
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def attend_and_record(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Compute attention, and keep the head outputs `[B, T, H, d]`."""
         heads_BTHd, weights = attend(module, *arguments, **options)
         outputs.append(heads_BTHd)
         return heads_BTHd, weights
 
-    with attention_by(function):
+    with attention_by(attend_and_record):
         attention(hidden)
     return outputs[0].flatten(-2)
 

@@ -92,5 +92,6 @@ def _measure_results(
 
 
 def _share_modules(first: PreTrainedModel, second: PreTrainedModel) -> bool:
+    """Return True if two models have a module in common."""
     modules = set(map(id, first.modules()))
     return any(id(module) in modules for module in second.modules())

@@ -413,7 +413,7 @@ class Measures:
         positions = read_positions(rows, len(tokens))
         self.measured_model.check_unedited()
         selected = None if rows is None else positions
-        key = (text, rule, *(selected or ()))
+        key = (text, rule, *(selected or ()))  # no positions for all rows, because all variables are computed then
         if key not in self.measurements.parts:
             document = self.measurements.texts.document(text)
             with self._open_engine() as engine:
@@ -422,6 +422,7 @@ class Measures:
         return label_parts(self.measurements.parts[key], tokens, positions)
 
     def _check_text(self, text: Any) -> None:
+        """Raise `InputError` unless `text` is the index of a text."""
         if not is_whole_number(text) or not 0 <= text < len(self.documents):
             raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
 
