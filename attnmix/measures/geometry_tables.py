@@ -89,8 +89,9 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
         intervals = []
-        for place in range(len(sites)):
-            units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
+        for place in range(len(sites)):  # one site at a time, to limit memory
+            squares_N1 = tokens_N[:, None]  # the squared length of a vector of norm 1 is 1
+            units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
             intervals.append(_compute_cosines(units, classes_N, is_usable_N))
         usable_texts = is_usable_N.sum()
         documents = [len(is_usable_N), usable_texts, usable_texts]

@@ -93,7 +93,9 @@ def derivative_tables(
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    layers = range(1, next(iter(derivatives.values()))["ratio"].values.shape[1] + 1)
+    first = next(iter(derivatives.values()))
+    _, number_of_layers, *_ = first["ratio"].values.shape  # [texts, layers, methods]
+    layers = range(1, number_of_layers + 1)
     axes = _label_derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in axes.items():

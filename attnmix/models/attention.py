@@ -229,6 +229,7 @@ class _SoftmaxProduct(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Call `function`; keep the scores of a softmax, and redirect the next product."""
         if function in (torch.matmul, torch.bmm) and self.scores is not None:
             scores = self.scores
             self.scores = None
@@ -248,6 +249,7 @@ class _SoftmaxProduct(TorchFunctionMode):
             edited_weights, edited_value = editor(self.module, weights.reshape(scores.shape), heads)
             return (edited_weights @ edited_value).reshape(product_shape)
         attention = _function.get()
+        # Queries and keys of 0, with the scores as an additive mask, result in the same weights.
         queries = heads.new_zeros(*scores.shape[:-1], width)
         keys = torch.zeros_like(heads)
         mask = scores.to(heads.dtype)
@@ -258,12 +260,12 @@ class _SoftmaxProduct(TorchFunctionMode):
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
     """Return an attention function equivalent to `sdpa` that calls `listen(module, call)`."""
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    def attend_and_listen(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         context, call = attend(module, *arguments, **options)
         listen(module, call)
         return context.transpose(1, 2).contiguous(), None
 
-    return function
+    return attend_and_listen
 
 
 def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> AttentionFunction:
@@ -272,7 +274,8 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
     It calls `listen` like `observed`, but without softmax denominators in the call.
     """
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    def attend_explicitly(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        """Return the head outputs `[B, T, H, d]`."""
         call = _read_call(module, *arguments, **options)
         if listen is not None:
             listen(module, call)
@@ -280,7 +283,7 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
         context = weights @ call.value
         return context.transpose(1, 2).contiguous(), None
 
-    return function
+    return attend_explicitly
 
 
 def _compute_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:

@@ -37,6 +37,7 @@ class AttentionEdits:
     """
 
     def __init__(self, base: Module) -> None:
+        """Start without edits of the base model `base`."""
         self.base = ref(base)
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
@@ -72,7 +73,8 @@ class AttentionEdits:
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`; after the last one, restore the network."""
         places = [place for place, active in enumerate(self.edits) if active is edit]
-        self.edits = [*self.edits[: places[-1]], *self.edits[places[-1] + 1 :]]
+        last = places[-1]  # the same edit can be active in several nested contexts
+        self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
         if not self.edits:
             self._attached.close()
 
@@ -128,21 +130,24 @@ class AttentionEdits:
         """Raise `InputError` in forward passes that would bypass the edits or return unedited weights."""
         expected = implementation_of(network.base_model.config)
 
-        def check(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+        def check_call(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+            """Forward pre-hook of a model with a configuration."""
             config = module.config
             if not self.is_active():
                 return
             if config._attn_implementation != expected:
                 problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
                 raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
-            wanted = options.get("output_attentions")
-            if expected == EAGER and (config.output_attentions if wanted is None else wanted):
+            wants_weights = options.get("output_attentions")
+            if wants_weights is None:
+                wants_weights = config.output_attentions
+            if expected == EAGER and wants_weights:
                 problem = f"models of the family {config.model_type} return the weights before the edit"
                 raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
 
         for module in network.modules():
             if isinstance(module, PreTrainedModel):
-                hooks.enter_context(module.register_forward_pre_hook(check, with_kwargs=True))
+                hooks.enter_context(module.register_forward_pre_hook(check_call, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
         """Count the calls of shared layers in each forward pass of their stack, separately for each thread."""
@@ -173,8 +178,9 @@ class AttentionEdits:
         cache = self._calls.__dict__.get("cache")
         if cache is None:
             return 0
-        index = next((vars(module)[name] for name in LAYER_INDICES if name in vars(module)), 0)
-        tokens = int(cache.get_seq_length(index))
+        indices = [vars(module)[name] for name in LAYER_INDICES if name in vars(module)]
+        layer_index = indices[0] if indices else 0
+        tokens = int(cache.get_seq_length(layer_index))
         return keys - queries if tokens == keys else None
 
 
