@@ -47,6 +47,7 @@ class Review:
         generator: np.random.Generator,
         donor_ids: npt.NDArray[np.integer] | None = None,
     ) -> None:
+        """Classify the text, and draw its random scores."""
         self.classifier = classifier
         self.document = document
         self.ids = document.ids.tolist()
@@ -140,12 +141,12 @@ class Review:
         names = [name for name in SCORING_MATRICES if not _find_matrix_obstacle(name, family)]
         matrices = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
+        def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
             if decomposition is not None:
                 decomposition.visit(layer_pass)
             return layer_contributions(matrices, layer_pass)
 
-        by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
+        by_layer, logits_C, calls = self.classifier.map_layers(measure_layer, self.ids)
         parts_T = None
         if decomposition is not None:
             parts_T = decomposition.relevance(calls, logits_C, self.predicted, self.document.name)
@@ -154,6 +155,7 @@ class Review:
 
 
 def _convert_to_float64(scores: Tensor) -> Doubles:
+    """Return a tensor as an array on the CPU."""
     return np.asarray(scores.cpu().double().numpy())
 
 
@@ -170,12 +172,14 @@ class Attribution(NamedTuple):
 
 
 def _find_matrix_obstacle(name: str, family: Family) -> str | None:
+    """Return the reason why a family has no score from the matrix or rollout `name`, or None."""
     if len(family.stacks) > 1:
         return "its decoder inputs are shifted by one token, and rollouts do not cross from encoder to decoder"
     return family.absent().get(name.removesuffix("_rollout"))
 
 
 def _find_attnlrp_obstacle(family: Family) -> str | None:
+    """Return the reason why AttnLRP does not apply to a family, or None."""
     return decomposition_obstacle(family) or relevance_obstacle(family)
 
 

@@ -84,6 +84,7 @@ class Classifier:
     """The sequence classifier of a checkpoint, in eval mode and float32."""
 
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
+        """Load the checkpoint in `folder`; `batch_tokens` is the maximum number of padded tokens per batch."""
         self.folder = folder
         self.batch_tokens = batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
@@ -164,14 +165,14 @@ class Classifier:
         """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears."""
         results: list[Result] = []
 
-        def visit(layer_pass: LayerPass, _features: Any) -> None:
+        def append_result(layer_pass: LayerPass, _features: Any) -> None:
             result = function(layer_pass.document(0))
             results.append(result)
             calls.clear()  # Linears of the embedding and the layers do not belong to the head.
 
         with self._record_head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self._create_batch(ids), visit, points, self.model)
+            output = run_layers(self.base, self._create_batch(ids), append_result, points, self.model)
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
@@ -217,7 +218,7 @@ class Classifier:
         """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
         calls: list[HeadCall] = []
 
-        def record(module: Any, inputs: Any, output: Tensor) -> None:
+        def record_call(module: Any, inputs: Any, output: Tensor) -> None:
             input_rows = inputs[0].detach().flatten(0, -2)
             output_rows = output.detach().flatten(0, -2)
             calls.append(HeadCall(module, input_rows, output_rows))
@@ -225,7 +226,7 @@ class Classifier:
         with ExitStack() as hooks:
             for module in self.model.modules():
                 if isinstance(module, Linear):
-                    hook = module.register_forward_hook(record)
+                    hook = module.register_forward_hook(record_call)
                     hooks.enter_context(hook)
             yield calls
 
@@ -238,15 +239,24 @@ class Classifier:
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return the input `[width]` of the head's second Linear if all outputs of its first equal `number` `[1]`."""
         entering: list[Tensor] = []
+
+        def replace_output(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            return number.expand_as(output)
+
+        def record_input(_module: Any, inputs: Any) -> None:
+            rows = inputs[0].flatten(0, -2)
+            entering.append(rows[0])
+
         with (
-            first.register_forward_hook(lambda _module, _inputs, output: number.expand_as(output)),
-            second.register_forward_pre_hook(lambda _module, inputs: entering.append(inputs[0].flatten(0, -2)[0])),
+            first.register_forward_hook(replace_output),
+            second.register_forward_pre_hook(record_input),
             torch.inference_mode(),
         ):
             self.model(**self._create_batch([self.tokenizer.pad_token_id]))
         return entering[-1]
 
     def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """Return the model's input for a single text."""
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)
 
 
@@ -318,6 +328,7 @@ class FixedFactorScores:
         last = calls[-1]
         first_input, first_output = first.rows_at(self.read)
         last_input, last_output = last.rows_at(self.read)
+        # The first Linear must read this token's vector, and the last one must return the logits.
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
         if not reads_token or not torch.equal(last_output, logits_C):
             return None
@@ -351,6 +362,7 @@ class Decomposition:
     """The parts of one text, propagated layer by layer; in the last layer, only of the token that the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
+        """Prepare the decomposition of the vector at position `read`, the only one that the head reads."""
         self.classifier = classifier
         self.read = read
         self.values = classifier.values  # This property runs a forward pass, so it is read before the text's own pass.

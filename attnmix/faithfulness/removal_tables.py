@@ -73,9 +73,9 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     probabilities = _compute_probabilities(review, texts.values())
     drops = {}
     for name, remaining in texts.items():
-        left = [probabilities[text] for text in remaining]
-        left_DQS = np.reshape(left, (-1, len(TESTS), len(SHARES)))
-        drops[name] = review.probability - np.mean(left_DQS, axis=0)
+        edited_probabilities = [probabilities[text] for text in remaining]
+        edited_DQS = np.reshape(edited_probabilities, (-1, len(TESTS), len(SHARES)))
+        drops[name] = review.probability - np.mean(edited_DQS, axis=0)
     return drops
 
 

@@ -52,7 +52,7 @@ def fit_aligned(
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
     is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
     sizes = np.array([len(start) for start in starts])
-    firsts = np.cumsum(sizes) - sizes
+    firsts = np.cumsum(sizes) - sizes  # first row of each point in `xy`
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
     pulls = ties_of_places(strength, places)
     a, b = curve
@@ -125,6 +125,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
 
 
 def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
+    """Return the sum `[N]` of each row of a sparse matrix `[N, M]`."""
     sums: npt.NDArray[np.float64] = np.asarray(graph.sum(axis=1))
     return sums.ravel()
 

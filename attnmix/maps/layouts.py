@@ -157,5 +157,5 @@ def _fit_maps_by_seed(
     for seed in seeds:
         for block in near:
             calls.append((block, min_dist, seed))
-    maps = in_parallel(lay_out, calls, f"{layout}: maps")
+    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # all blocks of the first seed first
     return np.split(np.concatenate(maps), len(seeds))

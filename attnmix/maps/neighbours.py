@@ -43,6 +43,7 @@ def _scale_to_unit(x_ND: Doubles) -> Doubles:
 
 
 def _centre_and_scale(x_ND: Doubles) -> Doubles:
+    """Subtract the mean of each vector's components, and scale as in `_scale_to_unit`."""
     mean_N1 = x_ND.mean(axis=1, keepdims=True)
     return _scale_to_unit(x_ND - mean_N1)
 
@@ -54,6 +55,7 @@ def _replace_zeros(x_ND: Doubles) -> Doubles:
 
 
 def _take_root_of_probabilities(x_ND: Doubles) -> Doubles:
+    """Return the square roots of the softmax of each vector."""
     return np.asarray(np.sqrt(softmax(x_ND, axis=1)))
 
 
@@ -130,7 +132,7 @@ def _search_approximately(x_ND: Doubles, k: int, distance: str, seed: int) -> tu
     indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
     is_itself = indices == np.arange(len(indices))[:, None]
     lacks_itself_N = ~is_itself.any(axis=1)
-    is_itself[lacks_itself_N, -1] = True
+    is_itself[lacks_itself_N, -1] = True  # then the farthest of the k + 1 vectors is removed
     other_indices = indices[~is_itself].reshape(-1, k)
     other_distances = distances[~is_itself].reshape(-1, k)
     return other_indices, other_distances.astype(np.float64)

@@ -115,7 +115,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             device_seconds += fill_rows(base, batches, buffers, capture.precision)
             for unit, rows in remaining:
                 buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
-                write_unit = partial(_write, rows=rows, memory=memory, with_digest=capture.elsewhere)
+                write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=capture.elsewhere)
                 writes = _submit_writes(threads, write_unit, stores, buffers, buffer_rows)
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
                 rows_written += rows.stop - rows.start
@@ -265,7 +265,9 @@ def pass_cost_tokens(device: torch.device) -> int:
 
 def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
     """Return groups of neighbouring units, with a maximum number of tokens or a single unit."""
-    size = max(1, tokens // max(1, units[0][1].stop))
+    _, first_rows = units[0]
+    unit_rows = max(1, first_rows.stop)
+    size = max(1, tokens // unit_rows)
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
@@ -381,7 +383,9 @@ class ThreadMemory(threading.local):
         return copy.numpy()
 
 
-def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool) -> str:
+def _write_unit(
+    open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool
+) -> str:
     """Write the vectors of a unit of rows at one site; return their hash if requested."""
     array = memory.host_array(vectors)
     start = time.perf_counter()
@@ -453,7 +457,7 @@ def fill_rows(
         def put(site: Site, feature_BTD: Tensor, put_rows: Callable[..., None] = put_function) -> None:
             put_rows(buffers[site], feature_BTD)
 
-        _forward(base, batch.inputs, buffers, put, precision)
+        _run_forward_pass(base, batch.inputs, buffers, put, precision)
     filled = max(text.rows.stop for batch in batches for text in batch.texts)
     extremes: list[Tensor] = []
     for site in buffers:
@@ -479,10 +483,10 @@ def _check_features(
                 vectors_TD = feature_BTD[text, tokens].float().cpu()
                 store.check_fits(vectors_TD.numpy(), site, dtype)
 
-        _forward(base, batch.inputs, buffers, check, precision)
+        _run_forward_pass(base, batch.inputs, buffers, check, precision)
 
 
-def _forward(
+def _run_forward_pass(
     base: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     sites: Iterable[Site],

@@ -81,7 +81,7 @@ def inspect(
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         engine = Engine(base, methods, tokenizer.pad_token_id)
         token_shares = partial(_compute_token_shares, base, donors, seed, batch_tokens)
-        _read_texts(name, engine, token_shares, matrices, run, folder, share)
+        _measure_texts(name, engine, token_shares, matrices, run, folder, share)
     classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
@@ -98,10 +98,10 @@ def inspect(
 
 def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
     """Yield the indices and texts of this process's share of the captured texts, with a progress bar."""
-    numbered = enumerate(read_documents(run.captured))
-    mine = islice(numbered, share.start, share.stop, share.step)
+    numbered_texts = enumerate(read_documents(run.captured))
+    share_of_texts = islice(numbered_texts, share.start, share.stop, share.step)
     total = len(range(len(run.documents))[share])
-    yield from tqdm(mine, desc=description, total=total, unit="text", disable=None)
+    yield from tqdm(share_of_texts, desc=description, total=total, unit="text", disable=None)
 
 
 def _compute_token_shares(
@@ -113,11 +113,12 @@ def _compute_token_shares(
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
     positions = choose_positions(document, TOKEN_POSITIONS, seed)
     displacements = measure_exchange(base, document, exchanged, positions, batch_tokens)
-    shares: npt.NDArray[np.float32] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
-    return shares
+    shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
+    shares_LT: npt.NDArray[np.float32] = shares_KT[1:].astype(np.float32)
+    return shares_LT
 
 
-def _read_texts(
+def _measure_texts(
     checkpoint: str,
     engine: Engine,
     token_shares: Callable[[Document], npt.NDArray[np.float32]],
@@ -137,8 +138,10 @@ def _read_texts(
         in_float64.add_sums(measurements, [MEASURES])
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
+        shares_1LT = token_shares(document)[None]
+        ratios_MLT = np.concatenate([measurements.ratios[0], shares_1LT])
         with atomic_path(_locate_ratios(folder, checkpoint, number)) as part, part.open("wb") as file:
-            np.save(file, np.concatenate([measurements.ratios[0], token_shares(document)[None]]))
+            np.save(file, ratios_MLT)
         contributions.mkdir(parents=True, exist_ok=True)
         for method, matrix in measurements.matrices[0].items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
@@ -196,8 +199,10 @@ def _write_scores(run: Run, folder: Path) -> None:
 
 
 def _locate_ratios(folder: Path, checkpoint: str, number: int) -> Path:
+    """Return the file of a text's ratios among the unfinished work."""
     return folder / checkpoint / f"ratios-{number}.npy"
 
 
 def _locate_scores(folder: Path, number: int) -> Path:
+    """Return the file of a text's prediction and token scores among the unfinished work."""
     return folder / f"scores-{number}.npz"

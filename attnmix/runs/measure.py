@@ -132,11 +132,7 @@ def measure(
     state.wait_for_everyone()
     if state.is_main_process:
         start = time.perf_counter()
-        corpus_measures = _read_corpus_measures(measured, random, plan)
-        if "corpus_value" in corpus_measures.sampled.first:
-            _log_left_out(plan, corpus_measures.sampled.first)
-        tables = _create_tables(corpus_measures, measured, plan)
-        _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
+        _write_results(measured, random, plan, computed_on(arithmetic, device))
         table_seconds = time.perf_counter() - start
         names = " and ".join(checkpoints)
         logging.info("measured %d documents in %s; tables: %.1f s", len(corpus), names, table_seconds)
@@ -166,7 +162,7 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
     """Return documents stratified by label and length; None if `size` includes all documents."""
     if size is None or size >= len(corpus):
         return None
-    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)
+    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
     drawn: list[int] = stratified_draw(strata, size, seed).tolist()
     return drawn
 
@@ -391,13 +387,13 @@ def _create_tables(
 
 
 def _write_results(
-    corpus_measures: CorpusMeasures,
-    tables: Mapping[str, pd.DataFrame],
-    measured: Mapping[str, _MeasuredCheckpoint],
-    plan: _Plan,
-    machine: str,
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan, machine: str
 ) -> None:
     """Write the csv files, the metrics and the ratios of every token; then remove the unfinished work."""
+    corpus_measures = _read_corpus_measures(measured, random, plan)
+    if "corpus_value" in corpus_measures.sampled.first:
+        _log_left_out_texts(plan, corpus_measures.sampled.first)
+    tables = _create_tables(corpus_measures, measured, plan)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, plan.run.tables)
     writers.write_plot("measure/mixing_by_review", by_review(corpus_measures), plan.run.tables)
@@ -422,7 +418,7 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
             yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 
 
-def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:
+def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     """Log the number of reviews without `corpus_value`, and the reason for the first."""
     left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
     if not len(left_out):
@@ -431,10 +427,12 @@ def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:
     sample = corpus_sample(corpus, plan.seed)
     controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
     number = controlled[int(left_out[0])]
-    documents = [corpus.document(drawn) for drawn in sample]
+    sampled_documents = [corpus.document(drawn) for drawn in sample]
     first = corpus.document(number)
-    place = sample.index(number) if number in sample else len(documents)
-    token_class = classes_without_others([*documents, first], range(len(documents)))[place]
+    # `first` follows the sampled documents, in case that it is not among them.
+    place = sample.index(number) if number in sample else len(sampled_documents)
+    classes = classes_without_others([*sampled_documents, first], range(len(sampled_documents)))
+    token_class = classes[place]
     logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
 
 
@@ -520,6 +518,7 @@ class CheckpointWork:
         return self._locate_file(f"tokens-{MEASURES}", task)
 
     def _locate_file(self, kind: str, task: Task) -> Path:
+        """Return the file with a task's sums."""
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 

@@ -97,10 +97,11 @@ def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path
     """Yield the rows `rows` (sorted) of `reviews` with their texts. One block of texts is in memory at a time."""
     start = 0
     for block in store.read_texts(split, folder):
-        first, last = np.searchsorted(rows, [start, start + len(block)])
+        first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
         if first == len(rows):
             return
-        yield from ({"text": block[row - start], **reviews.iloc[row]} for row in rows[first:last].tolist())
+        for row in rows[first:last].tolist():
+            yield {"text": block[row - start], **reviews.iloc[row]}
         start += len(block)
 
 
@@ -114,18 +115,18 @@ def write_tokens(
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
-    def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    def tokenize_blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         """Yield the tables of one block of texts at a time."""
         remaining = iter(texts)
         block = list(islice(remaining, store.ROW_GROUP_TEXTS))
         while block:
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
             if warn:
-                _warn(documents)
+                _warn_of_lost_tokens(documents)
             yield documents, tokens
             block = list(islice(remaining, store.ROW_GROUP_TEXTS))
 
-    store.write_tokenized(files.folder, blocks())
+    store.write_tokenized(files.folder, tokenize_blocks())
 
 
 def tokenized_block(
@@ -171,13 +172,15 @@ def _create_tables(
     return documents.join(counts), table
 
 
-def _warn(texts: pd.DataFrame) -> None:
+def _warn_of_lost_tokens(texts: pd.DataFrame) -> None:
     """Log truncated texts and texts of mostly unknown tokens."""
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
-    for problem, affected in (
-        ("truncated to capture.max_length", texts["tokens"] < texts["whole_tokens"]),
-        ("mostly tokens unknown to the model", 2 * texts["unknown_tokens"] >= texts["tokens"]),
-    ):
-        if affected.any():
-            more = ", ..." if affected.sum() > MAX_SHOWN_TEXTS else ""
-            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_SHOWN_TEXTS]), more)
+    problems = {
+        "truncated to capture.max_length": texts["tokens"] < texts["whole_tokens"],
+        "mostly tokens unknown to the model": 2 * texts["unknown_tokens"] >= texts["tokens"],
+    }
+    for problem, is_affected in problems.items():
+        if is_affected.any():
+            shown = ", ".join(labels[is_affected][:MAX_SHOWN_TEXTS])
+            more = ", ..." if is_affected.sum() > MAX_SHOWN_TEXTS else ""
+            logging.warning("%s: %s%s", problem, shown, more)
