@@ -91,7 +91,7 @@ class Resampled(NamedTuple):
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = np.quantile(self.samples, tails, axis=0)
+        ends = np.quantile(self.samples, tails, axis=0)  # NaN if a sample is missing, which `nanquantile` ignores
         is_missing = np.isnan(self.samples)
         is_partly_missing = is_missing.any(0) & ~is_missing.all(0)
         partly_missing_samples = self.samples[:, is_partly_missing]
@@ -143,6 +143,7 @@ class Draws:
     """Counts of each text in each bootstrap sample, determined by the seed and the number of texts."""
 
     def __init__(self, documents: int, samples: int, seed: int) -> None:
+        """Draw the counts `[samples, documents]` in blocks, to limit memory."""
         generator = np.random.default_rng(seed)
         shares = np.full(documents, 1 / documents)
         self.counts = np.empty((samples, documents), np.uint8)  # a count reaches 256 with probability < 1e-500

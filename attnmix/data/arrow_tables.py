@@ -125,6 +125,7 @@ def _convert_to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Return True for strings and bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 

@@ -360,12 +360,12 @@ def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the unique names that match any of the patterns, in the order of the patterns."""
     matched: dict[str, None] = {}
     for pattern in patterns:
-        for name in _match(pattern, names):
+        for name in _match_pattern(pattern, names):
             matched[name] = None
     return list(matched)
 
 
-def _match(pattern: str, names: Sequence[str]) -> list[str]:
+def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
     """Return the sorted names that match a pattern; a pattern equal to a file name matches only this file."""
     from fsspec.utils import glob_translate
 

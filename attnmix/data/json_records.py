@@ -98,10 +98,12 @@ class _RepeatedKeyError(ValueError):
 
 
 def _create_line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
+    """Return the error for a line or row that is not an object."""
     if isinstance(error, _RepeatedKeyError):
         return ValueError(f"the object of line {number} has {error}")
     return ValueError(f"line {number} is not a JSON object ({error}); {_describe_allowed_records(in_lines)}")
 
 
 def _describe_allowed_records(in_lines: bool) -> str:
+    """Return advice on the format of jsonl (`in_lines`) or json files."""
     return "write one object per line" if in_lines else "write one object per row, in a list or one after the other"

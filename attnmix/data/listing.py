@@ -53,7 +53,7 @@ def list_files(folder: Path) -> list[str]:
     pending: list[tuple[str, tuple[str, ...]]] = [("", (root,))]
     while pending:
         inside, ancestors = pending.pop()
-        for entry in _scan(folder, inside):
+        for entry in _list_entries(folder, inside):
             name = f"{inside}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
@@ -75,7 +75,7 @@ def list_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path, inside: str) -> list[os.DirEntry[str]]:
     """Return the entries of a folder; an unreadable system folder counts as empty."""
     try:
         with os.scandir(folder / inside) as entries:
@@ -146,6 +146,7 @@ def _is_hidden(part: str) -> bool:
 
 
 def _is_hidden_path(name: str) -> bool:
+    """Return True for a hidden file, and for a file in a hidden folder or a cache (`__...`)."""
     *folders, file = name.split("/")
     if _is_hidden(file):
         return True

@@ -30,6 +30,7 @@ class Repository:
     """The hub repository `name` at a branch, tag or commit; raises `InputError` if it is unavailable."""
 
     def __init__(self, kind: Literal["model", "dataset"], name: str, revision: str | None) -> None:
+        """Resolve `revision` to a commit, and download the listing of its files."""
         self.kind, self.name, self._revision = kind, name, revision
         _register_retrying_client()
         with self._convert_errors():
@@ -111,7 +112,8 @@ class Repository:
     def _explain_status(self, error: errors.HfHubHTTPError) -> str:
         """Return the reason for an error status of the hub, with the next step."""
         status = error.response.status_code
-        address = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
+        folder = "datasets/" if self.kind == "dataset" else ""
+        address = f"{constants.ENDPOINT}/{folder}{self.name}"
         if isinstance(error, errors.GatedRepoError):
             return f"it is gated; accept its terms at {address} and {LOGIN}"
         if isinstance(error, errors.RevisionNotFoundError):
@@ -122,7 +124,8 @@ class Repository:
             return f"the hub has no public {self.kind} of this name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
             return f"the hub denies access; {LOGIN} with an account that has access"
-        return " ".join(f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
+        answer = f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}"
+        return " ".join(answer.split())
 
 
 def _matches_listing(path: Path, listed: RepoFile) -> bool:
@@ -130,10 +133,12 @@ def _matches_listing(path: Path, listed: RepoFile) -> bool:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         pointer = LFS_POINTER.format(digest=digest, size=path.stat().st_size).encode()
-        if listed.blob_id == _create_git_hash(len(pointer), pointer).hexdigest():
+        pointer_hash = _create_git_hash(len(pointer), pointer).hexdigest()
+        if pointer_hash == listed.blob_id:
             return True
         file.seek(0)
-        return hashlib.file_digest(file, lambda: _create_git_hash(listed.size)).hexdigest() == listed.blob_id
+        file_hash = hashlib.file_digest(file, lambda: _create_git_hash(listed.size)).hexdigest()
+        return file_hash == listed.blob_id
 
 
 def _create_git_hash(size: int, content: bytes = b"") -> Any:

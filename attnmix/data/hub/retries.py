@@ -140,12 +140,14 @@ class ResumedBody(httpx2.SyncByteStream):
         self._backoff = backoff
 
     def __iter__(self) -> Iterator[bytes]:
+        """Yield each byte of the file once, in order, across all responses."""
         position, known = 0, 0  # number of yielded bytes; number of bytes repeated by the current response
         while True:
             try:
                 for part in self._stream:
                     new = part[known:]
-                    known -= len(part) - len(new)
+                    skipped = len(part) - len(new)
+                    known -= skipped
                     if not new:
                         self._backoff.check()
                         continue
