@@ -49,6 +49,7 @@ SAMPLED_REVIEWS = 16
 
 
 def main(parameters: Parameters) -> None:
+    """Measure token removal, margins, probes and interventions with the classifier, and write the tables."""
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
@@ -57,11 +58,13 @@ def main(parameters: Parameters) -> None:
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
     removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
     margins, checkpoints = _measure_margins(classifier, run)
-    correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
+    last_layer = int(run.table("measure/mixing")["layer"].max())
+    correlations = margin_correlation(margins, checkpoints, last_layer)
     documents = read_reviews("measured", run.drawn_reviews)[:MAX_TEXTS]
     training = _read_training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
-    read_off = probes(classifier, _load_bases(classifier, checkpoints, run), training, documents, parameters.seed)
-    class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])
+    bases = _load_bases(classifier, checkpoints, run)
+    accuracies = probes(classifier, bases, training, documents, parameters.seed)
+    class_use = pd.concat([interventions(classifier, documents, parameters.seed), accuracies, correlations])
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
@@ -81,11 +84,12 @@ def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: R
     drops, agreements = [], []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
-        undefined = np.full((1, len(document)), np.nan)
-        scores = {
-            name: undefined if method.sampled and number not in sample else method.scores(review)
-            for name, method in methods.items()
-        }
+        scores = {}
+        for name, method in methods.items():
+            if method.sampled and number not in sample:
+                scores[name] = np.full((1, len(document)), np.nan)
+            else:
+                scores[name] = method.scores(review)
         drops.append(list(probability_drops(review, scores).values()))
         reference_T = review.gradient_norm()
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])

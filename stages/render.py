@@ -47,6 +47,7 @@ Drawing = tuple[Any, ...]
 
 
 def main(parameters: Parameters) -> None:
+    """Draw the figures, and write the page while other processes draw."""
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
     captured = read_captured(run.tokens, run.steps)
@@ -71,9 +72,10 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
         ("model comes", model, "model_commit"),
         ("reviews come", dataset, "dataset_commit"),
     ]
-    origins = [
-        _describe_origin(noun_and_verb, source, download[key]) for noun_and_verb, source, key in sources if source
-    ]
+    origins = []
+    for noun_and_verb, source, key in sources:
+        if source:
+            origins.append(_describe_origin(noun_and_verb, source, download[key]))
     return Subject(
         model.name,
         revision=model.revision,
@@ -89,16 +91,21 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
 
 def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
     """Return a sentence on the origin of a model or dataset, including the commit of a hub repository."""
+    origin = f"The {noun_and_verb} from {source.name}"
+    if not commit:
+        return f"{origin}."
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
-    return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
+    return f"{origin} of the hub, commit {commit}{revision}."
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
     values, defaults = _flatten_by_key(parameters), _flatten_by_key(Parameters())
-    return [
-        (key, _format_yaml(values[key]), _format_yaml(defaults[key])) for key in values if values[key] != defaults[key]
-    ]
+    changed = []
+    for key, value in values.items():
+        if value != defaults[key]:
+            changed.append((key, _format_yaml(value), _format_yaml(defaults[key])))
+    return changed
 
 
 def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
@@ -108,6 +115,7 @@ def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
 
 
 def _format_yaml(value: Any) -> str:
+    """Return a value as in YAML; `empty` for None."""
     if value is None:
         return "empty"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -127,6 +135,7 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
 
 
 def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
+    """Draw a figure and save it in all formats; functions without a `path` write their own file."""
     with paper_style(fonts):
         figure = draw(*arguments)
         if path and figure:

@@ -70,6 +70,7 @@ class _Shared:
 
 @contextmanager
 def _set_numeric_settings() -> Iterator[None]:
+    """Set float32 as the default dtype, and full precision of products; restore both afterwards."""
     with _set_default_dtype(torch.float32), _set_exact_products():
         yield
 
@@ -123,6 +124,7 @@ def _check_transforms() -> None:
 
 @contextmanager
 def _set_default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set the default dtype of new tensors; restore the previous one afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

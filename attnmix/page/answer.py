@@ -38,10 +38,9 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
     """
     shares = own_shares(run)
     chart = _create_ratio_chart(run) if shares.empty else _create_own_share_chart(shares, model_wording_of(run).labels)
+    scope = _write_headline_scope(run, finetuned, synthetic)
     return {
-        "headline": _write_headline(run, shares)
-        + _write_headline_scope(run, finetuned, synthetic)
-        + _write_headline_verdict(shares),
+        "headline": _write_headline(run, shares) + scope + _write_headline_verdict(shares),
         "sentences": _write_sentences(run, shares),
         "notes": _write_notes(run, shares),
         "chart": chart,

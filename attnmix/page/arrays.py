@@ -226,6 +226,7 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
 
 def _count_bytes(parts: Parts) -> int:
+    """Return the size of all parts in bytes."""
     return sum(array.nbytes for array in parts.values())
 
 

@@ -612,6 +612,7 @@ def _list_cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
 
 
 def _has_rollouts(run: Results) -> bool:
+    """Return True if a text has the rollout of a matrix in any checkpoint."""
     curves, _ = run.mixing
     checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():

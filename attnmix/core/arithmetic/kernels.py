@@ -88,6 +88,7 @@ def _get_product_threads() -> ThreadPoolExecutor:
 
 @cache
 def _get_task_threads() -> ThreadPoolExecutor:
+    """Return the thread pool of `task_threads`."""
     return ThreadPoolExecutor(cores(), initializer=_prepare_task_thread)
 
 
@@ -217,7 +218,8 @@ def _dot(first: Tensor, second: Tensor) -> Tensor:
 def _create_elementwise_kernel(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that applies a NumPy function to every element."""
 
-    def kernel(values: Tensor) -> Tensor:
+    def compute_elements(values: Tensor) -> Tensor:
+        """Return the function's values in the dtype of torch's result: floating point also for integers."""
         is_whole = not (values.is_floating_point() or values.is_complex())
         dtype = torch.get_default_dtype() if is_whole else values.dtype
         computed_in = torch.float32 if dtype in HALF_DTYPES else dtype
@@ -226,14 +228,15 @@ def _create_elementwise_kernel(function: Callable[[Array], Array]) -> Callable[[
             result = np.asarray(function(array))
         return torch.from_numpy(result).to(dtype)
 
-    return kernel
+    return compute_elements
 
 
 def _create_elementwise_in_place_kernel(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that replaces every element by the value of a NumPy function."""
     compute_copy = _create_elementwise_kernel(function)
 
-    def kernel(values: Tensor) -> Tensor:
+    def replace_elements(values: Tensor) -> Tensor:
+        """Overwrite the elements, without a copy for dtypes that NumPy supports."""
         if values.dtype not in (torch.float32, torch.float64):
             return values.copy_(compute_copy(values))
         array = values.detach().numpy()
@@ -241,7 +244,7 @@ def _create_elementwise_in_place_kernel(function: Callable[..., Array]) -> Calla
             function(array, out=array)
         return values
 
-    return kernel
+    return replace_elements
 
 
 def _attend(
@@ -260,7 +263,8 @@ def _attend(
     outputs = outputs_BTHd.swapaxes(1, 2)
     log_sums = np.empty((batch, heads, length), outputs.dtype)
 
-    def compute(block: tuple[slice, slice]) -> None:
+    def compute_block(block: tuple[slice, slice]) -> None:
+        """Fill the outputs and log-sum-exp of some texts and heads."""
         value_TGSd = attention.value[block]
         for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.softmax(block):
             place = (*block, rows)
@@ -269,7 +273,7 @@ def _attend(
             log_sums[place] = np.log(sums_TGN) + largest_TGN
 
     multiplications = 2 * outputs.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute, multiplications)
+    _compute_in_threads(attention.blocks(), compute_block, multiplications)
     return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
 
 
@@ -293,7 +297,8 @@ def _differentiate_attention(
     grad_key = np.zeros_like(attention.key)
     grad_value = np.zeros_like(attention.value)
 
-    def compute(block: tuple[slice, slice]) -> None:
+    def compute_block(block: tuple[slice, slice]) -> None:
+        """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i) for scores s."""
         key_TGSd = attention.key[block]
         value_TGdS = attention.value[block].swapaxes(-1, -2)
         for rows, weights_TGNS, _, sums_TGN in attention.softmax(block):
@@ -310,7 +315,7 @@ def _differentiate_attention(
             grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
 
     multiplications = 5 * grad_query.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute, multiplications)
+    _compute_in_threads(attention.blocks(), compute_block, multiplications)
     groups = (key.shape[1], -1)  # query heads that share a key and a value
     by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
     by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
@@ -334,6 +339,7 @@ class _Attention:
         mask: Tensor | None,
         scale: float | None,
     ) -> None:
+        """Convert tensors `[B, H, T, d]` to arrays, with keys and values repeated for grouped queries."""
         if dropout_p:
             raise NotImplementedError("the portable attention does not support dropout")
         self.batch, self.heads, self.length, width = query.shape
@@ -365,7 +371,7 @@ class _Attention:
 
     def rows(self) -> int:
         """Return the number of rows that are computed together."""
-        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
+        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)  # of one head's weights
         parts = min(parts, self.length)
         return math.ceil(self.length / parts)
 
@@ -441,10 +447,10 @@ def _compute_eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     for start in range(0, len(all_matrices), matrices_per_part):
         parts.append(slice(start, start + matrices_per_part))
 
-    def compute(part: slice) -> None:
+    def compute_part(part: slice) -> None:
         all_values[part] = np.linalg.eigvalsh(all_matrices[part], UPLO=UPLO)
 
-    _compute_in_threads(parts, compute, matrices.numel() * size)
+    _compute_in_threads(parts, compute_part, matrices.numel() * size)
     return values
 
 

@@ -7,6 +7,7 @@ another location, the arrays are there, and `<root>/manifest.json` contains the 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +46,9 @@ class StorePlan(NamedTuple):
 def plan_store(tokens: int, hidden: int, dtype: str, chunk_tokens: int) -> StorePlan:
     """Return a plan with chunks of `chunk_tokens` rows, and as many chunks in a shard as fit into `SHARD_BYTES`."""
     chunk_rows = min(chunk_tokens, tokens)
-    chunks_in_store = -(-tokens // chunk_rows)
-    chunks_that_fit = SHARD_BYTES // (chunk_rows * hidden * np.dtype(dtype).itemsize)
+    chunks_in_store = ceil(tokens / chunk_rows)
+    chunk_bytes = chunk_rows * hidden * np.dtype(dtype).itemsize
+    chunks_that_fit = SHARD_BYTES // chunk_bytes
     chunks_in_shard = max(1, min(chunks_that_fit, chunks_in_store))
     return StorePlan(tokens, dtype, chunk_rows, chunk_rows * chunks_in_shard)
 
@@ -57,6 +59,7 @@ def place_of(store: str) -> Place:
 
 
 def _locate_array(place: Place, site: Site) -> Place:
+    """Return the path or URL of a site's array."""
     name = f"{site}.zarr"
     if isinstance(place, Path):
         return place / name
@@ -162,11 +165,11 @@ def write_unit(
 
 def open_store(root: Path, site: Site) -> Any:
     """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if it is damaged or from another run."""
-    array, _ = _open(root, site)
+    array, _ = _open_checked(root, site)
     return array
 
 
-def _open(root: Path, site: Site) -> tuple[Any, Place]:
+def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
     """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
     place, digests = _locate_arrays(root)
     path = _locate_array(place, site)
@@ -181,7 +184,7 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
     """Return rows of one store, in the store's dtype; raise `InputError` if they are damaged."""
-    array, path = _open(root, site)
+    array, path = _open_checked(root, site)
     return read_array(array, path, "capture", rows)
 
 
@@ -190,7 +193,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 
     One unit of rows is in memory at a time.
     """
-    array, path = _open(root, site)
+    array, path = _open_checked(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
