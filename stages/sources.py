@@ -35,6 +35,7 @@ BAR_DELAY_SECONDS = 1
 
 
 def main(parameters: Parameters) -> None:
+    """Write the hashes of the local sources."""
     write_sources(hash_sources(parameters))
 
 

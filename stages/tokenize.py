@@ -21,6 +21,7 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
+    """Write the tokens of the captured texts and of the reviews for the statistics."""
     run, length = Run(Path()), parameters.capture.max_length
     check_max_length("capture.max_length", length, run.finetuned)
     write_tokens(captured_texts(parameters, run), length, run.finetuned, run.captured)

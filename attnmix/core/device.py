@@ -90,7 +90,7 @@ def prepare_device(device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     set_full_precision()
     if os.environ.get("RANK", "0") == "0":
-        _log(device)
+        _log_device(device)
 
 
 def measuring_device(device: torch.device) -> torch.device:
@@ -144,12 +144,13 @@ def _read_process_index() -> int:
     index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
     if index >= devices:
         started = os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))
-        problem = f"{started} processes on a machine with {devices} GPU{'s' * (devices != 1)}"
+        noun = "GPU" if devices == 1 else "GPUs"
+        problem = f"{started} processes on a machine with {devices} {noun}"
         raise InputError(f"--nproc-per-node: {problem}; allowed: at most {devices}, or {VARIABLE}=cpu")
     return index
 
 
-def _log(device: torch.device) -> None:
+def _log_device(device: torch.device) -> None:
     """Log the device, and a warning about idle GPUs."""
     if device.type == "cpu":
         logging.info("device: CPU")
@@ -167,7 +168,8 @@ def _describe_gpu(device: torch.device) -> list[str]:
     """Return a description of an NVIDIA GPU: memory, driver and CUDA version."""
     if device.type != "cuda":
         return []
-    details = [f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB"]
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    details = [f"{memory_bytes / 2**30:.0f} GiB"]
     if (driver := _read_driver_version()) is not None:
         details.append(f"driver {driver}")
     return [*details, f"CUDA {torch.version.cuda}"]
@@ -198,6 +200,7 @@ def _explain_missing_gpu() -> str | None:
 
 
 def _parse_version(version: str) -> list[int]:
+    """Return the numbers in a version, for comparisons."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 

@@ -72,6 +72,7 @@ def _create_pair_validator(check: Callable[[str], str], what: str) -> PlainValid
     """Return a validator that applies `check` to one string, or to both strings of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
+        """Return the checked strings; raise `ValueError` for other types and for lists of a different length."""
         given = value if isinstance(value, list) and len(value) == 2 else [value]
         if not all(isinstance(text, str) for text in given):
             raise ValueError(f"specify {what}")
@@ -110,7 +111,8 @@ NAMES_BY_PARAMETER = {
 def _create_name_validator(allowed: Iterable[str]) -> AfterValidator:
     """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
 
-    def check(name: str) -> str:
+    def check_name(name: str) -> str:
+        """Return an allowed name; raise `ValueError` for any other name."""
         if name in allowed:
             return name
         problem = f"no such name; allowed: {', '.join(allowed)}"
@@ -119,7 +121,7 @@ def _create_name_validator(allowed: Iterable[str]) -> AfterValidator:
                 raise ValueError(f"{problem}; it belongs to {key}")
         raise ValueError(problem)
 
-    return AfterValidator(check)
+    return AfterValidator(check_name)
 
 
 class Section(BaseModel):
@@ -130,6 +132,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _check_repeated_items(cls, value: Any) -> Any:
+        """Raise `ValueError` for a list with equal items."""
         if isinstance(value, list) and any(value.count(item) > 1 for item in value):
             raise ValueError("it contains a value more than once")
         return value
@@ -196,6 +199,7 @@ class DatasetParameters(Section):
 
     @model_validator(mode="after")
     def _check_column_names(self) -> DatasetParameters:
+        """Raise `ValueError` for splits or columns with the same name."""
         if self.test_split == self.train_split:
             raise ValueError("train_split and test_split need different names")
         if self.label_column in self.text_columns:
@@ -204,6 +208,7 @@ class DatasetParameters(Section):
 
     @model_validator(mode="after")
     def _check_rare_word(self) -> DatasetParameters:
+        """Raise `ValueError` for a rare word that contains spaces, or for pairs of texts."""
         if self.rare_word is None:
             return self
         if len(self.rare_word.split()) != 1:
@@ -245,7 +250,8 @@ class FinetuneParameters(Section):
     lora: Annotated[LoraParameters | None, BeforeValidator(_convert_empty_string)] = None
 
     @model_validator(mode="after")
-    def _check_lora_epochs(self) -> FinetuneParameters:
+    def _check_lora(self) -> FinetuneParameters:
+        """Raise `ValueError` for LoRA without training or with frozen layers."""
         if self.lora and not self.epochs:
             raise ValueError("lora requires training; set epochs to 1 or more")
         if self.lora and self.frozen_layers:
@@ -283,7 +289,8 @@ class CaptureParameters(Section):
 
     @field_validator("store")
     @classmethod
-    def _check_file_system(cls, store: str) -> str:
+    def _check_store(cls, store: str) -> str:
+        """Return the store without a trailing slash; raise `ValueError` for an unknown file system or partial path."""
         path = store
         if "://" in store:
             protocol, _, path = store.partition("://")
@@ -357,6 +364,7 @@ class UmapParameters(Section):
     @field_validator("stability_seeds")
     @classmethod
     def _check_stability_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        """Raise `ValueError` if a seed is also `umap.seed`."""
         if info.data.get("seed") in seeds:
             raise ValueError(f"{info.data['seed']} is also umap.seed; choose different seeds")
         return seeds

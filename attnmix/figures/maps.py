@@ -116,10 +116,12 @@ def example_text(
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
-    last = next(reversed(places.values()))
-    labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
-    spread = [style.spread_out(last, each, max_labels) for each in labels]
-    return document, places, {site: spread[captured.reading(site)] for site in places}
+    last_places = next(reversed(places.values()))
+    positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
+    chosen_labels = []  # by stack: encoder, decoder
+    for labels in captured.word_labels(document, positions):
+        chosen_labels.append(style.spread_out(last_places, labels, max_labels))
+    return document, places, {site: chosen_labels[captured.reading(site)] for site in places}
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:

@@ -244,7 +244,8 @@ def label_curves(axes: Axes) -> None:
     wanted = np.array([(end.y - bottom) / (top - bottom) for end in ends])
     lines = np.array([end.label.count("\n") + 1 for end in ends])
     heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
-    # `stacked` are the centres of labels without gaps. Isotonic regression minimises the squared displacement.
+    # In fractions of the panel's height: `wanted` are the ends of the curves, `stacked` the centres of labels without
+    # gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
     displacements = fit_increasing(wanted - stacked)
     free_height = max(0.0, 1 - heights.sum())

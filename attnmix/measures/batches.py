@@ -216,7 +216,7 @@ class BatchMeasurer:
             read_layer = batch_pass.read_layer
             output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
             start = time.perf_counter()
-            results = batch_pass.results(output)
+            results = batch_pass.join_results(output)
             self.waiting_seconds += time.perf_counter() - start
             return results
 
@@ -287,7 +287,10 @@ class MicroBatchTasks(NamedTuple):
 
 
 class _BatchPass:
-    """One forward pass of a batch; `run_layers` calls `read_layer` after each layer, `results` joins the measures."""
+    """One forward pass of a batch.
+
+    `run_layers` calls `read_layer` after each layer, and `join_results` joins the measures of all layers.
+    """
 
     def __init__(
         self,
@@ -506,7 +509,7 @@ class _BatchPass:
             measured.append(site_measures)
         return measured
 
-    def results(self, output: Any) -> list[DocumentMeasures]:
+    def join_results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document, given the model's `output`."""
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
         errors_BLI = self._collect_errors(output, ratios_BMLT)

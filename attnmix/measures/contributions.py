@@ -201,7 +201,7 @@ class _Compared(NamedTuple):
     matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in sorted order
     coherence_LT: Tensor
 
-    def agreement(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
+    def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
         """Return the correlations `[L, M]` of each ratio with `others_LT`, and of each matrix with `entries_LTT`."""
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
@@ -311,7 +311,7 @@ class DocumentMeasurer:
                 shares_LFT = levels(norms)
             level.append(shares_LFT.cpu().numpy())
             sum_of_norms_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
-            agreement.append(compared.agreement(sum_of_norms_LT, norms.entries_LTT))
+            agreement.append(compared.correlate(sum_of_norms_LT, norms.entries_LTT))
         swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
         from_input = []
         for name, matrix_LTT in compared.matrices.items():

@@ -127,9 +127,9 @@ def through_layer(
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
     # The biases come first, because their propagation caches quantities of the whole vectors that all blocks need.
-    biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
+    biases_1RD = layer.propagate(parts_JTD[-1:], are_biases=True)
     blocks = _split_sources(parts_JTD[:-1], layer.rest.preactivation_NW)
-    sources = _apply_in_threads(layer.output, blocks)
+    sources = _apply_in_threads(layer.propagate, blocks)
     return torch.cat([*sources, biases_1RD])
 
 
@@ -155,7 +155,7 @@ class _AffineLayer:
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
 
-    def output(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
+    def propagate(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
         """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
 
         Parts of sources pass through the linear part of the layer; its biases are added to the biases' part.
@@ -255,7 +255,7 @@ class _Level:
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
         self.own_TD[positions] = parts_JTD[positions - sources.start, positions]  # P_ii
 
-    def bias_cosine(self) -> Tensor:
+    def compute_bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
         others_TD = self.others_TD
         products_T = (others_TD * self.bias_TD).sum(-1)
@@ -326,7 +326,7 @@ class PartsReader:
             "coherence": others_KT / others_lengths_KT,
             "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
             "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
-            "bias_cosine": torch.stack([level.bias_cosine() for level in levels]),
+            "bias_cosine": torch.stack([level.compute_bias_cosine() for level in levels]),
             "whole": torch.stack([level.whole_TD.norm(dim=-1) for level in levels]),
         }
 

@@ -207,11 +207,11 @@ class _Plan:
     processes: int
     times: WorkTimes = field(default_factory=WorkTimes)
 
-    def work(self, checkpoint: str) -> "CheckpointWork":
+    def open_work(self, checkpoint: str) -> "CheckpointWork":
         """Return the stored work of one checkpoint."""
         return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
-    def engine(self, base: Any) -> Engine:
+    def create_engine(self, base: Any) -> Engine:
         """Return the engine for a model without a head, on the device of this run."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
@@ -223,11 +223,11 @@ class _Plan:
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
-    def batch_tasks(self) -> Iterator[Task]:
+    def list_batch_tasks(self) -> Iterator[Task]:
         """Yield the batches of the sample, and of all other documents."""
         return batch_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
-    def sampled_tasks(self) -> list[Task]:
+    def list_sampled_tasks(self) -> list[Task]:
         """Return the batches of the documents with controls and statistics."""
         return sampled_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
@@ -245,9 +245,9 @@ class _MeasuredCheckpoint(NamedTuple):
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     """Measure this process's share of the documents in one checkpoint."""
     base = load_base(plan.run.checkpoints[name])
-    engine = plan.engine(base)
+    engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
-    work = plan.work(name)
+    work = plan.open_work(name)
     sample = plan.samples.controls
     start = time.perf_counter()
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
@@ -311,8 +311,8 @@ def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSum
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     """Measure the control `random_weights`: a model of the architecture in `folder`."""
-    work = plan.work(RANDOM)
-    engine = plan.engine(random_base(folder, plan.seed))
+    work = plan.open_work(RANDOM)
+    engine = plan.create_engine(random_base(folder, plan.seed))
     engine.read_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
     return work
 
@@ -324,7 +324,9 @@ def _read_corpus_measures(
     sampled = _read_sampled_measures(measured, random, plan)
     if plan.samples.controls is None:
         return sampled
-    ratio_sums = {name: checkpoint.work.read_ratio_sums(plan.batch_tasks()) for name, checkpoint in measured.items()}
+    ratio_sums = {
+        name: checkpoint.work.read_ratio_sums(plan.list_batch_tasks()) for name, checkpoint in measured.items()
+    }
     return replace(
         sampled,
         sums=ratio_sums,
@@ -339,7 +341,7 @@ def _read_sampled_measures(
 ) -> CorpusMeasures:
     """Return the measures of the documents with controls and statistics; the identities cover all documents."""
     first = next(iter(measured.values()))
-    tasks = plan.sampled_tasks()
+    tasks = plan.list_sampled_tasks()
     texts = plan.corpus.texts
     if plan.samples.controls is not None:
         texts = texts.iloc[list(plan.samples.controls)]
@@ -350,7 +352,7 @@ def _read_sampled_measures(
         sums[name] = work.read(MEASURES, tasks)
         if "shuffled_words" in plan.parameters.controls:
             sums[name].update(work.read("shuffled_words", tasks))
-        identities[name] = work.read_identities(plan.batch_tasks())
+        identities[name] = work.read_identities(plan.list_batch_tasks())
     return CorpusMeasures(
         sums=sums,
         random={} if random is None else random.read("random_weights", tasks),
@@ -410,7 +412,7 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
     """Yield the ratios of every document in every checkpoint, with token columns."""
     for name, checkpoint in measured.items():
         files: dict[int, Path] = {}
-        for task in plan.batch_tasks():
+        for task in plan.list_batch_tasks():
             files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
         for number in range(len(plan.corpus)):
             ratios_MLT = np.load(files[number])[str(number)]

@@ -51,8 +51,10 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
-        path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        is_code = name.startswith(("attnmix", "stages"))
+        path = (REPOSITORY if is_code else root) / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
                 with file.open("rb") as opened:
                     digest.update(hashlib.file_digest(opened, "sha256").digest())
@@ -83,8 +85,13 @@ def lock_stage(stage: str) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    outputs = [out for kind in ("outs", "metrics", "plots") for out in _read_declaration(stage).get(kind, [])]
-    for path in [UNFINISHED, *(Path(out if isinstance(out, str) else next(iter(out))) for out in outputs)]:
+    declaration = _read_declaration(stage)
+    paths = [UNFINISHED]
+    for kind in ("outs", "metrics", "plots"):
+        for output in declaration.get(kind, []):
+            path = output if isinstance(output, str) else next(iter(output))  # or a mapping from path to options
+            paths.append(Path(path))
+    for path in paths:
         check_writable(path.parent)
     UNFINISHED.mkdir(exist_ok=True)
     lock = FileLock(UNFINISHED / f"{stage}.lock", blocking=False)
@@ -108,7 +115,8 @@ def _list_packages() -> list[str]:
     """
     packages = set()
     for distribution in distributions():
-        header = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        metadata = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        header, _, _ = metadata.partition("\n\n")
         packages.add(" ".join(NAME_AND_VERSION.findall(header)))
     return sorted(packages)
 

@@ -266,14 +266,14 @@ def _attend(
     def compute_block(block: tuple[slice, slice]) -> None:
         """Fill the outputs and log-sum-exp of some texts and heads."""
         value_TGSd = attention.value[block]
-        for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.softmax(block):
+        for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.compute_softmax(block):
             place = (*block, rows)
             np.matmul(exponentials_TGNS, value_TGSd, out=outputs[place])
             outputs[place] /= sums_TGN[..., None]
             log_sums[place] = np.log(sums_TGN) + largest_TGN
 
     multiplications = 2 * outputs.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute_block, multiplications)
+    _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
     return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
 
 
@@ -301,7 +301,7 @@ def _differentiate_attention(
         """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i) for scores s."""
         key_TGSd = attention.key[block]
         value_TGdS = attention.value[block].swapaxes(-1, -2)
-        for rows, weights_TGNS, _, sums_TGN in attention.softmax(block):
+        for rows, weights_TGNS, _, sums_TGN in attention.compute_softmax(block):
             place = (*block, rows)
             query_TGNd = attention.query[place]
             grad_TGNd = grad_BHTd[place]
@@ -315,7 +315,7 @@ def _differentiate_attention(
             grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
 
     multiplications = 5 * grad_query.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute_block, multiplications)
+    _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
     groups = (key.shape[1], -1)  # query heads that share a key and a value
     by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
     by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
@@ -359,9 +359,9 @@ class _Attention:
             self.mask = _to_numpy(mask_BHTS)
         self.causal = causal
 
-    def blocks(self) -> list[tuple[slice, slice]]:
+    def list_blocks(self) -> list[tuple[slice, slice]]:
         """Return the texts and heads of each block."""
-        heads_in_cache = max(1, CACHED_WEIGHTS // (self.rows() * self.keys))
+        heads_in_cache = max(1, CACHED_WEIGHTS // (self.count_rows() * self.keys))
         heads = min(self.heads, heads_in_cache)
         texts = max(1, heads_in_cache // self.heads)
         blocks = []
@@ -369,13 +369,13 @@ class _Attention:
             blocks.append((slice(text, text + texts), slice(head, head + heads)))
         return blocks
 
-    def rows(self) -> int:
+    def count_rows(self) -> int:
         """Return the number of rows that are computed together."""
         parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)  # of one head's weights
         parts = min(parts, self.length)
         return math.ceil(self.length / parts)
 
-    def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
+    def compute_softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
         """Yield the rows of a block in parts, with `exp(score - largest)`, the largest scores, and sums over keys.
 
         For rows without a visible key, these values are 0, 0 and 1.
@@ -387,7 +387,7 @@ class _Attention:
             has_equal_rows = mask_TGNS.strides[-2] == 0
             if has_equal_rows and not mask_TGNS[..., 0, :].any():
                 mask_TGNS = None  # no padding in these texts
-        size = self.rows()
+        size = self.count_rows()
         for start in range(0, self.length, size):
             rows = slice(start, start + size)
             query_TGNd = self.query[(*block, rows)]
