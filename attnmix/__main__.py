@@ -118,12 +118,14 @@ def _format_tables(result: attnmix.Measures) -> str:
     """Return a table of mean ratios by layer for each text, and a legend of the columns."""
     from attnmix.figures.labels import RATIO_MARKS
 
-    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean().unstack("method")[result.methods]
+    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean()
+    table = means.unstack("method")[result.methods]
     blocks = []
     for number, text in enumerate(result.texts):
         title = textwrap.shorten(text, TITLE_WIDTH, placeholder="...")
         tokens = len(result.documents[number])
-        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{means.loc[number].round(3).to_string()}\n')
+        ratios = table.loc[number].round(3).to_string()
+        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{ratios}\n')
     legend = ["means over the tokens of a text; 0: no mixing, 1: only other tokens"]
     width = max(map(len, result.methods))
     for name in result.methods:

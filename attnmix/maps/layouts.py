@@ -58,7 +58,7 @@ class Neighbourhood(NamedTuple):
     def between_vectors(self) -> Graph:
         """Return the graph `[vectors, vectors]`. Equal vectors are neighbours and share all other neighbours."""
         vectors = len(self.numbers)
-        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
+        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))  # one-hot [vectors, distinct]
         between_different = member @ self.graph @ member.T
         is_equal = member @ member.T
         return csr_matrix(between_different + is_equal - identity(vectors))

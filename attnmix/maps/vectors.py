@@ -64,6 +64,7 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
     whole_row = np.dtype((np.void, row_bytes))
     as_bytes = zeros_alike.view(whole_row)[:, 0]
     _, first, numbers = np.unique(as_bytes, return_index=True, return_inverse=True)
+    # `np.unique` sorts by value; the distinct vectors are reordered by their first rows.
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

@@ -218,7 +218,7 @@ def exchange_matrix(
     tokens = len(document)
     reader = _Reader(base, np.arange(tokens, dtype=np.int32))
     originals = reader.read_whole(ids_T[None])
-    length_LT = _copy_to_host([level[0].double().square().sum(-1) for level in originals])
+    length_LT = _copy_to_host([_compute_squared_length(level[0]) for level in originals])
     exchanged = [ids for kind in donors.values() for ids in kind]
     squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
     batch_rows = max(1, batch_tokens // tokens)
@@ -332,7 +332,7 @@ def _measure_squares(
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
     # `vectors` are the levels [1 + X, S, D] of the text and the exchanged texts; `rows` those of the hybrids [R, D].
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
-    length_L1S = _copy_to_host([level[:1].double().square().sum(-1) for level in vectors])
+    length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in vectors])
     moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
     for start in range(end, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
@@ -454,6 +454,11 @@ def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, c
 def _compute_squared_distance(moved: Tensor, original: Tensor) -> Tensor:
     """Return |moved - original|^2 over the last axis, in float64."""
     return (moved.double() - original.double()).square().sum(-1)
+
+
+def _compute_squared_length(vectors: Tensor) -> Tensor:
+    """Return |y|^2 over the last axis, in float64."""
+    return vectors.double().square().sum(-1)
 
 
 def _copy_to_host(squares: Sequence[Tensor]) -> Doubles:

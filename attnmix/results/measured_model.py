@@ -93,7 +93,8 @@ def digest_weights(model: Model) -> bytes:
     base: Any = model.network.base_model
     with few_threads():
         sums = [sum_bits(weight.detach()) for weight in base.parameters()]
-        return bytes(torch.stack(sums).cpu().numpy().tobytes())
+        array = torch.stack(sums).cpu().numpy()
+        return bytes(array.tobytes())
 
 
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
