@@ -94,7 +94,7 @@ class ChainedEdit:
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
         """Return the weights and values of one call."""
         for edit in self.edits:
-            weights, value = _apply(edit, call)
+            weights, value = _apply_edit(edit, call)
             call = replace(call, weights=weights, value=value)
         return call.weights, call.value
 
@@ -105,7 +105,7 @@ class ChainedEdit:
                 edit.check_layers(allowed, note)
 
 
-def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
+def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
     """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns anything else."""
     if isinstance(edit, LayerEdit | ChainedEdit):
         result: Any = edit.edited(call)
@@ -128,8 +128,8 @@ def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
         has_same_type = edited.dtype == given.dtype and edited.device == given.device
         if has_same_type and _can_broadcast(edited, given):
             return
-        returned = _describe(edited)
-    raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe(given)}")
+        returned = _describe_tensor(edited)
+    raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe_tensor(given)}")
 
 
 @dataclass(frozen=True)
@@ -594,13 +594,13 @@ def edited_attention(
         edit.check_layers(layers, note)
 
     def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
-        return _apply(edit, EditedCall(layer, weights, value, first_query))
+        return _apply_edit(edit, EditedCall(layer, weights, value, first_query))
 
     with attached_edit(network, apply, preparation or nullcontext()):
         yield
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     """Return the shape, dtype and device of a tensor as text for a message."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} in {dtype} on {tensor.device}"

@@ -76,7 +76,7 @@ def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
     finetune = parameters.finetune
     run = Run(Path())
-    _check(parameters, run.initial)
+    _check_settings(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     if finetune.labels == "permuted":
         for split in ("train", "validation"):
@@ -234,7 +234,7 @@ def _find_kept_epoch(trainer: Trainer) -> int:
     return round(kept["epoch"])
 
 
-def _check(parameters: Parameters, checkpoint: Path) -> None:
+def _check_settings(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for settings that this machine, the model or a later stage does not support."""
     finetune, processes = parameters.finetune, process_count()
     for name in ("finetune", "capture", "faithfulness"):

@@ -130,11 +130,11 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
     parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
-    done: Iterator[None] = parallel(joblib.delayed(_draw)(fonts, figures, *drawing) for drawing in drawings)
+    done: Iterator[None] = parallel(joblib.delayed(_draw_and_save)(fonts, figures, *drawing) for drawing in drawings)
     return done
 
 
-def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
+def _draw_and_save(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
     """Draw a figure and save it in all formats; functions without a `path` write their own file."""
     with paper_style(fonts):
         figure = draw(*arguments)

@@ -164,7 +164,7 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
 
 
 @numba.njit(inline="always")
-def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
+def _compute_pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
     """Return the differences between row `place` of `xy` and its tied rows on `axis`, summed with the tie strengths."""
     distance = 0.0
     for tie in range(tie_ends[place], tie_ends[place + 1]):
@@ -196,9 +196,9 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             force = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):
                 move = clip(force * (xy[head, axis] - xy[tail, axis]))
-                head_pull = (1 + NEGATIVE_SAMPLES) * _pull(xy, tie_ends, others, strengths, head, axis)
+                head_pull = (1 + NEGATIVE_SAMPLES) * _compute_pull(xy, tie_ends, others, strengths, head, axis)
                 xy[head, axis] += clip(move - head_pull) * rate
-                tail_pull = _pull(xy, tie_ends, others, strengths, tail, axis)
+                tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
                 xy[tail, axis] -= clip(move + tail_pull) * rate
             next_sample[edge] += epochs_per_sample[edge]
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])

@@ -328,7 +328,7 @@ class _BatchPass:
         # Several tasks per micro-batch let even a single text use several cores.
         all_tasks = []
         for number in range(len(self.micro_batches)):
-            tasks = self._submit(number, layer_pass, features, new_sites)
+            tasks = self._submit_tasks(number, layer_pass, features, new_sites)
             all_tasks.append(tasks)
         try:
             measures = [tasks.measures() for tasks in all_tasks]
@@ -337,7 +337,7 @@ class _BatchPass:
             for tasks in all_tasks:
                 tasks.cancel()
 
-    def _submit(
+    def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
         """Submit the tasks of one micro-batch in one layer, including the geometry of `new_sites`."""

@@ -398,14 +398,14 @@ class _Reader:
         all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
         vectors = []
         hybrid_vectors = []
-        for level_ND in self._read(all_ids, rows, columns):
+        for level_ND in self._read_levels(all_ids, rows, columns):
             whole_ND = level_ND[: len(whole_rows)]
             vectors.append(whole_ND.unflatten(0, (len(ids_XT), len(self.positions))))
             hybrid_vectors.append(level_ND[len(whole_rows) :])
         return vectors, hybrid_vectors
 
     @torch.inference_mode()
-    def _read(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
+    def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
         """Return the vectors `[N, D]` of each level at some `rows` and `columns`, each `[N]`, of a batch of texts."""
         levels: list[Tensor] = []
         tokens = ids_RT.shape[1]

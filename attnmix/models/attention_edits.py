@@ -138,10 +138,12 @@ class AttentionEdits:
             if config._attn_implementation != expected:
                 problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
                 raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
+            if expected != EAGER:
+                return
             wants_weights = options.get("output_attentions")
             if wants_weights is None:
                 wants_weights = config.output_attentions
-            if expected == EAGER and wants_weights:
+            if wants_weights:
                 problem = f"models of the family {config.model_type} return the weights before the edit"
                 raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
 

@@ -234,13 +234,13 @@ def _describe_ratio_change(run: Results) -> str:
 def headline(curves: pd.DataFrame) -> str:
     """Return a headline on the layers with the largest and the smallest ratio."""
     most, least = most_and_least(curves)
-    high, low = _distinguish(most["mean"], least["mean"])
+    high, low = _format_distinct(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
         return f"The mixing ratio of the only layer is {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _distinguish(high: float, low: float) -> tuple[str, str]:
+def _format_distinct(high: float, low: float) -> tuple[str, str]:
     """Return two ratios in percent, with the fewest digits (at most 2) for which they differ and `low` is not 0."""
     for digits in (0, 1, 2):
         high_text = percent(high, digits)

@@ -359,7 +359,7 @@ def _round_as_stored(table: pd.DataFrame) -> pd.DataFrame:
 def compile_maps() -> None:
     """Compute a map of random vectors, to compile UMAP before the first text that is long enough for it."""
     random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
-    _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+    _fit_maps(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 class Layouts(NamedTuple):
@@ -391,7 +391,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     for layout, mapped in mapped_vectors.items():
         if not mapped:  # too few vectors for UMAP
             continue
-        places = _fit(layout, mapped, umap)[umap.seed]
+        places = _fit_maps(layout, mapped, umap)[umap.seed]
         columns = {}
         for site, xy in places.items():
             columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
@@ -405,7 +405,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     return Layouts(maps, map_quality, components, columns_by_site(tokens, nearest))
 
 
-def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
+def _fit_maps(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
     """Return the result of `fit_layout`. The slow import of umap-learn is only done for UMAP."""
     if layout == "pca":
         return fit_components(vectors, umap)

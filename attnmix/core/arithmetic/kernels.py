@@ -53,7 +53,7 @@ def set_arithmetic(arithmetic: str) -> None:
     prepare_device(device)
     if arithmetic == PORTABLE and not _registered:
         torch.set_num_threads(TORCH_THREADS)
-        _register()
+        _register_kernels()
     elif arithmetic != PORTABLE and _registered:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
@@ -454,7 +454,7 @@ def _compute_eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     return values
 
 
-def _register() -> None:
+def _register_kernels() -> None:
     """Register all kernels of this module for tensors on the CPU."""
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
