@@ -180,7 +180,7 @@ class Positions:
         return positions
 
     def _resolve_slice(self, numbers: slice, tokens: int, where: str) -> Tensor:
-        """Return the positions in a slice of a text; raise `InputError` if they are not in the text."""
+        """Return the positions `[N]` in a slice of a text; raise `InputError` if they are not in the text."""
         first = numbers.start or 0
         last = tokens - 1
         if numbers.stop is not None:
@@ -213,7 +213,7 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
         heads_by_layer[layer] = whole_numbers(f"without_heads: layer {layer}", given)
 
     def ablate_heads(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Set the values of the selected heads to 0."""
+        """Set the values `[B, H, T, d]` of the selected heads to 0."""
         heads_of_layer = heads_by_layer[call.layer]
         head_count = call.value.shape[1]
         check_range("without_heads: head", heads_of_layer, range(head_count), f" in layer {call.layer}")
@@ -240,7 +240,7 @@ def without_edges(
     columns = Positions.named("without_edges: sources", sources)
 
     def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Set the weights from targets to sources to 0."""
+        """Set the weights `[B, H, queries, keys]` from targets to sources to 0."""
         if torch._C._functorch.is_batchedtensor(call.weights):
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
@@ -318,7 +318,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
             raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
 
     def replace_values(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Replace the values by those of the layer."""
+        """Replace the values `[B, H, T, d]` by those of the layer."""
         replacement = by_layer[call.layer]
         value = call.value
         if not _can_broadcast(replacement, value):
@@ -531,7 +531,7 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
 
 
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
-    """Return vectors in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
+    """Return vectors `[N, D]` in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
     allowed = "a tensor `[vectors, width]`"
     if not isinstance(vectors_ND, Tensor):
         raise InputError(f"{maker}: vectors: {type(vectors_ND).__name__}; allowed: {allowed}")

@@ -294,7 +294,7 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 
 def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks over the last axis minus their mean."""
+    """Return the ranks over the last axis minus their mean, in the shape of `values`."""
     from scipy.stats import rankdata  # slow import, needed for ranks only
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))

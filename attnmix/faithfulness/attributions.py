@@ -29,7 +29,7 @@ RANDOM_DRAWS = 1
 
 
 def word_positions(document: Document) -> npt.NDArray[np.int64]:
-    """Return the positions of non-special tokens."""
+    """Return the sorted positions `[W]` of non-special tokens."""
     special = [CLASSES.index(name) for name in ("cls", "sep")]
     return np.flatnonzero(~np.isin(document.classes, special))
 
@@ -95,7 +95,7 @@ class Review:
         return self._fill_undefined(relevance_T)
 
     def _fill_undefined(self, scores_T: Tensor | None) -> Doubles:
-        """Return the scores of the tokens, or NaN for all tokens if there are none."""
+        """Return the scores `[T]` of the tokens, or NaN for all tokens if there are none."""
         if scores_T is None:
             return np.full(len(self.ids), np.nan)
         return _convert_to_float64(scores_T)

@@ -392,11 +392,11 @@ class Decomposition:
 
 
 def _add_to_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
-    """Return the parts with `bias_D` added to the last part, the biases."""
+    """Return the parts `[J, D]` with `bias_D` added to the last part, the biases."""
     biases_1D = parts_JD[-1:] + bias_D
     return torch.cat([parts_JD[:-1], biases_1D])
 
 
 def _map_parts(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return the parts after an affine map. The map's bias is added to the part of the biases."""
+    """Return the parts `[J, E]` after an affine map. The map's bias is added to the part of the biases."""
     return _add_to_biases(parts_JD @ affine.W, affine.b)

@@ -107,7 +107,7 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
+    """Return a mask `[N]` of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
     is_in_group = tokens["group"] == group
     is_labelled = tokens[target] != NO_LABEL
     return (is_in_group & is_labelled).to_numpy()
@@ -202,7 +202,7 @@ def token_vectors(
 
 
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return each text's share of `right` tokens."""
+    """Return each text's share of `right` tokens, `[texts]`."""
     shares_D = tokens.groupby("text")["right"].mean()
     return torch.tensor(shares_D.to_numpy())
 

@@ -113,7 +113,7 @@ def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) ->
 def _attend_with_shares(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, with half of the relevance for values and a quarter each for queries and keys."""
+    """Return the head outputs `[B, T, H, d]`; values receive half of the relevance, queries and keys a quarter each."""
     query = _scale_gradient(query, QUARTER)
     key = _scale_gradient(key, QUARTER)
     value = _scale_gradient(value, HALF)

@@ -50,7 +50,7 @@ def draw_donors(
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
-    """Return the sorted positions of the `share` of non-special tokens with the highest scores, at least one."""
+    """Return the sorted positions of the `share` of non-special tokens with the highest scores `[T]`, at least one."""
     count = max(1, round(share * len(review.word_positions)))
     word_scores = scores_T[review.word_positions]
     order = np.argsort(-word_scores, kind="stable")

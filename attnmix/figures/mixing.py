@@ -387,7 +387,7 @@ def _place_in_swarm(
     width: float,
     step: float,
 ) -> npt.NDArray[np.float64]:
-    """Return offsets along x, at most `width`, that place values of similar height side by side."""
+    """Return offsets `[N]` along x, at most `width`, that place values of similar height side by side."""
     bottom, top = limits
     heights = (values - bottom) / (top - bottom)
     bin_numbers = (heights * SWARM_BINS).astype(int)

@@ -347,7 +347,7 @@ def place_labels(
 
 
 def _measure_labels(labels: Iterable[str], size: float) -> npt.NDArray[np.float64]:
-    """Return the width and height of each label with a margin, in points."""
+    """Return the width and height `[labels, 2]` of each label with a margin, in points."""
     extents = []
     for label in labels:
         width = text_width(label, size) + 2
@@ -361,7 +361,7 @@ def _find_outside(
     extent: npt.NDArray[np.float64],
     bounds: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the candidate centres with labels that extend beyond the bounds."""
+    """Return a mask `[C]` of the candidate centres `[C, 2]` with labels that extend beyond the bounds."""
     low = candidates - extent / 2
     high = candidates + extent / 2
     is_outside = (low < bounds[0]) | (high > bounds[1])
@@ -375,7 +375,7 @@ def _measure_overlap(
     centres: npt.NDArray[np.float64],
     sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the overlap of each candidate with earlier labels, as a fraction of the label's area."""
+    """Return the overlap `[C]` of each candidate with earlier labels, as a fraction of the label's area."""
     distances = np.abs(candidates[:, None] - centres)
     gaps = distances - (sizes + extent) / 2
     overlaps = np.minimum(gaps, 0)
@@ -389,7 +389,7 @@ def _count_covered_points(
     extent: npt.NDArray[np.float64],
     points: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    """Return the number of points behind the label at each candidate centre."""
+    """Return the number of points behind the label at each candidate centre `[C]`."""
     distances = np.abs(candidates[:, None] - points)
     is_covered = (distances < extent / 2).all(axis=-1)
     numbers: npt.NDArray[np.int64] = is_covered.sum(axis=1)

@@ -145,7 +145,7 @@ def _list_strips(rows: pd.DataFrame) -> list[Strip]:
 
 
 def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
-    """Return the distances from the top to the bottoms of lines including token labels, in inches.
+    """Return the distances `[lines]` from the top to the bottoms of lines including token labels, in inches.
 
     Lines that do not fit on a page are omitted, except the first line.
     """

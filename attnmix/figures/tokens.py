@@ -100,7 +100,7 @@ class CapturedTexts(NamedTuple):
         return " ".join(labels)
 
     def rows(self, document: str) -> npt.NDArray[np.int64]:
-        """Return the rows of one text."""
+        """Return the rows `[T]` of one text."""
         is_in_document = self.tokens["document"] == document
         return np.flatnonzero(is_in_document)
 

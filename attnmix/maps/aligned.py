@@ -75,7 +75,7 @@ def fit_aligned(
 
 
 def _draw_state(seed: int) -> npt.NDArray[np.int64]:
-    """Return the state of umap-learn's generator of random integers."""
+    """Return the state `[3]` of umap-learn's generator of random integers."""
     limits = np.iinfo(np.int32)
     generator = np.random.RandomState(seed)
     state = generator.randint(limits.min + 1, limits.max - 1, 3)
@@ -83,7 +83,7 @@ def _draw_state(seed: int) -> npt.NDArray[np.int64]:
 
 
 def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
-    """Return the initial layout of each point, rotated to match the previous point (orthogonal Procrustes)."""
+    """Return each point's initial layout `[N, 2]`, rotated to match the previous point (orthogonal Procrustes)."""
     rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
         tokens_before = rotated[before][numbers[before]]

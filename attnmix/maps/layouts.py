@@ -148,7 +148,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
 def _fit_maps_by_seed(
     layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
 ) -> list[Coordinates]:
-    """Return the coordinates of all vectors for each seed, concatenated over points."""
+    """Return the coordinates `[points * tokens, 2]` of all vectors for each seed, concatenated over points."""
     if layout == "aligned":
         aligned_calls = [(near, min_dist, seed) for seed in seeds]
         aligned_maps = in_parallel(lay_out_aligned, aligned_calls, "aligned: maps by seed")

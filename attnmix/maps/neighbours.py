@@ -114,7 +114,7 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 
 def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
-    """Search with all pairwise distances, in scikit-learn."""
+    """Return indices and distances `[N, k]` from all pairwise distances, by scikit-learn."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
     # The Bray-Curtis distance of scikit-learn's fast search differs from SciPy and umap-learn.
     is_fast = distance != "braycurtis"
@@ -125,7 +125,7 @@ def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doub
 
 
 def _search_approximately(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
-    """Search with umap-learn, and remove each vector from its own neighbours."""
+    """Return indices and distances `[N, k]` found by umap-learn, without each vector among its own neighbours."""
     from umap.umap_ import nearest_neighbors  # slow import, not needed for the exact search
 
     random_state = np.random.RandomState(seed)

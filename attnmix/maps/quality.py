@@ -97,13 +97,13 @@ def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the neighbours of the rows in a new `order`, by their new indices."""
+    """Return the neighbours `[N, k]` of the rows in a new `order`, by their new indices."""
     new_number = np.argsort(order)
     return np.asarray(new_number[near[order]])
 
 
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return a random order of the points of a map, as a chance baseline."""
+    """Return a random order `[number]` of the points of a map, as a chance baseline."""
     generator = np.random.default_rng(seed)
     return generator.permutation(number)
 
@@ -215,7 +215,7 @@ def _score_among_all(
 
 
 def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
-    """Return the rows of all `sites`, concatenated; an empty array if there are no sites."""
+    """Return the rows `[sites * tokens, width]` of all `sites`; an empty array if there are no sites."""
     if not sites:
         first = next(iter(arrays.values()))
         return first[:0]

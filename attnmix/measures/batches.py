@@ -221,7 +221,7 @@ class BatchMeasurer:
             return results
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """Return the model's input."""
+        """Return the model's input, `[B, T]` by name."""
         ids = [document.ids.tolist() for document in documents]
         return padded(ids, self.pad_token_id, self.base.device)
 
@@ -555,7 +555,7 @@ class _BatchPass:
         return np.asarray(sums_BHL.cpu().numpy())
 
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the geometry of all sites, and the sums of unit vectors, padded to the largest width."""
+        """Return the geometry `[B, X, m]` of all sites, and the sums of unit vectors, padded to the largest width."""
         sites: list[Site] = []
         measures = []  # by group of sites
         ranks = []
@@ -599,7 +599,7 @@ class _BatchPass:
         return errors_BLI
 
     def _compare_hidden_states(self, output: Any) -> list[Tensor]:
-        """Compare each layer's output with the model's `hidden_states`; the last one is after the final norm."""
+        """Return the errors `[B]` of each layer's output from `hidden_states`; the last one is after the final norm."""
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]

@@ -116,7 +116,7 @@ class LayerSources:
 
     @cached_property
     def weights_JTH(self) -> Tensor:
-        """The attention weights, by source."""
+        """The attention weights a^h_ij by source j, token i and head h."""
         return self.layer_pass.attention.weights().permute(2, 1, 0)
 
     @cached_property
@@ -261,7 +261,7 @@ class DocumentMeasurer:
         declared = select_layer_matrices(names)
 
         def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
-            """Return the raw matrices of one layer."""
+            """Return the raw matrices `[T, T]` of one layer by name."""
             matrices = _compute_matrices_on_host(declared, layer_pass)
             advance()
             return matrices
@@ -346,13 +346,13 @@ class DocumentMeasurer:
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return `layer_swap_ratios` for the positions that both texts have; NaN for other tokens."""
+        """Return `layer_swap_ratios` `[L, swaps, T]` for the positions that both texts have; NaN for other tokens."""
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         return document_swaps(self.base_32, ids, donor_ids)
 
     def gains(self) -> Doubles:
-        """Return the `attention_gain` of each layer."""
+        """Return the `attention_gain` of each layer `[L]`."""
         one_token = np.ones(1, dtype=np.int32)
         return np.array(self._map_layers(attention_gain, one_token))
 
@@ -371,7 +371,7 @@ class DocumentMeasurer:
 
 
 def _compute_matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer on the CPU; a GPU stores only one layer's matrices at a time."""
+    """Return a layer's raw matrices `[T, T]` on the CPU; a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
@@ -394,7 +394,7 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _average_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
+    """Return the rank correlation averaged over each layer's rows, `[L]`. Constant and NaN rows are ignored."""
     correlations_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     is_defined_LR = ~np.isnan(correlations_LR)
     sums_L = np.nansum(correlations_LR, -1)

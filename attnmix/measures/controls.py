@@ -295,7 +295,7 @@ def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadS
 
 
 def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight on other tokens after removing `removed_weight_N`, relative to the remaining total weight."""
+    """Return the weight `[N]` on other tokens after removing `removed_weight_N`, relative to the remaining weight."""
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)

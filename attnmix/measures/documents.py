@@ -68,7 +68,7 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` for each token of a text with `tokens` tokens."""
+    """Return the index in `POSITIONS` for each token `[T]` of a text with `tokens` tokens."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 

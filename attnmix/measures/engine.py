@@ -435,7 +435,7 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token ids of the exchanged texts of a document by kind of donor."""
+        """Return the token ids `[T]` of the exchanged texts of a document by kind of donor."""
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]

@@ -116,7 +116,7 @@ def choose_donors(
 
 
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
-    """Return the document's token ids with its words replaced by the donors' words; special tokens are kept.
+    """Return the document's token ids `[T]` with its words replaced by the donors' words; special tokens are kept.
 
     The donors' words are repeated if they are fewer than the document's.
     """
@@ -134,7 +134,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return an exchanged text for each of the first `number` candidates, extended with the next candidates."""
+    """Return an exchanged text `[T]` for each of the first `number` candidates, extended with the next candidates."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
@@ -274,20 +274,20 @@ def own_shares(displacements: Displacements, precision: float) -> Doubles:
 
 
 def _remove_rounding_errors(displacements: Displacements, precision: float) -> list[Doubles]:
-    """Return the squared displacements; 0 if they are within the vectors' rounding errors."""
+    """Return own, others' and joint squared displacements `[K, L, T]`; 0 if within the vectors' rounding errors."""
     least = (ROUNDING * precision) ** 2 * displacements.length
     return [np.where(squares < least, 0, squares) for squares in displacements[:3]]
 
 
 def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over kinds of donors, if there are several."""
+    """Prepend the mean over kinds of donors, if there are several: `[1 + K, L, T]`."""
     if len(values_KLT) == 1:
         return values_KLT
     return np.concatenate([_average_known(values_KLT)[None], values_KLT])
 
 
 def _prepend_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over kinds of donors, if there are several."""
+    """Prepend the sum over kinds of donors, if there are several: `[1 + K, L]`."""
     return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
 
 
@@ -439,7 +439,7 @@ class _Reader:
 
 
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the output of the current layer at some positions, from the attention output at these positions."""
+    """Return the output `[N, D]` of the current layer at N positions, from the attention output `[N, D]` there."""
     call = features.layer
     assert call is not None
     x = call.whole.hidden[rows, columns]

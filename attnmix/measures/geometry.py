@@ -217,7 +217,7 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
-    """Return the linear CKA of two clouds."""
+    """Return the linear CKA `[...]` of two clouds."""
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
@@ -278,7 +278,7 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
 
 
 def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors after each of `STEP_POINTS`; None for steps that the family lacks."""
+    """Return the vectors `[..., T, D]` after each of `STEP_POINTS`; None for steps that the family lacks."""
     features = layer_pass.features
     vectors: dict[str, Tensor | None] = {}
     for step, point in STEP_POINTS.items():

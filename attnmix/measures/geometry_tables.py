@@ -161,7 +161,7 @@ def attention_moments(sums: CorpusSums, classes_N: npt.NDArray[np.int64]) -> tup
 
 
 def _select_classes(measured: CorpusMeasures) -> npt.NDArray[np.int64]:
-    """Return the predicted classes of the first `MAX_TEXTS` texts."""
+    """Return the predicted classes `[N]` of the first `MAX_TEXTS` texts."""
     return measured.texts["predicted_label"].to_numpy()[:MAX_TEXTS]
 
 

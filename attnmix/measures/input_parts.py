@@ -79,7 +79,7 @@ class Tangents(AfterAttention):
 
 
 def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
-    """Return g'(p) of an elementwise activation."""
+    """Return g'(p) `[N, W]` of an elementwise activation."""
     with torch.enable_grad():
         input_NW = p_NW.detach().requires_grad_()
         total = activation(input_NW).sum()
@@ -184,7 +184,7 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map. Its bias is added if `are_biases` is True."""
+    """Return parts `[..., D]` after an affine map. Its bias is added if `are_biases` is True."""
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -192,7 +192,7 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`. Its beta is added if `are_biases` is True."""
+    """Return parts `[..., D]` after a norm with the divisor `deviation`. Its beta is added if `are_biases` is True."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -213,7 +213,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
+    """Split parts `[J, R, D]` into blocks of sources with network activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -230,7 +230,7 @@ def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
 
 
 def _apply_whole_norm(norm: Norm, whole: Tensor) -> Tensor:
-    """Return the output of a norm for whole vectors."""
+    """Return the output of a norm for whole vectors `[..., D]`."""
     return norm.part(whole, whole) + norm.beta
 
 
@@ -430,7 +430,10 @@ class PartsReader:
 
 
 def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
-    """Return the parts of the first layer's input. If `sources` is None, there is a single differentiable part."""
+    """Return the parts `[J, T, D]` of the first layer's input.
+
+    If `sources` is None, these are a single differentiable part of all sources, and the part of the biases.
+    """
     if sources is not None:
         return embedding_parts(x_TD, sources)
     biases_TD = torch.zeros_like(x_TD)

@@ -301,7 +301,7 @@ class AfterAttention:
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
-        """Propagate a part of `residual_ND` to the second skip connection."""
+        """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection."""
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
@@ -309,7 +309,7 @@ class AfterAttention:
         return self.block.cross_attention_norm.part(part_ND, whole_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Return the feed-forward network's output for a part of the stream, without biases."""
+        """Return the feed-forward network's output `[..., N, D]` for a part of the stream, without biases."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         inputs = [entering_ND @ up.W for up in ups]
@@ -327,7 +327,7 @@ class AfterAttention:
         return NetworkPart(stream, [entering @ up.W for up in ups])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Propagate a part of `residual_ND` to the layer's output, up to a scalar factor per token.
+        """Propagate a part of `residual_ND` to the layer's output `[..., N, D]`, up to a scalar factor per token.
 
         The factor (deviations of the norms along the skip connection) cancels in ratios. `part.entering` is
         overwritten.
@@ -359,7 +359,7 @@ class AfterAttention:
         return self._propagate_through_output_norm(projected_ND) + block.feed_forward_output_norm.beta
 
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
-        """Propagate a part of W_2's output through the network's output norm."""
+        """Propagate a part `[..., N, D]` of W_2's output through the network's output norm."""
         norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND

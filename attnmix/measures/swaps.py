@@ -48,7 +48,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
     def exchange(exchanged_TT: Tensor) -> Tensor:
-        """Return the displacement of each token by its exchange, which is a row of `exchanged_TT`."""
+        """Return the displacement `[B, T, D]` of each token by its exchange, which is a row of `exchanged_TT`."""
         outputs = []
         for exchanged_T in exchanged_TT:
             input_BTD = torch.where(exchanged_T[:, None], donor_BTD, x_BTD)

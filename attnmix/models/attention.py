@@ -305,7 +305,7 @@ def active_editor(module: Module) -> AttentionEditor | None:
 def _attend_edited(
     editor: AttentionEditor, module: Any, *arguments: Any, dropout_rate: float = 0.0, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return head outputs after applying `editor`, and the edited weights.
+    """Return head outputs `[B, T, H, d]` after applying `editor`, and the edited weights `[B, H, queries, keys]`.
 
     Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
     is computed in float32, and dropout is applied to the weights.
@@ -370,7 +370,7 @@ def _read_call(
 
 
 def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return an additive mask; None if there is no mask."""
+    """Return an additive mask `[B, 1 or H, T, T]`; None if there is no mask."""
     if attention_mask is None:
         return None
     has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
@@ -393,7 +393,7 @@ def _compute_context(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _attend_by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute head outputs and `log_sums` by blocks of rows, on any device."""
+    """Return head outputs `[B, H, T, d]` and `log_sums`, computed by blocks of rows, on any device."""
     contexts = []
     log_sums = []
     for rows in call.blocks():

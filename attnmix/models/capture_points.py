@@ -209,6 +209,6 @@ def _create_call(module: Module, arguments: tuple[Any, ...], options: dict[str, 
 
 
 def first_of(output: Any) -> Tensor:
-    """Return the hidden states of a module's output, the first element of a tuple."""
+    """Return the hidden states `[B, T, width]` of a module's output, the first element of a tuple."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor

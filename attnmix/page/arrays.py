@@ -103,7 +103,7 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
 
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
-    """Return True for the sources that `largest_sources` keeps, from the shares of one or two checkpoints."""
+    """Return a mask of the sources that `largest_sources` keeps, from one or two checkpoints' shares `[..., T, T]`."""
     is_kept = np.zeros(shares[0].shape, dtype=bool)
     for of_checkpoint in shares:
         known_shares = np.where(_is_known_row(of_checkpoint), of_checkpoint, 0)

@@ -125,7 +125,7 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
 
 
 def _average_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the change of a ratio in each text, averaged over layers and models."""
+    """Return the change of a ratio in each text `[N]`, averaged over layers and models."""
     means_by_side = []
     for side in sides:
         means_of_models = []

@@ -369,7 +369,7 @@ class ThreadMemory(threading.local):
         self.pinned = torch.empty(0, dtype=torch.uint8)
 
     def host_array(self, vectors: Tensor) -> npt.NDArray[Any]:
-        """Return vectors as an array in host memory, valid until the next call in this thread."""
+        """Return vectors `[rows, width]` as an array in host memory, valid until the next call in this thread."""
         if not vectors.is_cuda:
             return vectors.cpu().numpy()
         if self.stream is None:  # independent of the next computation, in the default stream

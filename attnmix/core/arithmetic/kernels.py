@@ -193,7 +193,7 @@ def _arrange_for_blas(matrices: Tensor) -> Tensor:
 
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return `beta * to + alpha * first @ second`."""
+    """Return `beta * to + alpha * first @ second` `[..., M, N]`, for matrices or batches of matrices."""
     result = _multiply(first, second)
     if alpha != 1:
         result.mul_(alpha)
@@ -204,13 +204,13 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
-    """Return `beta * to + alpha * matrix @ vector`."""
+    """Return `beta * to + alpha * matrix @ vector` `[M]`."""
     column = _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors)
     return column.squeeze(-1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Return the product of two vectors."""
+    """Return the product of two vectors `[K]`, as a tensor without dimensions."""
     product_11 = _multiply(first.unsqueeze(0), second.unsqueeze(1))
     return product_11.reshape(())
 
@@ -416,7 +416,7 @@ def _to_numpy(tensor: Tensor) -> Array:
 
 
 def _decompose_qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
-    """Return the QR decomposition, with an empty Q for the mode `r`."""
+    """Return the QR decomposition of matrices `[..., M, N]`, with an empty Q for the mode `r`."""
     if mode == "r":
         only_r = np.linalg.qr(matrices.numpy(), mode="r")
         return matrices.new_empty(0), torch.from_numpy(only_r)
@@ -427,7 +427,7 @@ def _decompose_qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = 
 def _decompose_symmetric(
     matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices."""
+    """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices `[..., N, N]`."""
     if not compute_v:
         return _compute_eigenvalues(matrices, UPLO), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)

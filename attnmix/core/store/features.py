@@ -183,13 +183,13 @@ def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
-    """Return rows of one store, in the store's dtype; raise `InputError` if they are damaged."""
+    """Return rows `[rows, width]` of one store, in the store's dtype; raise `InputError` if they are damaged."""
     array, path = _open_checked(root, site)
     return read_array(array, path, "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the vectors of the sorted `rows` of one store; raise `InputError` if it is damaged.
+    """Return the vectors `[rows, width]` of the sorted `rows` of one store; raise `InputError` if it is damaged.
 
     One unit of rows is in memory at a time.
     """

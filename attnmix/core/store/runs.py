@@ -304,14 +304,14 @@ class Features:
     dtype: np.dtype[Any]
 
     def numpy(self) -> Array:
-        """Return all vectors as an array in memory."""
+        """Return all vectors as an array `[layers, tokens, hidden]` in memory."""
         vectors = np.empty(self.shape, self.dtype)
         for part, site in zip(vectors, self.sites, strict=True):
             part[:] = stored.read_features(self.run.activations, site, self.rows)
         return vectors
 
     def torch(self) -> torch.Tensor:
-        """Return all vectors as a tensor on the CPU."""
+        """Return all vectors as a tensor `[layers, tokens, hidden]` on the CPU."""
         import torch
 
         return torch.from_numpy(self.numpy())
@@ -323,7 +323,7 @@ class Features:
         from dask import array
 
         def read_block(site: Site, block_info: Any) -> Array:
-            """Return the rows of one block, whose location dask passes in `block_info`."""
+            """Return the rows `[rows, hidden]` of one block, whose location dask passes in `block_info`."""
             (start, stop), _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(start, stop))
 
