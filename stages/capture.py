@@ -22,6 +22,7 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
+    """Capture the vectors of the captured texts in the fine-tuned classifier."""
     run, capture = Run(Path()), parameters.capture
     check_store(capture)
     set_arithmetic(parameters.arithmetic)

@@ -35,7 +35,7 @@ COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names o
 def main(parameters: Parameters) -> None:
     """Download everything to a temporary folder, and publish it after validation."""
     run = Run(Path())
-    for key, model, _ in _models(parameters, run):
+    for key, model, _ in _list_models(parameters, run):
         _check_path(key, model.name, list(run.checkpoints.values()))
     names = source_names(parameters)
     _check_path("dataset.name", names["dataset.name"], [run.reviews])
@@ -74,7 +74,7 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     """Write the dataset and the models to the folder of `run`, and return the metrics."""
-    models = _models(parameters, run)
+    models = _list_models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
     for key, model, folder in models:
         with model_errors(key, model.name, folder):
@@ -102,7 +102,7 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     return metrics
 
 
-def _models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:
+def _list_models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:
     """Return the parameter key, settings and output folder of each model to download."""
     model, base = parameters.model, parameters.model.base_model
     if base is None:

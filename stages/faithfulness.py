@@ -49,21 +49,24 @@ SAMPLED_REVIEWS = 16
 
 
 def main(parameters: Parameters) -> None:
+    """Measure token removal, margins, probes and interventions with the classifier, and write the tables."""
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
     # Batches are smaller because edits need memory for the weights of all heads and the outputs of layers.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
-    removed = _removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
-    margins, checkpoints = _margins(classifier, run)
-    correlations = margin_correlation(margins, checkpoints, int(run.table("measure/mixing")["layer"].max()))
+    removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
+    margins, checkpoints = _measure_margins(classifier, run)
+    last_layer = int(run.table("measure/mixing")["layer"].max())
+    correlations = margin_correlation(margins, checkpoints, last_layer)
     measured = read_reviews("measured", run.drawn_reviews)
     labels_N = np.array([document.label for document in measured])
     documents = [measured[number] for number in draw_texts(labels_N, parameters.seed)]
-    training = _training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
-    read_off = probes(classifier, _bases(classifier, checkpoints, run), training, documents, parameters.seed)
-    class_use = pd.concat([interventions(classifier, documents, parameters.seed), read_off, correlations])
+    training = _read_training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
+    bases = _load_bases(classifier, checkpoints, run)
+    accuracies = probes(classifier, bases, training, documents, parameters.seed)
+    class_use = pd.concat([interventions(classifier, documents, parameters.seed), accuracies, correlations])
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
@@ -75,7 +78,7 @@ def main(parameters: Parameters) -> None:
     write_metrics("faithfulness", metrics, run.metrics_folder)
 
 
-def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
+def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return `faithfulness.csv` for the texts drawn for token removal, truncated to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
@@ -83,11 +86,12 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
     drops, agreements = [], []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
-        undefined = np.full((1, len(document)), np.nan)
-        scores = {
-            name: undefined if method.sampled and number not in sample else method.scores(review)
-            for name, method in methods.items()
-        }
+        scores = {}
+        for name, method in methods.items():
+            if method.sampled and number not in sample:
+                scores[name] = np.full((1, len(document)), np.nan)
+            else:
+                scores[name] = method.scores(review)
         drops.append(list(probability_drops(review, scores).values()))
         reference_T = review.gradient_norm()
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
@@ -96,7 +100,7 @@ def _removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> p
     return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
 
 
-def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
+def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
     """Return `margins.csv`, one row per sampled text, and the checkpoints, which have columns of last-layer ratios."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
@@ -120,7 +124,7 @@ def _margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]
     return table.join(by_review, on="document"), checkpoints
 
 
-def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
+def _read_training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
     """Return the training texts of the probes, truncated and tokenised as in the stage `tokenize`."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
@@ -132,7 +136,7 @@ def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: R
     return documents_of(documents, tokens)
 
 
-def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
+def _load_bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
     """Yield the names of the checkpoints and their models without a head."""
     for name in checkpoints:
         if name == CAPTURED_CHECKPOINT:

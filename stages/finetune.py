@@ -72,10 +72,11 @@ steps indicate divergence.
 
 
 def main(parameters: Parameters) -> None:
+    """Train and test the classifier, and publish it with its curves and scores."""
     set_arithmetic(parameters.arithmetic)
     finetune = parameters.finetune
     run = Run(Path())
-    _check(parameters, run.initial)
+    _check_settings(parameters, run.initial)
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     if finetune.labels == "permuted":
         for split in ("train", "validation"):
@@ -94,49 +95,13 @@ def main(parameters: Parameters) -> None:
         model = with_lora(model, **finetune.lora.model_dump())
     freeze_layers(model.base_model, finetune.frozen_layers)
     folder = unfinished_folder("finetune", parameters, run.root)
-    train, validation, test = (_examples(tokenizer, split, finetune.max_length) for split in splits.values())
-    trainer = Trainer(
-        model=model,
-        args=OneDeviceArguments(
-            output_dir=str(folder),
-            seed=parameters.seed,
-            num_train_epochs=finetune.epochs,
-            per_device_train_batch_size=finetune.batch_size,  # total size, because `split_batches` divides batches
-            per_device_eval_batch_size=2 * finetune.batch_size,
-            accelerator_config={"split_batches": True},
-            learning_rate=finetune.learning_rate,
-            weight_decay=WEIGHT_DECAY,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=WARMUP_FRACTION,
-            use_cpu=chosen_device().type == "cpu",
-            # DDP searches for unused parameters at every step only if there are any.
-            ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
-            bf16=finetune.precision == "bf16",
-            fp16=finetune.precision == "fp16",
-            train_sampling_strategy="group_by_length",
-            eval_strategy="epoch",
-            save_strategy="epoch",
-            save_total_limit=1,  # in addition to the best checkpoint
-            logging_nan_inf_filter=False,  # the filter would hide non-finite losses from `TrainingGuard`
-            load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
-            logging_steps=0.05 if finetune.epochs < 5 else 0.02,
-            # True would multiply the loss by the number of processes, as each process averages over its own texts.
-            average_tokens_across_devices=False,
-            disable_tqdm=not sys.stderr.isatty(),
-        ),
-        train_dataset=train,
-        eval_dataset=validation,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=_scores,
-        # Encoder-decoder models return the encoder's vectors after the logits.
-        preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
+    train, validation, test = (_tokenize_examples(tokenizer, split, finetune.max_length) for split in splits.values())
+    trainer = _create_trainer(model, tokenizer, train, validation, folder, parameters)
     if finetune.epochs:
         trainer.add_callback(TrainingGuard)
         trainer.add_callback(StepTimer)
         trainer.add_callback(GrowingCurves(run.tables))
-        trainer.train(resume_from_checkpoint=_last_complete_checkpoint(folder, trainer))
+        trainer.train(resume_from_checkpoint=_find_last_complete_checkpoint(folder, trainer))
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
@@ -144,7 +109,7 @@ def main(parameters: Parameters) -> None:
     fitted = {"train": _draw_examples(train, parameters.seed), "validation": validation}
     fits = [_fit_row(split, _predict(trainer, examples)[0], examples) for split, examples in fitted.items()]
     fits.append(_fit_row("test", test_logits, test))
-    predictions = _predictions(test_logits, test)
+    predictions = _tabulate_predictions(test_logits, test)
     if not trainer.is_world_process_zero():
         return
     write_table(run.test_predictions_file, predictions)
@@ -152,18 +117,69 @@ def main(parameters: Parameters) -> None:
     merged.save_pretrained(folder / "best")
     tokenizer.backend_tokenizer.no_truncation()  # otherwise, the max_length of this stage would be saved
     tokenizer.save_pretrained(folder / "best")
-    write_plot(CURVES, _curves(trainer.state.log_history), run.tables)
-    write_plot("finetune/finetune_by_class", _by_class(predictions, names), run.tables)
+    write_plot(CURVES, _tabulate_curves(trainer.state.log_history), run.tables)
+    write_plot("finetune/finetune_by_class", _score_by_class(predictions, names), run.tables)
     write_plot("finetune/finetune_fit", pd.DataFrame(fits), run.tables)
     most_frequent = splits["train"]["label"].mode()[0]
     metrics = {
-        "test": _test_metrics(test_scores, predictions["label"], most_frequent),
-        "best_epoch": _kept_epoch(trainer),
+        "test": _compute_test_metrics(test_scores, predictions["label"], most_frequent),
+        "best_epoch": _find_kept_epoch(trainer),
         "computed_on": computed_on(parameters.arithmetic, chosen_device()),
     }
     write_metrics("finetune", metrics, run.metrics_folder)
     publish_output(folder / "best", run.finetuned)
     remove_unfinished(folder)
+
+
+def _create_trainer(
+    model: Any,
+    tokenizer: PreTrainedTokenizerFast,
+    train: Any,
+    validation: Any,
+    folder: Path,
+    parameters: Parameters,
+) -> Trainer:
+    """Return the trainer of `model` with checkpoints in `folder`; `train` and `validation` are tokenized examples."""
+    finetune = parameters.finetune
+    arguments = OneDeviceArguments(
+        output_dir=str(folder),
+        seed=parameters.seed,
+        num_train_epochs=finetune.epochs,
+        per_device_train_batch_size=finetune.batch_size,  # total size, because `split_batches` divides batches
+        per_device_eval_batch_size=2 * finetune.batch_size,
+        accelerator_config={"split_batches": True},
+        learning_rate=finetune.learning_rate,
+        weight_decay=WEIGHT_DECAY,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=WARMUP_FRACTION,
+        use_cpu=chosen_device().type == "cpu",
+        # DDP searches for unused parameters at every step only if there are any.
+        ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
+        bf16=finetune.precision == "bf16",
+        fp16=finetune.precision == "fp16",
+        train_sampling_strategy="group_by_length",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=1,  # in addition to the best checkpoint
+        logging_nan_inf_filter=False,  # the filter would hide non-finite losses from `TrainingGuard`
+        load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
+        logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+        # True would multiply the loss by the number of processes, as each process averages over its own texts.
+        average_tokens_across_devices=False,
+        disable_tqdm=not sys.stderr.isatty(),
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        compute_metrics=_compute_scores,
+        # Encoder-decoder models return the encoder's vectors after the logits.
+        preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
@@ -178,7 +194,7 @@ def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[D
     return logits[np.argsort(order)], prediction.metrics or {}
 
 
-def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return one row per example: label, predicted class, probability of this class, and number of tokens."""
     probabilities = softmax(logits, axis=-1)
     columns = {
@@ -203,12 +219,13 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
     """
     labels = np.array([example["labels"] for example in examples])
     is_label = np.arange(logits.shape[1]) == labels[:, None]
-    margins = logits[is_label] - np.where(is_label, -np.inf, logits).max(-1)
+    largest_other = np.where(is_label, -np.inf, logits).max(-1)
+    margins = logits[is_label] - largest_other
     accuracy = float((logits.argmax(-1) == labels).mean())
     return {"split": split, "texts": len(labels), "accuracy": accuracy, "margin": float(margins.mean())}
 
 
-def _kept_epoch(trainer: Trainer) -> int:
+def _find_kept_epoch(trainer: Trainer) -> int:
     """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last."""
     epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     kept = epochs[-1]
@@ -217,7 +234,7 @@ def _kept_epoch(trainer: Trainer) -> int:
     return round(kept["epoch"])
 
 
-def _check(parameters: Parameters, checkpoint: Path) -> None:
+def _check_settings(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for settings that this machine, the model or a later stage does not support."""
     finetune, processes = parameters.finetune, process_count()
     for name in ("finetune", "capture", "faithfulness"):
@@ -245,6 +262,7 @@ class OneDeviceArguments(TrainingArguments):
 
     @cached_property
     def _setup_devices(self) -> torch.device:
+        """The device of this process, as in `TrainingArguments`."""
         device: torch.device = super()._setup_devices
         if self.world_size == 1:
             device = chosen_device()
@@ -300,7 +318,7 @@ class GrowingCurves(transformers.TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, *_: Any, **_options: Any) -> None:
         if state.is_world_process_zero:
-            write_plot(CURVES, _curves(state.log_history), self.tables)
+            write_plot(CURVES, _tabulate_curves(state.log_history), self.tables)
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
@@ -310,18 +328,22 @@ def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
     return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
 
 
-def _examples(tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int) -> list[dict[str, Any]]:
+def _tokenize_examples(
+    tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int
+) -> list[dict[str, Any]]:
+    """Return `input_ids` and `labels` of each text."""
     encoded = encode(tokenizer, texts_of(reviews), max_length)
     return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
 
 
-def _scores(prediction: EvalPrediction) -> dict[str, float]:
+def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
+    """Return the accuracy and the macro F1 of logits `[texts, classes]`."""
     classes = np.argmax(prediction.predictions, axis=-1)
     macro_f1 = float(f1_score(prediction.label_ids, classes, average="macro"))
     return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}
 
 
-def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
+def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
     """Return `finetune_by_class.csv`. Precision is empty for classes never predicted, recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
@@ -339,7 +361,7 @@ def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFra
     return pd.DataFrame(columns)
 
 
-def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
+def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     """Return the newest complete checkpoint; the first process deletes newer, incomplete checkpoints of a killed run.
 
     The first process writes the trainer state last, and only then deletes older checkpoints. Each process writes its
@@ -348,7 +370,12 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     """
     ranks = range(trainer.args.world_size)
     generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.rpartition("-")[2])):
+
+    def read_step(checkpoint: Path) -> int:
+        """Return the number of training steps at the end of a folder's name."""
+        return int(checkpoint.name.rpartition("-")[2])
+
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=read_step, reverse=True):
         with suppress(OSError, ValueError):
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
             if all(is_zipfile(checkpoint / name) for name in generators):
@@ -359,20 +386,22 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     return None
 
 
-def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
+def _tabulate_curves(history: list[dict[str, Any]]) -> pd.DataFrame:
     """Return `finetune.csv`: a row per logged step and epoch end for `train`, and a row per epoch for `validation`."""
-    rows = [
-        (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
-        for entry in history
-        for split, prefix in (("train", ""), ("validation", "eval_"))
-        if f"{prefix}loss" in entry
-    ]
+    prefixes = {"train": "", "validation": "eval_"}
+    rows = []
+    for entry in history:
+        for split, prefix in prefixes.items():
+            if f"{prefix}loss" in entry:
+                loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
+                rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
-def _test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
+def _compute_test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
     """Return the test scores, with Wilson's 95 % interval of the accuracy, and the accuracy of the majority class."""
-    interval = binomtest(round(scores["test_accuracy"] * len(labels)), len(labels)).proportion_ci(0.95, method="wilson")
+    correct = round(scores["test_accuracy"] * len(labels))
+    interval = binomtest(correct, len(labels)).proportion_ci(0.95, method="wilson")
     return {
         "accuracy": scores["test_accuracy"],
         "accuracy_ci_low": float(interval.low),

@@ -47,6 +47,7 @@ Drawing = tuple[Any, ...]
 
 
 def main(parameters: Parameters) -> None:
+    """Draw the figures, and write the page while other processes draw."""
     run = Run(Path())
     shutil.rmtree(run.figures, ignore_errors=True)
     captured = read_captured(run.tokens, run.steps)
@@ -71,7 +72,10 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
         ("model comes", model, "model_commit"),
         ("reviews come", dataset, "dataset_commit"),
     ]
-    origins = [_origin(noun_and_verb, source, download[key]) for noun_and_verb, source, key in sources if source]
+    origins = []
+    for noun_and_verb, source, key in sources:
+        if source:
+            origins.append(_describe_origin(noun_and_verb, source, download[key]))
     return Subject(
         model.name,
         revision=model.revision,
@@ -85,25 +89,33 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
     )
 
 
-def _origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
+def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
     """Return a sentence on the origin of a model or dataset, including the commit of a hub repository."""
+    origin = f"The {noun_and_verb} from {source.name}"
+    if not commit:
+        return f"{origin}."
     revision = f" ({source.revision})" if source.revision not in (None, commit) else ""
-    return f"The {noun_and_verb} from {source.name}" + (f" of the hub, commit {commit}{revision}." if commit else ".")
+    return f"{origin} of the hub, commit {commit}{revision}."
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
-    values, defaults = _by_key(parameters), _by_key(Parameters())
-    return [(key, _yaml(values[key]), _yaml(defaults[key])) for key in values if values[key] != defaults[key]]
+    values, defaults = _flatten_by_key(parameters), _flatten_by_key(Parameters())
+    changed = []
+    for key, value in values.items():
+        if value != defaults[key]:
+            changed.append((key, _format_yaml(value), _format_yaml(defaults[key])))
+    return changed
 
 
-def _by_key(parameters: Parameters) -> dict[str, Any]:
+def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
     """Return all parameter values by key, such as `umap.metric`."""
     (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
     return {str(key): value for key, value in row.items()}
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
+    """Return a value as in YAML; `empty` for None."""
     if value is None:
         return "empty"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -118,11 +130,12 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
     parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
-    done: Iterator[None] = parallel(joblib.delayed(_draw)(fonts, figures, *drawing) for drawing in drawings)
+    done: Iterator[None] = parallel(joblib.delayed(_draw_and_save)(fonts, figures, *drawing) for drawing in drawings)
     return done
 
 
-def _draw(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
+def _draw_and_save(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
+    """Draw a figure and save it in all formats; functions without a `path` write their own file."""
     with paper_style(fonts):
         figure = draw(*arguments)
         if path and figure:

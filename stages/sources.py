@@ -35,6 +35,7 @@ BAR_DELAY_SECONDS = 1
 
 
 def main(parameters: Parameters) -> None:
+    """Write the hashes of the local sources."""
     write_sources(hash_sources(parameters))
 
 
@@ -51,13 +52,13 @@ def hash_sources(parameters: Parameters) -> Sources:
         known = before.get(key, {}).get(name, {})
         original = original_of(name)
         if original is not None:
-            if _hash_files(key, _files(key, str(original), parameters)) != known:
+            if _hash_files(key, _list_files(key, str(original), parameters)) != known:
                 raise missing_in_copy(key, name, original)
         elif known and not Path(name).exists():
             reason = "DVC can take the outputs from its cache or a remote"
             message = "%s: %s does not exist on this machine and is treated as unchanged since the last run, because %s"
             logging.warning(message, key, name, reason)
-        hashed = _hash_files(key, _files(key, name, parameters)) or known
+        hashed = _hash_files(key, _list_files(key, name, parameters)) or known
         if hashed:
             hashes[key] = {name: hashed}
     return hashes
@@ -122,7 +123,7 @@ def write_sources(files: Sources) -> None:
     part.replace(SOURCES_FILE)
 
 
-def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
+def _list_files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
     """Return the files of a local source that `download` loads, by name; empty for a hub identifier."""
     if key == "dataset.name":
         configuration = parameters.dataset.name.removeprefix(split_name(parameters.dataset.name)[0])
@@ -134,10 +135,10 @@ def _files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
 def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
     """Return the SHA-256 hash of each file; show a progress bar on a terminal after `BAR_DELAY_SECONDS`."""
     hashes = {}
-    with _missing_files(key):
+    with _convert_missing_files(key):
         total = sum(file.stat().st_size for file in files.values())
     options: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": BAR_DELAY_SECONDS, "disable": None}
-    with _missing_files(key), tqdm(total=total, desc=f"hash {key}", **options) as progress:
+    with _convert_missing_files(key), tqdm(total=total, desc=f"hash {key}", **options) as progress:
         for name, file in files.items():
             digest = hashlib.sha256()
             with file.open("rb") as opened:
@@ -149,7 +150,7 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
 
 
 @contextmanager
-def _missing_files(key: str) -> Iterator[None]:
+def _convert_missing_files(key: str) -> Iterator[None]:
     """Convert errors of unreadable files, or of files removed during hashing, to `InputError`."""
     try:
         yield

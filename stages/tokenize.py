@@ -21,6 +21,7 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
+    """Write the tokens of the captured texts and of the reviews for the statistics."""
     run, length = Run(Path()), parameters.capture.max_length
     check_max_length("capture.max_length", length, run.finetuned)
     write_tokens(captured_texts(parameters, run), length, run.finetuned, run.captured)
@@ -32,7 +33,7 @@ def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
 
     By default, these are the reviews selected by `typical_reviews`.
     """
-    capture, reviews = parameters.capture, _test_reviews(run)
+    capture, reviews = parameters.capture, _tabulate_test_reviews(run)
     capture.check_documents(len(reviews))
     numbers = capture.documents
     if capture.typical:
@@ -50,7 +51,7 @@ def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
 
 def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     """Yield the reviews for the statistics, then the remaining reviews for token removal."""
-    reviews = _test_reviews(run)
+    reviews = _tabulate_test_reviews(run)
     labels = reviews["label"].to_numpy()
     measured = stratified_draw(labels, parameters.measure.documents, parameters.seed)
     removed = stratified_draw(labels, parameters.faithfulness.documents, parameters.seed)
@@ -60,7 +61,7 @@ def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     yield from with_texts(np.setdiff1d(removed, measured), "test", reviews, run.reviews)
 
 
-def _test_reviews(run: Run) -> pd.DataFrame:
+def _tabulate_test_reviews(run: Run) -> pd.DataFrame:
     """Return a table of the test reviews with columns of `texts.parquet`, but without the texts."""
     reviews = store.read_split("test", run.reviews, ["label", "label_name"])
     predicted = read_table(run.test_predictions_file, "finetune")["predicted"]

@@ -13,7 +13,14 @@ from conftest import REPOSITORY
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Interval, verdict
 from attnmix.core.store.results import TextResults
 from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
-from attnmix.page.sentences import Subject, _cautions, _controls, _selection, class_evidence, class_lens
+from attnmix.page.sentences import (
+    Subject,
+    _describe_controls,
+    _describe_selection,
+    _list_cautions,
+    class_evidence,
+    class_lens,
+)
 from attnmix.page.verdicts import interval_text, points
 from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
@@ -232,7 +239,7 @@ def test_ratio_and_control_are_means_over_the_same_texts() -> None:
     table = run.tables["measure/mixing_controls"]
     is_shuffled = (table["control"] == "shuffled_words") & (table["checkpoint"] == "finetuned")
     table.loc[is_shuffled, ["mean", "ratio_minus_control"]] = (0.2, 0.13)  # a mean ratio of 33 % in these texts
-    sentence = next(each for each in _controls(run) if each.startswith("Averaged over layers"))
+    sentence = next(each for each in _describe_controls(run) if each.startswith("Averaged over layers"))
     assert sentence.startswith(
         "Averaged over layers, the mixing ratio is 33%. It is 20% with the words in random order"
     )
@@ -243,7 +250,7 @@ def test_sentences_mention_only_measured_controls(names: list[str]) -> None:
     run = planted()
     controls = run.tables["measure/mixing_controls"]
     run.tables["measure/mixing_controls"] = controls[controls["control"].isin(names)]
-    text = " ".join(_controls(run))
+    text = " ".join(_describe_controls(run))
     mentioned = {
         "shuffled_words": "the words in random order",
         "random_weights": "random weights",
@@ -287,8 +294,8 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
     rows = [("agreement", "layer_input", "finetuned", "attnresln_n", layer, 0.1 * layer, 4) for layer in (1, 2)]
     run.tables["measure/derivatives"] = pd.DataFrame(rows, columns=columns)
-    said = " ".join(_cautions(Subject("a model"), "", run))
-    synthetic = " ".join(_cautions(Subject("a model", synthetic=True), "", run))
+    said = " ".join(_list_cautions(Subject("a model"), "", run))
+    synthetic = " ".join(_list_cautions(Subject("a model", synthetic=True), "", run))
     assert ["a program wrote the reviews" in each for each in (said, synthetic)] == [False, True]
     assert ("On a UMAP map, distances between clusters" in said) == (layouts != ["pca"])
     assert ("A PCA map shows two principal components" in said) == ("pca" in layouts)
@@ -298,10 +305,12 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
 def test_selection_rule_names_longer_texts() -> None:
     run = planted()
     run.documents = pd.DataFrame({"document": ["test/0", "test/1"], "tokens": [64, 69]})
-    assert _selection(Subject("a model", selection="A rule."), run).endswith("in the case of test/1 (69 tokens).")
-    assert _selection(Subject("a model"), run) == ""
+    assert _describe_selection(Subject("a model", selection="A rule."), run).endswith(
+        "in the case of test/1 (69 tokens)."
+    )
+    assert _describe_selection(Subject("a model"), run) == ""
     run.documents["tokens"] = 64
-    assert _selection(Subject("a model", selection="A rule."), run) == "A rule."
+    assert _describe_selection(Subject("a model", selection="A rule."), run) == "A rule."
 
 
 def sentences_of(run: Any) -> str:
@@ -336,7 +345,7 @@ def test_largest_change_needs_20_texts() -> None:
         )
         value = value.assign(ratio_minus_control_low=0.01, ratio_minus_control_high=0.05)
         run.tables["measure/mixing_controls"] = pd.concat([controls, value[value["checkpoint"] == "difference"]])
-        sentences[documents] = " ".join(_controls(run))
+        sentences[documents] = " ".join(_describe_controls(run))
     assert "largest change" not in sentences[19]
     assert "It is not known which layer fine-tuning changes most: 19 reviews are too few" in sentences[19]
     interval = "(simultaneous 95% interval +8.0 to +12.0, 20 reviews)"

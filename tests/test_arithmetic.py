@@ -193,11 +193,11 @@ for order in (slice(None), torch.arange(7, -1, -1)):
     ],
 )
 def test_log_states_cost_of_arithmetic(processor: str, cost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_processor", lambda: processor)
+    monkeypatch.setattr(environment, "_describe_processor", lambda: processor)
     monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
     for arithmetic in (environment.PORTABLE, environment.FASTEST):
         assert f"forward passes take {cost} as long" in environment.note(arithmetic)
-    monkeypatch.setattr(environment, "_processor", lambda: "vendor_id : GenuineIntel\nflags : fpu sse4_2 \n")
+    monkeypatch.setattr(environment, "_describe_processor", lambda: "vendor_id : GenuineIntel\nflags : fpu sse4_2 \n")
     assert "same bytes" not in environment.note(environment.PORTABLE)
 
 
@@ -233,13 +233,13 @@ def test_results_name_their_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two cores for new threads, which end with the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    kernels._task_threads.cache_clear()
+    kernels._get_task_threads.cache_clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(environment.TORCH_THREADS)
     yield
     torch.set_num_threads(threads)
-    kernels._task_threads().shutdown()
-    kernels._task_threads.cache_clear()
+    kernels._get_task_threads().shutdown()
+    kernels._get_task_threads.cache_clear()
 
 
 def test_tasks_in_threads_are_not_nested(two_cores: None) -> None:

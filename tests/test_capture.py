@@ -88,13 +88,13 @@ def test_batches_and_shards_match_single_texts(
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
     request.getfixturevalue("small_shards")
     groups = []
-    original = module._batches
+    original = module._create_batches
 
     def batches(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
         groups.append(rows.stop - rows.start)
         return original(ids, lengths, rows, *options)
 
-    monkeypatch.setattr(module, "_batches", batches)
+    monkeypatch.setattr(module, "_create_batches", batches)
     for shards_at_once in (1, 3):
         monkeypatch.setattr(module, "group_tokens", lambda *_, number=shards_at_once: number * 8)
         run_capture(workspace(f"{shards_at_once} shards at once", capture=documents), tiny_bert)

@@ -292,7 +292,7 @@ def test_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
     damaged = tmp_path / "checkpoint-10/rng_state.pth"
     damaged.write_bytes(damaged.read_bytes()[:-30])
     trainer: Any = SimpleNamespace(args=SimpleNamespace(world_size=1), is_world_process_zero=lambda: True)
-    assert finetune._last_complete_checkpoint(tmp_path, trainer) == str(tmp_path / "checkpoint-5")
+    assert finetune._find_last_complete_checkpoint(tmp_path, trainer) == str(tmp_path / "checkpoint-5")
     assert not damaged.parent.exists()
 
 

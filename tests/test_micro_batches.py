@@ -66,8 +66,8 @@ def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatc
         assert arrived.wait(LIMIT_SECONDS)
 
     monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 1)
-    monkeypatch.setattr(_BatchPass, "_ratio_measures", fails)
-    monkeypatch.setattr(_BatchPass, "_identity_errors", waits)
+    monkeypatch.setattr(_BatchPass, "_measure_ratios", fails)
+    monkeypatch.setattr(_BatchPass, "_measure_identity_errors", waits)
     with ThreadPoolExecutor(1) as threads:
         monkeypatch.setattr("attnmix.core.arithmetic.kernels.task_threads", lambda _device: threads)
         with pytest.raises(InputError, match="as planted"):

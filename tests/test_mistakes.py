@@ -231,8 +231,8 @@ def test_unwritable_home_uses_temporary_cache(tmp_path: Path, monkeypatch: pytes
     variables = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR")
     for name in (*variables, "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(caches, "_code_folders", lambda: [tmp_path / "file/site-packages"])
-    monkeypatch.setattr(caches, "_temporary_folder", lambda: tmp_path / "temporary")
+    monkeypatch.setattr(caches, "_list_code_folders", lambda: [tmp_path / "file/site-packages"])
+    monkeypatch.setattr(caches, "_create_temporary_folder", lambda: tmp_path / "temporary")
     monkeypatch.setattr(sys.modules["numba"].config, "CACHE_DIR", "")
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -250,7 +250,7 @@ def test_unwritable_home_uses_temporary_cache(tmp_path: Path, monkeypatch: pytes
 UNWRITABLE_CODE = """
 from pathlib import Path
 from attnmix.core import caches
-caches._code_folders = lambda: [Path.home()]
+caches._list_code_folders = lambda: [Path.home()]
 import attnmix.maps.layouts, attnmix.figures.style
 """
 

@@ -24,14 +24,16 @@ def use_writable_caches() -> None:
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     if "MPLCONFIGDIR" not in os.environ and not (_can_write(config_home) and _can_write(cache_home)):
-        os.environ["MPLCONFIGDIR"] = str(_temporary_folder() / "matplotlib")
-    if "NUMBA_CACHE_DIR" not in os.environ and not (_can_write(cache_home) or all(map(_can_write, _code_folders()))):
-        os.environ["NUMBA_CACHE_DIR"] = str(_temporary_folder() / "numba")
+        os.environ["MPLCONFIGDIR"] = str(_create_temporary_folder() / "matplotlib")
+    if "NUMBA_CACHE_DIR" not in os.environ and not (
+        _can_write(cache_home) or all(map(_can_write, _list_code_folders()))
+    ):
+        os.environ["NUMBA_CACHE_DIR"] = str(_create_temporary_folder() / "numba")
         if "numba" in sys.modules:  # numba reads the variable at import only
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 
-def _code_folders() -> list[Path]:
+def _list_code_folders() -> list[Path]:
     specs = [find_spec(name) for name in COMPILED]
     return [Path(spec.origin).parent / "__pycache__" for spec in specs if spec and spec.origin]
 
@@ -47,7 +49,7 @@ def _can_write(folder: Path) -> bool:
 
 
 @cache
-def _temporary_folder() -> Path:
+def _create_temporary_folder() -> Path:
     """Return a temporary folder for this process and its children, removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="attnmix-caches-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

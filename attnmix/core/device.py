@@ -43,16 +43,16 @@ def chosen_device() -> torch.device:
             problem = f"{name} is one device, but the launcher started {process_count()} processes"
             raise InputError(f"{VARIABLE}: {problem}; allowed: cpu, {device.type}")
         return device
-    accelerator = _accelerator()
+    accelerator = _find_accelerator()
     if accelerator is None or accelerator.type == APPLE:
         return CPU
-    return torch.device(accelerator.type, _launched_index())
+    return torch.device(accelerator.type, _read_process_index())
 
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
     """Return the device `name`, such as `cpu` or `cuda:1`; otherwise raise `InputError`, prefixed with `key`."""
     name = str(name)
-    accelerator = _accelerator()
+    accelerator = _find_accelerator()
     allowed = ["cpu"]
     if accelerator is not None:
         allowed.append(accelerator.type)
@@ -60,14 +60,14 @@ def device_named(name: torch.device | str, key: str) -> torch.device:
             allowed.append(f"{accelerator.type}:{index}")
     if name not in allowed:
         problem = f"{name} is not a device of this machine"
-        reason = _reason_without_gpu() if name.startswith("cuda") else None
+        reason = _explain_missing_gpu() if name.startswith("cuda") else None
         if reason:
             problem += f" ({reason})"
         raise InputError(f"{key}: {problem}; allowed: {', '.join(allowed)}")
     device = torch.device(name)
     if device.type == "cpu" or device.index is not None:
         return device
-    return torch.device(device.type, _launched_index())
+    return torch.device(device.type, _read_process_index())
 
 
 def device_name(device: torch.device) -> str:
@@ -90,7 +90,7 @@ def prepare_device(device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
     set_full_precision()
     if os.environ.get("RANK", "0") == "0":
-        _log(device)
+        _log_device(device)
 
 
 def measuring_device(device: torch.device) -> torch.device:
@@ -125,10 +125,10 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
         raise InputError(f"{key}: {problem}; allowed: fp32, fp16")
 
 
-def _accelerator() -> torch.device | None:
+def _find_accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about an outdated driver, which `_reason_without_gpu` explains in one line
+        warnings.simplefilter("ignore")  # about an outdated driver, which `_explain_missing_gpu` explains in one line
         return torch.accelerator.current_accelerator(check_available=True)
 
 
@@ -137,43 +137,45 @@ def process_count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _launched_index() -> int:
+def _read_process_index() -> int:
     """Return the GPU index of this process; raise `InputError` if there are more processes than GPUs."""
     if process_count() == 1:
         return 0
     index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
     if index >= devices:
         started = os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))
-        problem = f"{started} processes on a machine with {devices} GPU{'s' * (devices != 1)}"
+        noun = "GPU" if devices == 1 else "GPUs"
+        problem = f"{started} processes on a machine with {devices} {noun}"
         raise InputError(f"--nproc-per-node: {problem}; allowed: at most {devices}, or {VARIABLE}=cpu")
     return index
 
 
-def _log(device: torch.device) -> None:
+def _log_device(device: torch.device) -> None:
     """Log the device, and a warning about idle GPUs."""
     if device.type == "cpu":
         logging.info("device: CPU")
-        reason = None if os.environ.get(VARIABLE) else _reason_without_gpu()
+        reason = None if os.environ.get(VARIABLE) else _explain_missing_gpu()
         if reason is not None:
             logging.warning("a GPU of this machine is not used: %s", reason)
         return
-    logging.info("device: %s", ", ".join([device_name(device), *_details(device)]))
+    logging.info("device: %s", ", ".join([device_name(device), *_describe_gpu(device)]))
     if (devices := torch.accelerator.device_count()) > 1 and process_count() == 1:
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
         logging.warning("%d of %d GPUs are unused; %s uses all of them", devices - 1, devices, command)
 
 
-def _details(device: torch.device) -> list[str]:
+def _describe_gpu(device: torch.device) -> list[str]:
     """Return a description of an NVIDIA GPU: memory, driver and CUDA version."""
     if device.type != "cuda":
         return []
-    details = [f"{torch.cuda.get_device_properties(device).total_memory / 2**30:.0f} GiB"]
-    if (driver := _driver()) is not None:
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    details = [f"{memory_bytes / 2**30:.0f} GiB"]
+    if (driver := _read_driver_version()) is not None:
         details.append(f"driver {driver}")
     return [*details, f"CUDA {torch.version.cuda}"]
 
 
-def _driver() -> str | None:
+def _read_driver_version() -> str | None:
     """Return the version of the NVIDIA driver, or None."""
     if not NVIDIA_DRIVER.exists():
         return None
@@ -181,10 +183,10 @@ def _driver() -> str | None:
     return match[0] if match else "of an unknown version"
 
 
-def _reason_without_gpu() -> str | None:
+def _explain_missing_gpu() -> str | None:
     """Return the reason why CUDA does not start despite an NVIDIA driver; None if there is no driver or CUDA starts."""
-    driver, cuda = _driver(), torch.version.cuda
-    accelerator = _accelerator()
+    driver, cuda = _read_driver_version(), torch.version.cuda
+    accelerator = _find_accelerator()
     if driver is None or (accelerator is not None and accelerator.type == "cuda"):
         return None
     if cuda is None:
@@ -192,16 +194,17 @@ def _reason_without_gpu() -> str | None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return f"its driver is {driver}, but CUDA_VISIBLE_DEVICES is empty"
     needed = NEEDED_DRIVERS.get(cuda.partition(".")[0])
-    if needed and _numbers(driver) < _numbers(needed):
+    if needed and _parse_version(driver) < _parse_version(needed):
         return f"its driver is {driver}, and torch for CUDA {cuda} needs {needed} or newer"
-    return f"its driver is {driver}, but CUDA {cuda} does not start: {_start_error()}"
+    return f"its driver is {driver}, but CUDA {cuda} does not start: {_read_start_error()}"
 
 
-def _numbers(version: str) -> list[int]:
+def _parse_version(version: str) -> list[int]:
+    """Return the numbers in a version, for comparisons."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def _start_error() -> str:
+def _read_start_error() -> str:
     """Return the first line of CUDA's start-up error."""
     try:
         torch.cuda.init()

@@ -69,6 +69,7 @@ def check_folder(key: str, folder: Path, patterns: Collection[str]) -> None:
 
 
 def _check_writable_by_key(key: str, folder: Path) -> None:
+    """Raise `InputError`, prefixed with `key`, if a folder or its nearest existing parent is not writable."""
     try:
         check_writable(folder)
     except InputError as error:

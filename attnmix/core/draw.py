@@ -99,7 +99,7 @@ def _select_groups(
 
 
 def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the classes and the number of rows to draw from each class."""
+    """Return the classes `[C]` and the number of rows `[C]` to draw from each class."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)

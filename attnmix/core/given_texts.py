@@ -55,7 +55,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     """
     if isinstance(given, str):
         return [_check_text(given, key)]
-    names = _column_names(given)
+    names = _list_column_names(given)
     if IDS in names:
         return list(_read_encodings(given, key))
     if names:
@@ -81,7 +81,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
 
 def read_item(value: Any, key: str) -> Item:
     """Return one text, pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
-    names = _column_names(value)
+    names = _list_column_names(value)
     if IDS in names:
         encodings = _read_encodings(value, key)
         if len(encodings) != 1:
@@ -161,7 +161,7 @@ def _convert_to_list(value: Any) -> Any:
 
 def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     """Return the texts of a tokenizer's output, for one text or a batch, without masked tokens."""
-    names = [name for name in _column_names(given) if given[name] is not None]
+    names = [name for name in _list_column_names(given) if given[name] is not None]
     unsupported = [name for name in names if name in OTHER_INPUTS]
     if unsupported:
         raise InputError(f"{key}: {unsupported[0]} is not supported; allowed: {IDS}, {MASK}, {TYPE_IDS}")
@@ -231,7 +231,7 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
     return TokenIds(encoding.ids[part], types, masked=True)
 
 
-def _column_names(given: Any) -> list[str]:
+def _list_column_names(given: Any) -> list[str]:
     """Return the keys or column names of a mapping, data frame or dataset; empty for other objects.
 
     A mapping or table without columns has the single name "".
@@ -284,7 +284,7 @@ def _find_text_column(given: Any) -> str | None:
             name = json.dumps(key, ensure_ascii=False)
         selection = f"[{name}]"
         values = _select_column(given, key)
-        if _column_names(values):  # a split
+        if _list_column_names(values):  # a split
             inner = _find_text_column(values)
             if inner is None:
                 return None

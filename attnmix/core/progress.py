@@ -20,6 +20,7 @@ class Progress:
     """The progress of a loop with a known number of steps."""
 
     def __init__(self, description: str, total: int) -> None:
+        """Start the clock, and a progress bar that appears after `BAR_DELAY_SECONDS` on a terminal."""
         self.description = description
         self.total = total
         self.done = 0

@@ -44,21 +44,21 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
-def _digits_as_name(value: Any) -> Any:
+def _convert_digits(value: Any) -> Any:
     """Return an integer, or the integers of a list, as strings: `-S dataset.text_column=0` selects the column `0`."""
     if isinstance(value, list):
-        return [_digits_as_name(item) for item in value]
+        return [_convert_digits(item) for item in value]
     return str(value) if type(value) is int else value
 
 
-def _empty_as_none(value: Any) -> Any:
+def _convert_empty_string(value: Any) -> Any:
     """Return None for an empty string, set by `-S dataset.test_split=`; an empty value in YAML is already None."""
     return None if value == "" else value
 
 
-Name = Annotated[NonEmptyText, BeforeValidator(_digits_as_name)]
-NameOrNone = Annotated[Name | None, BeforeValidator(_empty_as_none)]
-CountOrNone = Annotated[Count | None, BeforeValidator(_empty_as_none)]
+Name = Annotated[NonEmptyText, BeforeValidator(_convert_digits)]
+NameOrNone = Annotated[Name | None, BeforeValidator(_convert_empty_string)]
+CountOrNone = Annotated[Count | None, BeforeValidator(_convert_empty_string)]
 
 
 def _check_text(text: str) -> str:
@@ -68,10 +68,11 @@ def _check_text(text: str) -> str:
     return text
 
 
-def _one_or_pair(check: Callable[[str], str], what: str) -> PlainValidator:
+def _create_pair_validator(check: Callable[[str], str], what: str) -> PlainValidator:
     """Return a validator that applies `check` to one string, or to both strings of a list of two."""
 
     def validate(value: Any) -> str | list[str]:
+        """Return the checked strings; raise `ValueError` for other types and for lists of a different length."""
         given = value if isinstance(value, list) and len(value) == 2 else [value]
         if not all(isinstance(text, str) for text in given):
             raise ValueError(f"specify {what}")
@@ -87,7 +88,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _targets(value: Any) -> str | list[str]:
+def _check_targets(value: Any) -> str | list[str]:
     """Return the names of the Linear modules with adapters, or `all-linear`."""
     if value == "all-linear":
         return "all-linear"
@@ -107,10 +108,11 @@ NAMES_BY_PARAMETER = {
 """The allowed names of each parameter of params.yaml that is a list of names."""
 
 
-def _one_of(allowed: Iterable[str]) -> AfterValidator:
+def _create_name_validator(allowed: Iterable[str]) -> AfterValidator:
     """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
 
-    def check(name: str) -> str:
+    def check_name(name: str) -> str:
+        """Return an allowed name; raise `ValueError` for any other name."""
         if name in allowed:
             return name
         problem = f"no such name; allowed: {', '.join(allowed)}"
@@ -119,7 +121,7 @@ def _one_of(allowed: Iterable[str]) -> AfterValidator:
                 raise ValueError(f"{problem}; it belongs to {key}")
         raise ValueError(problem)
 
-    return AfterValidator(check)
+    return AfterValidator(check_name)
 
 
 class Section(BaseModel):
@@ -129,7 +131,8 @@ class Section(BaseModel):
 
     @field_validator("*", mode="after")
     @classmethod
-    def _no_repeated_item(cls, value: Any) -> Any:
+    def _check_repeated_items(cls, value: Any) -> Any:
+        """Raise `ValueError` for a list with equal items."""
         if isinstance(value, list) and any(value.count(item) > 1 for item in value):
             raise ValueError("it contains a value more than once")
         return value
@@ -148,11 +151,11 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     try:
         return section(**values)
     except ValidationError as error:
-        problems = [f"{_place(problem)}: {problem_text(problem)}" for problem in error.errors()]
+        problems = [f"{_locate_problem(problem)}: {problem_text(problem)}" for problem in error.errors()]
         raise InputError("; ".join(dict.fromkeys(problems))) from None
 
 
-def _place(details: ErrorDetails) -> str:
+def _locate_problem(details: ErrorDetails) -> str:
     """Return the name of a value, including the index of a list item."""
     name, *parts = details["loc"]
     place = str(name)
@@ -179,8 +182,8 @@ class DatasetParameters(Section):
     test_split: NameOrNone = "test"
     text_column: Annotated[
         str | list[str],
-        _one_or_pair(_check_name, "one column name, or a list of two for pairs of texts"),
-        BeforeValidator(_digits_as_name),
+        _create_pair_validator(_check_name, "one column name, or a list of two for pairs of texts"),
+        BeforeValidator(_convert_digits),
     ] = "text"
     label_column: Name = "label"
     group_column: NameOrNone = None
@@ -195,7 +198,8 @@ class DatasetParameters(Section):
         return [self.text_column] if isinstance(self.text_column, str) else self.text_column
 
     @model_validator(mode="after")
-    def _different_names(self) -> DatasetParameters:
+    def _check_column_names(self) -> DatasetParameters:
+        """Raise `ValueError` for splits or columns with the same name."""
         if self.test_split == self.train_split:
             raise ValueError("train_split and test_split need different names")
         if self.label_column in self.text_columns:
@@ -203,7 +207,8 @@ class DatasetParameters(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_rare_word_in_one_text(self) -> DatasetParameters:
+    def _check_rare_word(self) -> DatasetParameters:
+        """Raise `ValueError` for a rare word that contains spaces, or for pairs of texts."""
         if self.rare_word is None:
             return self
         if len(self.rare_word.split()) != 1:
@@ -230,7 +235,7 @@ class ModelParameters(Section):
 class LoraParameters(Section):
     rank: Count = 8
     alpha: Count = 16
-    targets: Annotated[str | list[str], PlainValidator(_targets)] = "all-linear"
+    targets: Annotated[str | list[str], PlainValidator(_check_targets)] = "all-linear"
 
 
 class FinetuneParameters(Section):
@@ -242,10 +247,11 @@ class FinetuneParameters(Section):
     load_best_model_at_end: bool = True
     labels: Literal["given", "permuted"] = "given"
     frozen_layers: CountOrZero = 0
-    lora: Annotated[LoraParameters | None, BeforeValidator(_empty_as_none)] = None
+    lora: Annotated[LoraParameters | None, BeforeValidator(_convert_empty_string)] = None
 
     @model_validator(mode="after")
-    def _lora_is_trained(self) -> FinetuneParameters:
+    def _check_lora(self) -> FinetuneParameters:
+        """Raise `ValueError` for LoRA without training or with frozen layers."""
         if self.lora and not self.epochs:
             raise ValueError("lora requires training; set epochs to 1 or more")
         if self.lora and self.frozen_layers:
@@ -259,8 +265,8 @@ BATCH_TOKENS = 4096  # padded tokens in one forward pass
 class CaptureParameters(Section):
     documents: list[CountOrZero] = []
     drawn: CountOrZero = 0
-    texts: list[Annotated[str | list[str], _one_or_pair(_check_text, "a text, or a list of two texts")]] = []
-    points: Annotated[list[Annotated[str, _one_of(POINTS)]], Field(min_length=1)] = [
+    texts: list[Annotated[str | list[str], _create_pair_validator(_check_text, "a text, or a list of two texts")]] = []
+    points: Annotated[list[Annotated[str, _create_name_validator(POINTS)]], Field(min_length=1)] = [
         "word_embedding",
         "embedding_output",
         "attention_heads",
@@ -283,7 +289,8 @@ class CaptureParameters(Section):
 
     @field_validator("store")
     @classmethod
-    def _known_file_system(cls, store: str) -> str:
+    def _check_store(cls, store: str) -> str:
+        """Return the store without a trailing slash; raise `ValueError` for an unknown file system or partial path."""
         path = store
         if "://" in store:
             protocol, _, path = store.partition("://")
@@ -310,11 +317,11 @@ class CaptureParameters(Section):
 class MeasureParameters(Section):
     documents: Count = 40
     control_documents: CountOrNone = None
-    methods: Annotated[list[Annotated[str, _one_of(RATIO_NAMES)]], Field(min_length=1)] = [
+    methods: Annotated[list[Annotated[str, _create_name_validator(RATIO_NAMES)]], Field(min_length=1)] = [
         name for name in RATIO_NAMES if name not in REDUNDANT_RATIO_NAMES
     ]
-    controls: list[Annotated[str, _one_of(RATIO_CONTROL_NAMES)]] = list(DEFAULT_CONTROL_NAMES)
-    matrices: list[Annotated[str, _one_of(MATRIX_NAMES)]] = list(DEFAULT_MATRIX_NAMES)
+    controls: list[Annotated[str, _create_name_validator(RATIO_CONTROL_NAMES)]] = list(DEFAULT_CONTROL_NAMES)
+    matrices: list[Annotated[str, _create_name_validator(MATRIX_NAMES)]] = list(DEFAULT_MATRIX_NAMES)
     gradient_documents: CountOrZero = 0
     gradient_max_length: Tokens = 16
     exchange_documents: CountOrZero = 40
@@ -323,7 +330,9 @@ class MeasureParameters(Section):
     exchange_max_length: Tokens = 48
     parts_documents: CountOrZero = 8
     parts_max_length: Tokens = 48
-    parts_rules: Annotated[list[Annotated[str, _one_of(PARTS_RULE_NAMES)]], Field(min_length=1)] = ["chord"]
+    parts_rules: Annotated[list[Annotated[str, _create_name_validator(PARTS_RULE_NAMES)]], Field(min_length=1)] = [
+        "chord"
+    ]
 
 
 class FaithfulnessParameters(Section):
@@ -344,17 +353,18 @@ tokens (commit c727349).
 
 
 class UmapParameters(Section):
-    metric: Annotated[str, _one_of(METRIC_NAMES)] = "euclidean"
+    metric: Annotated[str, _create_name_validator(METRIC_NAMES)] = "euclidean"
     seed: Seed = 2
     n_neighbors: Annotated[int, Field(ge=2)] = 15
     min_dist: Annotated[float, Field(ge=0, le=1)] = 0.1
-    layouts: Annotated[list[Annotated[str, _one_of(LAYOUTS)]], Field(min_length=1)] = ["joint", "pca"]
-    max_points: Annotated[Annotated[int, Field(ge=4)] | None, BeforeValidator(_empty_as_none)] = 100_000
+    layouts: Annotated[list[Annotated[str, _create_name_validator(LAYOUTS)]], Field(min_length=1)] = ["joint", "pca"]
+    max_points: Annotated[Annotated[int, Field(ge=4)] | None, BeforeValidator(_convert_empty_string)] = 100_000
     stability_seeds: list[Seed] = [3]
 
     @field_validator("stability_seeds")
     @classmethod
-    def _other_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+    def _check_stability_seeds(cls, seeds: list[int], info: ValidationInfo) -> list[int]:
+        """Raise `ValueError` if a seed is also `umap.seed`."""
         if info.data.get("seed") in seeds:
             raise ValueError(f"{info.data['seed']} is also umap.seed; choose different seeds")
         return seeds

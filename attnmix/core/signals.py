@@ -32,6 +32,7 @@ def received_signal() -> int | None:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
+    """Record the signal and raise KeyboardInterrupt; exit immediately at a second signal."""
     if _received:
         os._exit(128 + number)
     _received.append(number)

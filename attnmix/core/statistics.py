@@ -91,13 +91,13 @@ class Resampled(NamedTuple):
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = np.quantile(self.samples, tails, axis=0)
+        ends = np.quantile(self.samples, tails, axis=0)  # NaN if a sample is missing, which `nanquantile` ignores
         is_missing = np.isnan(self.samples)
         is_partly_missing = is_missing.any(0) & ~is_missing.all(0)
         partly_missing_samples = self.samples[:, is_partly_missing]
         ends[:, is_partly_missing] = np.nanquantile(partly_missing_samples, tails, axis=0)
         normal = float(ndtri(tails[1]))
-        student = _student(normal, self.documents)
+        student = _compute_student_factor(normal, self.documents)
         low, high = self.mean + (ends - self.mean) * student / normal
         return Interval(self.mean, low, high)
 
@@ -129,7 +129,7 @@ class Resampled(NamedTuple):
         largest = standardised.max(1, initial=0)
         quantile = np.quantile(largest, LEVEL)
         known_error = np.where(is_included, error, np.nan).reshape(self.mean.shape)
-        half = known_error * _student(quantile, self.documents)
+        half = known_error * _compute_student_factor(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
@@ -143,6 +143,7 @@ class Draws:
     """Counts of each text in each bootstrap sample, determined by the seed and the number of texts."""
 
     def __init__(self, documents: int, samples: int, seed: int) -> None:
+        """Draw the counts `[samples, documents]` in blocks, to limit memory."""
         generator = np.random.default_rng(seed)
         shares = np.full(documents, 1 / documents)
         self.counts = np.empty((samples, documents), np.uint8)  # a count reaches 256 with probability < 1e-500
@@ -181,7 +182,7 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
     return draws.resample([chunk])
 
 
-def _student(quantile: float, documents: Doubles) -> Doubles:
+def _compute_student_factor(quantile: float, documents: Doubles) -> Doubles:
     """Return the factor that replaces the normal `quantile` in the interval of a mean over `documents` texts."""
     from scipy.special import ndtr, stdtrit  # slow import, not needed for figures and pages
 
@@ -293,7 +294,7 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 
 def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks over the last axis minus their mean."""
+    """Return the ranks over the last axis minus their mean, in the shape of `values`."""
     from scipy.stats import rankdata  # slow import, needed for ranks only
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))

@@ -27,7 +27,7 @@ def printable(text: str, kept: str = KEPT_CONTROLS) -> str:
         return text
     characters = []
     for char in text:
-        if _acts(char) and char not in kept:
+        if _is_active_character(char) and char not in kept:
             char = char.encode("unicode_escape").decode("ascii")
         characters.append(char)
     return "".join(characters)
@@ -46,7 +46,7 @@ def shorten_words(text: str) -> str:
     return LONG_WORD.sub(r"\1...", text)
 
 
-def _acts(char: str) -> bool:
+def _is_active_character(char: str) -> bool:
     """Return True for control characters, line separators, bidirectional controls and lone surrogates."""
     return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in DIRECTIONS
 

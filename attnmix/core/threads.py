@@ -24,7 +24,7 @@ def few_threads(tokens: int = 0) -> Iterator[None]:
         yield
         return
     torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
-    with _openmp().limit(limits=1):
+    with _find_openmp().limit(limits=1):
         yield
 
 
@@ -34,6 +34,6 @@ def wait_passively() -> bool:
 
 
 @cache
-def _openmp() -> Any:
+def _find_openmp() -> Any:
     """Return the OpenMP libraries; their thread limit applies to the calling thread only."""
     return ThreadpoolController().select(user_api="openmp")

@@ -29,7 +29,7 @@ def torch_state() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        for kind in _autocast_devices():
+        for kind in _list_autocast_devices():
             stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device() != CPU:
             stack.enter_context(CPU)
@@ -69,13 +69,14 @@ class _Shared:
 
 
 @contextmanager
-def _numeric_settings() -> Iterator[None]:
-    with _default_dtype(torch.float32), _exact_products():
+def _set_numeric_settings() -> Iterator[None]:
+    """Set float32 as the default dtype, and full precision of products; restore both afterwards."""
+    with _set_default_dtype(torch.float32), _set_exact_products():
         yield
 
 
 @contextmanager
-def _eager_stance() -> Iterator[None]:
+def _disable_compilation() -> Iterator[None]:
     """Disable compilation; raise `InputError` inside a compiled function."""
     try:
         stance = torch.compiler.set_stance("force_eager")
@@ -98,13 +99,13 @@ def forward_derivatives() -> Iterator[None]:
         yield
 
 
-_process_state = _Shared(_numeric_settings)
-uncompiled = _Shared(_eager_stance)
+_process_state = _Shared(_set_numeric_settings)
+uncompiled = _Shared(_disable_compilation)
 """A context in which functions compiled by `torch.compile` run eagerly."""
 _forward_derivatives = threading.Lock()
 
 
-def _autocast_devices() -> list[str]:
+def _list_autocast_devices() -> list[str]:
     """Return the device types with autocast enabled in this thread."""
     kinds = (*DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
@@ -122,7 +123,8 @@ def _check_transforms() -> None:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def _set_default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Set the default dtype of new tensors; restore the previous one afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -132,7 +134,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextmanager
-def _exact_products() -> Iterator[None]:
+def _set_exact_products() -> Iterator[None]:
     """Set full precision, and restore the previous settings of all backends afterwards."""
     torch_backends: Any = torch.backends  # some attributes exist only at run time
     cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn

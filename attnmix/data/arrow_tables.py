@@ -27,7 +27,7 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
         names = _select_names(schema, columns)
         texts = [name for name in names if _is_text(schema.field(name).type)]
         with pq.ParquetFile(content, read_dictionary=texts) as file:
-            check_table_size(_stored_bytes(file.metadata, names), limit)
+            check_table_size(_read_stored_bytes(file.metadata, names), limit)
             batches = _limit_batches(file.iter_batches(BATCH_ROWS, columns=names), limit)
             schema_without_rows = None if batches else file.schema_arrow
             table = pa.Table.from_batches(batches, schema_without_rows)
@@ -36,7 +36,7 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
             declared_type = schema.field(name).type
             column = table.column(name).cast(declared_type)
             table = table.set_column(number, name, column)
-    return _to_frame(table)
+    return _convert_to_frame(table)
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
@@ -49,7 +49,7 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
         batches = _limit_batches(selected_batches, limit)
         fields = [schema.field(name) for name in names]
     table = pa.Table.from_batches(batches, pa.schema(fields))
-    return _to_frame(table)
+    return _convert_to_frame(table)
 
 
 def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
@@ -107,13 +107,13 @@ def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.Rec
     kept = []
     size = 0
     for batch in batches:
-        size += sum(_expanded_bytes(column) for column in batch.columns)
+        size += sum(_count_expanded_bytes(column) for column in batch.columns)
         check_table_size(size, limit)
         kept.append(batch)
     return kept
 
 
-def _to_frame(table: pa.Table) -> pd.DataFrame:
+def _convert_to_frame(table: pa.Table) -> pd.DataFrame:
     """Return a validated table as a data frame, without dictionary encoding."""
     table.validate(full=True)  # checks that texts are UTF-8
     for number, field in enumerate(table.schema):
@@ -125,11 +125,12 @@ def _to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def _is_text(kind: pa.DataType) -> bool:
+    """Return True for strings and bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 
 
-def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
+def _read_stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
     """Return the uncompressed size of the columns `names`, as declared in the file."""
     size = 0
     for group_number in range(metadata.num_row_groups):
@@ -143,7 +144,7 @@ def _stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
     return size
 
 
-def _expanded_bytes(column: pa.Array) -> int:
+def _count_expanded_bytes(column: pa.Array) -> int:
     """Return the size of a column without dictionary encoding of its texts."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)

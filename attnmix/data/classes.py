@@ -115,7 +115,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
             raise InputError(f"{where} ({file.shown}): the label in row {row} is not a string, number or boolean")
         kind = _name_kind(value)
         labels[kind, value] = None
-    return [value for _, value in labels if not _is_gap(value, names)]
+    return [value for _, value in labels if not _is_missing(value, names)]
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
@@ -203,7 +203,7 @@ def shown_classes(values: Sequence[Any]) -> str:
     return ", ".join(words)
 
 
-def _is_gap(value: Any, names: Sequence[str]) -> bool:
+def _is_missing(value: Any, names: Sequence[str]) -> bool:
     """Return True for a missing label, and for -1, the hub's code of unlabelled rows, unless it is a class name."""
     if isinstance(value, str):
         return value.strip() in ("", "-1") and value not in names
@@ -251,7 +251,7 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
     if kinds == {"boolean"}:
         classes = {value: bool(value) for value in values}
     elif kinds == {"string"}:
-        classes = _read_words(values, where)
+        classes = _read_strings(values, where)
     else:
         _check_whole(values, values, where)
         classes = {value: int(value) for value in values}
@@ -268,7 +268,7 @@ def _name_kind(label: Any) -> str:
     return "number"
 
 
-def _read_words(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
+def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
     """Return labels without surrounding spaces, as integers if all of them have the same integer format."""
     words = {value: value.strip() for value in values}
     counts = Counter(words.values())

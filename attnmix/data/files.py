@@ -46,7 +46,7 @@ def read_errors(path: Path, shown: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        line = _undecodable_line(path)
+        line = _locate_undecodable_line(path)
         problem = f"{line} is not UTF-8 ({error.object[error.start : error.start + 1]!r})"
         advice = "convert the file to UTF-8 from its encoding, such as latin-1 or windows-1252"
         raise InputError(f"dataset.name: {shown}: {problem}; {advice}") from error
@@ -69,7 +69,7 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
         return read_json(content, suffix != ".json", columns, shown)
 
 
-def _undecodable_line(path: Path) -> str:
+def _locate_undecodable_line(path: Path) -> str:
     """Return the location of the first line that is not UTF-8, which is unknown if the file has changed."""
     try:
         with open_bytes(path) as file:

@@ -187,7 +187,7 @@ def errors_in_words(shown: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # `datasets` raises dozens of types for an invalid description
-        raise InputError(f"dataset.name: {shown} cannot be loaded ({_cause(error)})") from error
+        raise InputError(f"dataset.name: {shown} cannot be loaded ({_describe_cause(error)})") from error
 
 
 def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any], list[str]]:
@@ -360,12 +360,12 @@ def _match_each(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return the unique names that match any of the patterns, in the order of the patterns."""
     matched: dict[str, None] = {}
     for pattern in patterns:
-        for name in _match(pattern, names):
+        for name in _match_pattern(pattern, names):
             matched[name] = None
     return list(matched)
 
 
-def _match(pattern: str, names: Sequence[str]) -> list[str]:
+def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
     """Return the sorted names that match a pattern; a pattern equal to a file name matches only this file."""
     from fsspec.utils import glob_translate
 
@@ -421,7 +421,7 @@ def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     return value == defaults[key] or value in EQUIVALENT_OPTIONS.get(key, ())
 
 
-def _cause(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Return the message of the first error in a chain, in one line, or its type if the message is empty."""
     while error.__cause__ is not None:
         error = error.__cause__

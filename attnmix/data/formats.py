@@ -94,7 +94,7 @@ def check_compressed_start(start: bytes) -> None:
 
 def check_sizes(files: Sequence[Path]) -> None:
     """Raise `InputError` for files that exceed the size limit of a dataset, before they are read."""
-    sizes = {file: _size_of(file) for file in files}
+    sizes = {file: _read_size(file) for file in files}
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         total = f"the data files have {sum(sizes.values()) / 1e9:.3g} GB"
@@ -103,7 +103,7 @@ def check_sizes(files: Sequence[Path]) -> None:
         raise InputError(f"dataset.name: {problem}; {allowed}")
 
 
-def _size_of(file: Path) -> int:
+def _read_size(file: Path) -> int:
     """Return the size of a file in bytes; raise `InputError` if it is missing or unreadable."""
     try:
         return file.stat().st_size

@@ -22,7 +22,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
     with io.TextIOWrapper(content, encoding="utf-8-sig") as file:
         for number, record in _read_lines(file) if in_lines else _read_values(file.read()):
             if not isinstance(record, dict):
-                raise ValueError(f"line {number} is not a JSON object; {_allowed(in_lines)}")
+                raise ValueError(f"line {number} is not a JSON object; {_describe_allowed_records(in_lines)}")
             names.update(dict.fromkeys(record))
             row = record
             if columns is not None:
@@ -40,9 +40,9 @@ def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield number, json.loads(line, object_pairs_hook=_unique_keys)
+                yield number, json.loads(line, object_pairs_hook=_check_unique_keys)
             except (ValueError, RecursionError) as error:
-                raise _line_error(number, error, in_lines=True) from error
+                raise _create_line_error(number, error, in_lines=True) from error
 
 
 def _skip_space(text: str, position: int) -> int:
@@ -52,7 +52,7 @@ def _skip_space(text: str, position: int) -> int:
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
     """Yield the number of the first line and the value of each element of a list, or of consecutive values."""
-    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys)
+    decoder = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
     position = _skip_space(text, 0)
     in_list = text.startswith("[", position)
     separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
@@ -68,20 +68,22 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
         try:
             value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            raise _line_error(number, error, in_lines=False) from error
+            raise _create_line_error(number, error, in_lines=False) from error
         yield number, value
         between = separator.match(text, position)
         if between is None:
-            raise ValueError(f"the object of line {number} is not followed by a comma; {_allowed(in_lines=False)}")
+            raise ValueError(
+                f"the object of line {number} is not followed by a comma; {_describe_allowed_records(in_lines=False)}"
+            )
         position = between.end()
         if in_list and between[1] == "]":
             ended = True
             break
     if not ended or position < len(text):
-        raise ValueError(f"its list must end at the end of the file; {_allowed(in_lines=False)}")
+        raise ValueError(f"its list must end at the end of the file; {_describe_allowed_records(in_lines=False)}")
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object; raise `ValueError` for a repeated key, because Python's `json` keeps only the last value."""
     record = dict(pairs)
     if len(record) < len(pairs):
@@ -95,11 +97,13 @@ class _RepeatedKeyError(ValueError):
     """An object with a repeated key."""
 
 
-def _line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
+def _create_line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
+    """Return the error for a line or row that is not an object."""
     if isinstance(error, _RepeatedKeyError):
         return ValueError(f"the object of line {number} has {error}")
-    return ValueError(f"line {number} is not a JSON object ({error}); {_allowed(in_lines)}")
+    return ValueError(f"line {number} is not a JSON object ({error}); {_describe_allowed_records(in_lines)}")
 
 
-def _allowed(in_lines: bool) -> str:
+def _describe_allowed_records(in_lines: bool) -> str:
+    """Return advice on the format of jsonl (`in_lines`) or json files."""
     return "write one object per line" if in_lines else "write one object per row, in a list or one after the other"

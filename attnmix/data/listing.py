@@ -53,7 +53,7 @@ def list_files(folder: Path) -> list[str]:
     pending: list[tuple[str, tuple[str, ...]]] = [("", (root,))]
     while pending:
         inside, ancestors = pending.pop()
-        for entry in _scan(folder, inside):
+        for entry in _list_entries(folder, inside):
             name = f"{inside}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
@@ -75,7 +75,7 @@ def list_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _scan(folder: Path, inside: str) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path, inside: str) -> list[os.DirEntry[str]]:
     """Return the entries of a folder; an unreadable system folder counts as empty."""
     try:
         with os.scandir(folder / inside) as entries:
@@ -104,7 +104,7 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
     data = []
     unread = []
     for name in sorted(known):
-        folder = _folder_of(name)
+        folder = _read_folder_name(name)
         file = PurePosixPath(name).name
         if folder in saved_files:
             if file in saved_files[folder]:
@@ -129,7 +129,7 @@ def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) ->
         if is_state and not _is_hidden_path(name) and not _is_discarded(name, ()):
             files = _read_saved_files(name, path, names)
             if files is not None:
-                saved_files[_folder_of(name)] = files
+                saved_files[_read_folder_name(name)] = files
     return saved_files
 
 
@@ -146,6 +146,7 @@ def _is_hidden(part: str) -> bool:
 
 
 def _is_hidden_path(name: str) -> bool:
+    """Return True for a hidden file, and for a file in a hidden folder or a cache (`__...`)."""
     *folders, file = name.split("/")
     if _is_hidden(file):
         return True
@@ -161,13 +162,13 @@ def _is_discarded(name: str, known: Collection[str]) -> bool:
     stem, suffixes = split_suffixes(file)
     if stem.endswith(CHECKPOINT):
         original = stem.removesuffix(CHECKPOINT)
-        if f"{_folder_of(name)}{original}{suffixes}" in known:
+        if f"{_read_folder_name(name)}{original}{suffixes}" in known:
             return True
     stem = stem.lower()
     return stem.endswith(BACKUP_ENDS) or CONFLICT.search(stem) is not None
 
 
-def _folder_of(name: str) -> str:
+def _read_folder_name(name: str) -> str:
     """Return the folder of a name, empty or with a trailing slash."""
     file = PurePosixPath(name).name
     return name[: len(name) - len(file)]
@@ -175,11 +176,11 @@ def _folder_of(name: str) -> str:
 
 def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
     """Return the files listed in a `state.json`; None if `datasets` did not write it."""
-    folder = _folder_of(name)
+    folder = _read_folder_name(name)
     tables = []
     for other in names:
         file = other.removeprefix(folder)
-        is_in_folder = _folder_of(other) == folder
+        is_in_folder = _read_folder_name(other) == folder
         if is_in_folder and file.endswith(".arrow") and not CACHE.fullmatch(file):
             tables.append(file)
     state = _read_json(name, path, is_needed=bool(tables))

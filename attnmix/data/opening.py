@@ -76,13 +76,14 @@ def _check_zip_end(file: io.BufferedReader) -> None:
     end = file.read()
     start = end.rfind(ZIP_END_MARK)
     if 0 <= start <= len(end) - ZIP_END_BYTES:
-        (comment_bytes,) = struct.unpack_from("<H", end, start + ZIP_END_BYTES - 2)
+        (comment_bytes,) = struct.unpack_from("<H", end, start + ZIP_END_BYTES - 2)  # last field of the end record
         if start + ZIP_END_BYTES + comment_bytes < len(end):
             raise ValueError(TRAILING_BYTES)
     file.seek(0)
 
 
 def _is_hidden(name: str) -> bool:
+    """Return True for a file in an archive that is hidden or in a hidden folder, such as `__MACOSX`."""
     return any(part.startswith((".", "__")) for part in name.split("/"))
 
 
@@ -119,19 +120,20 @@ class _StreamReader:
     """
 
     def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
+        """Prepare to read `file`; `new_decompressor` creates the decompressor of each stream."""
         self._file = file
         self._new_decompressor = new_decompressor
         self._padding = padding  # between the streams
         self._decompressor = new_decompressor()
-        self._is_first = True
-        self._is_start = True
+        self._is_first = True  # until the end of the first stream
+        self._is_start = True  # until the first decompressed bytes of a stream
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes; empty at the end."""
         while True:
             compressed = b""
             if self._decompressor.eof:
-                compressed = self._next_stream()
+                compressed = self._read_next_stream()
                 if not compressed:
                     return b""
                 self._decompressor = self._new_decompressor()
@@ -145,7 +147,7 @@ class _StreamReader:
             if part:
                 return part
 
-    def _next_stream(self) -> bytes:
+    def _read_next_stream(self) -> bytes:
         """Return the first bytes after a stream and its padding."""
         compressed: bytes = self._decompressor.unused_data.lstrip(self._padding)
         while not compressed:
@@ -182,6 +184,7 @@ class _LimitedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill `buffer`, and return the number of bytes."""
         part = self._content.read(len(buffer))
         self._size += len(part)
         if self._size > self._limit:

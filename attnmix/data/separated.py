@@ -26,7 +26,7 @@ def read_separated(
 ) -> pd.DataFrame:
     """Return the fields of csv (`quoted`) or tsv as strings; every record must have as many fields as the header."""
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    with _long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
+    with _allow_long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _read_records(reader)
         _, names = next(records, (0, []))
@@ -36,13 +36,13 @@ def read_separated(
         selected = names if columns is None else list(columns.values())
         kept = [number for number, name in enumerate(names) if name in selected]
         values: list[list[str]] = [[] for _ in kept]
-        header = _fold(names)
+        header = _normalise_header(names)
         size = 0
         for row, record in records:
             if len(record) != len(names):
                 count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
-                raise ValueError(f"{count}; {_ragged_advice(separator, quoted)}")
-            if _fold_field(record[0]) in header and _fold(record) == header:
+                raise ValueError(f"{count}; {_advise_on_ragged_rows(separator, quoted)}")
+            if _normalise_field(record[0]) in header and _normalise_header(record) == header:
                 problem = f"row {row} (line {reader.line_num}) repeats the header, as in joined files"
                 raise ValueError(f"{problem}; remove this line")
             for column, number in zip(values, kept, strict=True):
@@ -57,12 +57,12 @@ def read_separated(
     return frame
 
 
-def _fold(fields: Sequence[str]) -> list[str]:
+def _normalise_header(fields: Sequence[str]) -> list[str]:
     """Return the fields of a header independent of case and order, to detect repeated headers."""
-    return sorted(_fold_field(field) for field in fields)
+    return sorted(_normalise_field(field) for field in fields)
 
 
-def _fold_field(field: str) -> str:
+def _normalise_field(field: str) -> str:
     """Return a field without surrounding spaces and byte order marks, in lower case."""
     return field.strip(f"{BYTE_ORDER_MARK} ").casefold()
 
@@ -86,7 +86,7 @@ def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def _allow_long_fields() -> Iterator[None]:
     """Remove the field length limit of Python's `csv` (131,072 characters) for all readers of the process."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
@@ -95,7 +95,8 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _ragged_advice(separator: str, quoted: bool) -> str:
+def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
+    """Return advice on a row with too many or too few fields."""
     if quoted:
         mark = SEPARATOR_NAMES.get(separator, repr(separator))
         return f"write as many fields as in the header, and put fields with {mark} in quotes"

@@ -55,11 +55,11 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
     all_rows = pd.concat(tables.values())
     classes = all_rows.groupby("label")["label_name"].first()
     if "test" not in tables:
-        tables["train"], tables["test"] = _split(tables["train"], dataset.validation_fraction, seed)
-    tables["train"] = _limit(tables["train"], dataset.train_limit, seed)
-    tables["test"] = _limit(tables["test"], dataset.test_limit, seed)
+        tables["train"], tables["test"] = _split_rows(tables["train"], dataset.validation_fraction, seed)
+    tables["train"] = _draw_at_most(tables["train"], dataset.train_limit, seed)
+    tables["test"] = _draw_at_most(tables["test"], dataset.test_limit, seed)
     # The limits use the same seed, but this sample is independent of their row selection.
-    train, validation = _split(tables["train"], dataset.validation_fraction, seed)
+    train, validation = _split_rows(tables["train"], dataset.validation_fraction, seed)
     tables = {
         "train": train,
         "validation": validation,
@@ -84,7 +84,7 @@ def _select_columns(dataset: DatasetParameters) -> Columns:
     return columns
 
 
-def _limit(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
+def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
     """Return a stratified sample of at most `limit` rows, or all rows if it is None."""
     if limit is None:
         return table
@@ -121,7 +121,7 @@ def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
         )
 
 
-def _split(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the remainder and a part of the rows; rows connected by equal texts or groups stay together."""
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts

@@ -29,7 +29,7 @@ RANDOM_DRAWS = 1
 
 
 def word_positions(document: Document) -> npt.NDArray[np.int64]:
-    """Return the positions of non-special tokens."""
+    """Return the sorted positions `[W]` of non-special tokens."""
     special = [CLASSES.index(name) for name in ("cls", "sep")]
     return np.flatnonzero(~np.isin(document.classes, special))
 
@@ -47,6 +47,7 @@ class Review:
         generator: np.random.Generator,
         donor_ids: npt.NDArray[np.integer] | None = None,
     ) -> None:
+        """Classify the text, and draw its random scores."""
         self.classifier = classifier
         self.document = document
         self.ids = document.ids.tolist()
@@ -66,19 +67,19 @@ class Review:
 
     def gradient_norm(self) -> Doubles:
         """Return |d logit / d word_embedding_j| `[T]`."""
-        return _doubles(self.gradients.logit_by_words_TD.norm(dim=-1))
+        return _convert_to_float64(self.gradients.logit_by_words_TD.norm(dim=-1))
 
     def gradient_by_input(self) -> Doubles:
         """Return d logit / d word_embedding_j . word_embedding_j `[T]`."""
         products_TD = self.gradients.logit_by_words_TD * self.gradients.words_TD
-        return _doubles(products_TD.sum(-1))
+        return _convert_to_float64(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
         """Return the row `[T]` of the token that the head reads (the mean if several) in the last layer's matrix."""
         matrices, _ = self.layer_results
         last_TT = matrices[method][-1].cpu()
         is_read_T = self.gradients.read_T.cpu()
-        return _doubles(last_TT[is_read_T].mean(0))
+        return _convert_to_float64(last_TT[is_read_T].mean(0))
 
     def decomposed(self) -> Doubles:
         """Return each token's part of the predicted class's logit `[T]`; NaN if the head cannot be decomposed."""
@@ -94,10 +95,10 @@ class Review:
         return self._fill_undefined(relevance_T)
 
     def _fill_undefined(self, scores_T: Tensor | None) -> Doubles:
-        """Return the scores of the tokens, or NaN for all tokens if there are none."""
+        """Return the scores `[T]` of the tokens, or NaN for all tokens if there are none."""
         if scores_T is None:
             return np.full(len(self.ids), np.nan)
-        return _doubles(scores_T)
+        return _convert_to_float64(scores_T)
 
     def left_out(self) -> Doubles:
         """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
@@ -137,15 +138,15 @@ class Review:
         decomposition = None
         if decomposition_obstacle(family) is None and read >= 0:
             decomposition = Decomposition(self.classifier, read)
-        names = [name for name in SCORING_MATRICES if not _matrix_obstacle(name, family)]
+        names = [name for name in SCORING_MATRICES if not _find_matrix_obstacle(name, family)]
         matrices = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
+        def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
             if decomposition is not None:
                 decomposition.visit(layer_pass)
             return layer_contributions(matrices, layer_pass)
 
-        by_layer, logits_C, calls = self.classifier.map_layers(measure, self.ids)
+        by_layer, logits_C, calls = self.classifier.map_layers(measure_layer, self.ids)
         parts_T = None
         if decomposition is not None:
             parts_T = decomposition.relevance(calls, logits_C, self.predicted, self.document.name)
@@ -153,7 +154,8 @@ class Review:
             return contributions(names, by_layer), parts_T
 
 
-def _doubles(scores: Tensor) -> Doubles:
+def _convert_to_float64(scores: Tensor) -> Doubles:
+    """Return a tensor as an array on the CPU."""
     return np.asarray(scores.cpu().double().numpy())
 
 
@@ -169,13 +171,15 @@ class Attribution(NamedTuple):
         return np.atleast_2d(self.formula(review))
 
 
-def _matrix_obstacle(name: str, family: Family) -> str | None:
+def _find_matrix_obstacle(name: str, family: Family) -> str | None:
+    """Return the reason why a family has no score from the matrix or rollout `name`, or None."""
     if len(family.stacks) > 1:
         return "its decoder inputs are shifted by one token, and rollouts do not cross from encoder to decoder"
     return family.absent().get(name.removesuffix("_rollout"))
 
 
-def _attnlrp_obstacle(family: Family) -> str | None:
+def _find_attnlrp_obstacle(family: Family) -> str | None:
+    """Return the reason why AttnLRP does not apply to a family, or None."""
     return decomposition_obstacle(family) or relevance_obstacle(family)
 
 
@@ -185,12 +189,14 @@ ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
         name: Attribution(
-            partial(Review.matrix_row, method=name), partial(_matrix_obstacle, name), sampled=name != "alti_rollout"
+            partial(Review.matrix_row, method=name),
+            partial(_find_matrix_obstacle, name),
+            sampled=name != "alti_rollout",
         )
         for name in SCORING_MATRICES
     },
     "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, separate biases
-    "attnlrp": Attribution(Review.attnlrp, _attnlrp_obstacle),  # Achtibat et al., ICML 2024
+    "attnlrp": Attribution(Review.attnlrp, _find_attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm, sampled=True),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input, sampled=True),  # Shrikumar et al., 2017
     "leave_one_out": Attribution(Review.left_out, sampled=True),  # Li et al., 2016

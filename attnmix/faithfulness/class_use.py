@@ -85,7 +85,8 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
         """Return an edit that only stores each text's mean values in `means`."""
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
-        def edit(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        def record_means(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            """Store the means `[B, H, d]` of the values over the tokens of each text."""
             sums_BHd = (value * mask_B1T1).sum(-2)
             mean_BHd = sums_BHd / mask_B1T1.sum(-2)
             if layer not in means:
@@ -93,7 +94,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
             means[layer][batch] = mean_BHd
             return weights, value
 
-        return edit
+        return record_means
 
     logits_NC = classifier.logits(ids, keep_means)
     return logits_NC, means
@@ -164,11 +165,11 @@ def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) 
     """Return the output of each call of a layer, computed by the attention implementation that edits use."""
     outputs: list[Any] = []
 
-    def record(_layer: Any, _inputs: Any, output: Any) -> None:
+    def record_output(_layer: Any, _inputs: Any, output: Any) -> None:
         outputs.append(output)
 
     base = classifier.base
-    with torch.inference_mode(), edited_attention(base, _keep_attention), layer_hooks(base, record):
+    with torch.inference_mode(), edited_attention(base, _keep_attention), layer_hooks(base, record_output):
         classifier.model(**inputs)
     return outputs
 
@@ -184,12 +185,14 @@ def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) 
     remaining = list(outputs)
 
     def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
+        """Return a `forward` method that first returns the `remaining` outputs, which all layers share."""
+
+        def return_stored_or_run(*arguments: Any, **options: Any) -> Any:
             if remaining:
                 return remaining.pop(0)
             return forward(*arguments, **options)
 
-        return run
+        return return_stored_or_run
 
     for layer in layers:
         layer.forward = replace_first_calls(layer.forward)

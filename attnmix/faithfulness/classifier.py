@@ -55,7 +55,7 @@ class Gradients(NamedTuple):
     @property
     def read_position(self) -> int:
         """The position of the token that the head reads, or -1 if it reads several tokens."""
-        return _only_position(self.read_T)
+        return _find_only_position(self.read_T)
 
 
 class Prediction(NamedTuple):
@@ -84,6 +84,7 @@ class Classifier:
     """The sequence classifier of a checkpoint, in eval mode and float32."""
 
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
+        """Load the checkpoint in `folder`; `batch_tokens` is the maximum number of padded tokens per batch."""
         self.folder = folder
         self.batch_tokens = batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
@@ -130,20 +131,20 @@ class Classifier:
         """Return the derivatives of the logit of class `label` for one text."""
         classes = int(self.model.config.num_labels or 0)
         check_range("label: class", [label], range(classes))
-        logits_C, vectors = self._pass_with_derivatives(ids)
+        logits_C, vectors = self._run_with_derivatives(ids)
         words_1TD = vectors[0]
         by_words_1TD, by_last_1TD = torch.autograd.grad(logits_C[label], [words_1TD, vectors[-1]])
         return Gradients(words_1TD.detach()[0], by_words_1TD[0], _moves_logit(by_last_1TD))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
-        logits_C, vectors = self._pass_with_derivatives(ids)
+        logits_C, vectors = self._run_with_derivatives(ids)
         (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
-        read_position = _only_position(_moves_logit(by_last_1TD))
+        read_position = _find_only_position(_moves_logit(by_last_1TD))
         exact_logits_C = logits_C.detach().cpu().double()
         return Prediction(exact_logits_C, read_position)
 
-    def _pass_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def _run_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the logits `[C]` of one text, and its word embeddings and each layer's output, `[1, T, D]` each."""
         vectors: list[Tensor] = []
 
@@ -155,7 +156,7 @@ class Classifier:
             for module in (words, *self.layers):
                 hook = module.register_forward_hook(keep_output)
                 hooks.enter_context(hook)
-            output = self.model(**self._batch_of(ids))
+            output = self.model(**self._create_batch(ids))
         return output.logits[0], vectors
 
     def map_layers(
@@ -164,14 +165,14 @@ class Classifier:
         """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears."""
         results: list[Result] = []
 
-        def visit(layer_pass: LayerPass, _features: Any) -> None:
+        def append_result(layer_pass: LayerPass, _features: Any) -> None:
             result = function(layer_pass.document(0))
             results.append(result)
             calls.clear()  # Linears of the embedding and the layers do not belong to the head.
 
-        with self._head_calls() as calls, torch.no_grad():
+        with self._record_head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-            output = run_layers(self.base, self._batch_of(ids), visit, points, self.model)
+            output = run_layers(self.base, self._create_batch(ids), append_result, points, self.model)
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
@@ -198,13 +199,13 @@ class Classifier:
             leaving.append(first_of(output))
             calls.clear()
 
-        with self._head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
+        with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
             first_hook = self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True)
             hooks.enter_context(first_hook)
             for layer in self.layers:
                 hook = layer.register_forward_hook(keep_output)
                 hooks.enter_context(hook)
-            output = self.model(**self._batch_of(ids))
+            output = self.model(**self._create_batch(ids))
         logits_C = output.logits[0].detach()
         read_D = leaving[-1][0, read]
         biases_D = torch.zeros_like(read_D)
@@ -213,11 +214,11 @@ class Classifier:
         return head.relevance(entering[0], calls, logits_C, label, name)
 
     @contextmanager
-    def _head_calls(self) -> Iterator[list[HeadCall]]:
+    def _record_head_calls(self) -> Iterator[list[HeadCall]]:
         """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
         calls: list[HeadCall] = []
 
-        def record(module: Any, inputs: Any, output: Tensor) -> None:
+        def record_call(module: Any, inputs: Any, output: Tensor) -> None:
             input_rows = inputs[0].detach().flatten(0, -2)
             output_rows = output.detach().flatten(0, -2)
             calls.append(HeadCall(module, input_rows, output_rows))
@@ -225,28 +226,37 @@ class Classifier:
         with ExitStack() as hooks:
             for module in self.model.modules():
                 if isinstance(module, Linear):
-                    hook = module.register_forward_hook(record)
+                    hook = module.register_forward_hook(record_call)
                     hooks.enter_context(hook)
             yield calls
 
     @cached_property
     def values(self) -> list[Affine]:
         """The map x -> x W_V + b_V of each layer."""
-        maps = map_layers(value_map, self.base, self._batch_of([self.tokenizer.pad_token_id]))
+        maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Clones allow autograd to use them.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return the input `[width]` of the head's second Linear if all outputs of its first equal `number` `[1]`."""
         entering: list[Tensor] = []
+
+        def replace_output(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            return number.expand_as(output)
+
+        def record_input(_module: Any, inputs: Any) -> None:
+            rows = inputs[0].flatten(0, -2)
+            entering.append(rows[0])
+
         with (
-            first.register_forward_hook(lambda _module, _inputs, output: number.expand_as(output)),
-            second.register_forward_pre_hook(lambda _module, inputs: entering.append(inputs[0].flatten(0, -2)[0])),
+            first.register_forward_hook(replace_output),
+            second.register_forward_pre_hook(record_input),
             torch.inference_mode(),
         ):
-            self.model(**self._batch_of([self.tokenizer.pad_token_id]))
+            self.model(**self._create_batch([self.tokenizer.pad_token_id]))
         return entering[-1]
 
-    def _batch_of(self, ids: Sequence[int]) -> dict[str, Tensor]:
+    def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
+        """Return the model's input for a single text."""
         return padded([list(ids)], self.tokenizer.pad_token_id, self.model.device)
 
 
@@ -256,7 +266,7 @@ def _moves_logit(derivative_1TD: Tensor) -> Tensor:
     return size_T > 0
 
 
-def _only_position(read_T: Tensor) -> int:
+def _find_only_position(read_T: Tensor) -> int:
     """Return the position of the only token in the mask, or -1 if the number of tokens is not 1."""
     positions = read_T.nonzero()[:, 0].tolist()
     if len(positions) != 1:
@@ -310,7 +320,7 @@ class FixedFactorScores:
         norm_paths = [stack.final_norm] if stack.final_norm else []
         for module in optional_modules(self.classifier.base, norm_paths):
             norm = norm_of(module, whole_D)
-            parts_JD = _with_biases(norm.part(parts_JD, whole_D), norm.beta)
+            parts_JD = _add_to_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
         if not 1 <= len(calls) <= 2:
             return None
@@ -318,17 +328,18 @@ class FixedFactorScores:
         last = calls[-1]
         first_input, first_output = first.rows_at(self.read)
         last_input, last_output = last.rows_at(self.read)
+        # The first Linear must read this token's vector, and the last one must return the logits.
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
         if not reads_token or not torch.equal(last_output, logits_C):
             return None
-        parts_JD = _mapped(linear_weights(first.module), parts_JD)
+        parts_JD = _map_parts(linear_weights(first.module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
                 slopes_D = slopes(between, first_output, last_input)
                 constant_D = between(slopes_D.new_zeros(1))
-            parts_JD = _with_biases(parts_JD * slopes_D, constant_D)
-            parts_JD = _mapped(linear_weights(last.module), parts_JD)
+            parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
+            parts_JD = _map_parts(linear_weights(last.module), parts_JD)
         self._check_sum(parts_JD, logits_C, name)
         return parts_JD
 
@@ -351,6 +362,7 @@ class Decomposition:
     """The parts of one text, propagated layer by layer; in the last layer, only of the token that the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
+        """Prepare the decomposition of the vector at position `read`, the only one that the head reads."""
         self.classifier = classifier
         self.read = read
         self.values = classifier.values  # This property runs a forward pass, so it is read before the text's own pass.
@@ -379,12 +391,12 @@ class Decomposition:
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 
 
-def _with_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
-    """Return the parts with `bias_D` added to the last part, the biases."""
+def _add_to_biases(parts_JD: Tensor, bias_D: Tensor) -> Tensor:
+    """Return the parts `[J, D]` with `bias_D` added to the last part, the biases."""
     biases_1D = parts_JD[-1:] + bias_D
     return torch.cat([parts_JD[:-1], biases_1D])
 
 
-def _mapped(affine: Affine, parts_JD: Tensor) -> Tensor:
-    """Return the parts after an affine map. The map's bias is added to the part of the biases."""
-    return _with_biases(parts_JD @ affine.W, affine.b)
+def _map_parts(affine: Affine, parts_JD: Tensor) -> Tensor:
+    """Return the parts `[J, E]` after an affine map. The map's bias is added to the part of the biases."""
+    return _add_to_biases(parts_JD @ affine.W, affine.b)

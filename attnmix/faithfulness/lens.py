@@ -65,7 +65,7 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
 def probe_predictions(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return the labels that a logistic regression, fitted to training vectors, predicts for test vectors.
+    """Return the labels `[N]` that a logistic regression, fitted to training vectors, predicts for test vectors.
 
     Training and test vectors must come from different texts; otherwise, a probe can recognise the text instead of the
     label. A control task with random labels measures how much a probe memorises (Hewitt and Liang, EMNLP 2019).

@@ -72,7 +72,7 @@ def probes(
         fitted_vectors = token_vectors(classifier, base, training, fitted)
         tested_vectors = token_vectors(classifier, base, documents, tested)
         if base is classifier.base:
-            rows.extend(_lens_rows(classifier, documents, tested, tested_vectors, seed))
+            rows.extend(_list_lens_rows(classifier, documents, tested, tested_vectors, seed))
         for group, target in TARGETS:
             is_fitted = _has_label(fitted, group, target)
             is_tested = _has_label(tested, group, target)
@@ -107,13 +107,13 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
+    """Return a mask `[N]` of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
     is_in_group = tokens["group"] == group
     is_labelled = tokens[target] != NO_LABEL
     return (is_in_group & is_labelled).to_numpy()
 
 
-def _lens_rows(
+def _list_lens_rows(
     classifier: Classifier,
     documents: Sequence[Document],
     tokens: pd.DataFrame,
@@ -202,7 +202,7 @@ def token_vectors(
 
 
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return each text's share of `right` tokens."""
+    """Return each text's share of `right` tokens, `[texts]`."""
     shares_D = tokens.groupby("text")["right"].mean()
     return torch.tensor(shares_D.to_numpy())
 

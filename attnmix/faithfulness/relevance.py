@@ -44,13 +44,13 @@ def relevance_obstacle(family: Family) -> str | None:
 def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
     """Propagate relevance in the backward passes of `base`, which must use the attention function `OBSERVED`."""
     with ExitStack() as hooks:
-        for module, hook in _rules(base):
+        for module, hook in _list_rules(base):
             hooks.enter_context(module.register_forward_hook(hook))
-        hooks.enter_context(attention_by(_attend, base))
+        hooks.enter_context(attention_by(_attend_with_shares, base))
         yield
 
 
-def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
+def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
     """Return modules with their hooks. An activation shared by several layers occurs once."""
     like = next(base.parameters())
     rules: list[tuple[Module, Hook]] = []
@@ -58,11 +58,12 @@ def _rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
         for layer in dict.fromkeys(layers.modules):
             norms = [module for module in layer.modules() if _is_norm(module)]
             rules += [(norm, _hold_deviation(norm, like)) for norm in norms]
-            rules += _network_rules(layer, layers.stack)
+            rules += _list_network_rules(layer, layers.stack)
     return list(dict.fromkeys(rules))
 
 
 def _is_norm(module: Module) -> bool:
+    """Return True for a LayerNorm or an RMSNorm."""
     return hasattr(module, "eps") or hasattr(module, "variance_epsilon")
 
 
@@ -70,47 +71,49 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
     """Return a hook that treats the deviation of a norm as a constant."""
     norm = norm_of(module, like)
 
-    def hook(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
+    def normalise(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
         vectors = inputs[0]
         return norm.part(vectors, vectors.detach()) + norm.beta
 
-    return hook
+    return normalise
 
 
-def _network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
+def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
     """Return the rules of a feed-forward network: for its activation and, if it is gated, for the product."""
     first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
-        rules.append((activation, _halve))
+        rules.append((activation, _halve_relevance))
         if up:
-            rules.append((up[0], _halve))
+            rules.append((up[0], _halve_relevance))
         else:
-            rules.append((first, _halve_second))
+            rules.append((first, _halve_relevance_of_factor))
     return rules
 
 
 def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
+    """Return g(p) as slope * p + g(0), with a constant slope (forward hook of an activation g)."""
     p = inputs[0]
     slope = slopes(module.forward, p.detach(), output.detach())
     held: Tensor = slope * p + module.forward(p.new_zeros(1))
     return held
 
 
-def _halve(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
+def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
+    """Halve the gradient of a factor (forward hook)."""
     return _scale_gradient(output, HALF)
 
 
-def _halve_second(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
+def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
     """Halve the gradient of the second half of the output, which is the factor without activation."""
     activated, factor = output.chunk(2, dim=-1)
     return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
 
 
-def _attend(
+def _attend_with_shares(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, with half of the relevance for values and a quarter each for queries and keys."""
+    """Return the head outputs `[B, T, H, d]`; values receive half of the relevance, queries and keys a quarter each."""
     query = _scale_gradient(query, QUARTER)
     key = _scale_gradient(key, QUARTER)
     value = _scale_gradient(value, HALF)

@@ -50,7 +50,7 @@ def draw_donors(
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
-    """Return the sorted positions of the `share` of non-special tokens with the highest scores, at least one."""
+    """Return the sorted positions of the `share` of non-special tokens with the highest scores `[T]`, at least one."""
     count = max(1, round(share * len(review.word_positions)))
     word_scores = scores_T[review.word_positions]
     order = np.argsort(-word_scores, kind="stable")
@@ -70,16 +70,16 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
             for (test, replacement), share in product(TESTS, SHARES):
                 text = edited_text(review, scores_T, share, test, replacement)
                 texts[name].append(text)
-    probabilities = _probabilities(review, texts.values())
+    probabilities = _compute_probabilities(review, texts.values())
     drops = {}
     for name, remaining in texts.items():
-        left = [probabilities[text] for text in remaining]
-        left_DQS = np.reshape(left, (-1, len(TESTS), len(SHARES)))
-        drops[name] = review.probability - np.mean(left_DQS, axis=0)
+        edited_probabilities = [probabilities[text] for text in remaining]
+        edited_DQS = np.reshape(edited_probabilities, (-1, len(TESTS), len(SHARES)))
+        drops[name] = review.probability - np.mean(edited_DQS, axis=0)
     return drops
 
 
-def _probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
+def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
     """Return the probability of the originally predicted class of each edited text. Equal texts are classified once."""
     distinct: dict[RemainingTokens, None] = {}
     for texts_of_score in texts:

@@ -116,10 +116,12 @@ def example_text(
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
-    last = next(reversed(places.values()))
-    labels = captured.word_labels(document, rows["position"].to_numpy()[: len(last)])
-    spread = [style.spread_out(last, each, max_labels) for each in labels]
-    return document, places, {site: spread[captured.reading(site)] for site in places}
+    last_places = next(reversed(places.values()))
+    positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
+    chosen_labels = []  # by stack: encoder, decoder
+    for labels in captured.word_labels(document, positions):
+        chosen_labels.append(style.spread_out(last_places, labels, max_labels))
+    return document, places, {site: chosen_labels[captured.reading(site)] for site in places}
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
@@ -166,7 +168,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
 
 
 def _colour_tokens(documents: Iterable[str], colours: Mapping[str, str]) -> npt.NDArray[np.str_]:
-    """Return the colour of each token's text, grey for texts without a colour."""
+    """Return the colour of each token's text `[T]`, grey for texts without a colour."""
     grey = OTHER_TEXTS[1]
     token_colours = []
     for name in documents:
@@ -356,7 +358,7 @@ def _describe_joint(is_inside: npt.NDArray[np.bool_]) -> str:
 
 
 def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
-    """Return a mask of the points between the quantiles that enclose `AXES_SHARE` in both directions."""
+    """Return a mask `[N]` of the points between the quantiles that enclose `AXES_SHARE` in both directions."""
     margin = (1 - AXES_SHARE) / 2
     low, high = np.quantile(xy, [margin, 1 - margin], axis=0)
     is_between = (xy >= low) & (xy <= high)
@@ -637,7 +639,7 @@ def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Pla
 
 
 def _list_transition_steps() -> npt.NDArray[np.float64]:
-    """Return the progress of a transition in each of its frames, up to 1; it is slow at both ends."""
+    """Return the progress of a transition in each of its frames `[MOVES + 1]`, up to 1; it is slow at both ends."""
     times = np.arange(1, MOVES + 2) / (MOVES + 1)
     return times * times * (3 - 2 * times)
 

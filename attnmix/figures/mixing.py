@@ -339,7 +339,7 @@ def _draw_swarms(
     shading: Normalize,
 ) -> Line2D:
     """Draw a checkpoint's reviews as dots side by side, darker for longer reviews, and return the legend entry."""
-    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
+    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())  # width of a dot in layers
     by_layer = rows.groupby("layer")["mean"]
     offsets = by_layer.transform(_place_in_swarm, limits=axes.get_ylim(), width=width, step=step)
     cmap_name, marker = REVIEW_LOOKS[checkpoint]
@@ -387,12 +387,12 @@ def _place_in_swarm(
     width: float,
     step: float,
 ) -> npt.NDArray[np.float64]:
-    """Return offsets along x, at most `width`, that place values of similar height side by side."""
+    """Return offsets `[N]` along x, at most `width`, that place values of similar height side by side."""
     bottom, top = limits
     heights = (values - bottom) / (top - bottom)
     bin_numbers = (heights * SWARM_BINS).astype(int)
     bins = values.groupby(bin_numbers)
     counts = bins.transform("size")
-    ranks = bins.cumcount() - (counts - 1) / 2
+    ranks = bins.cumcount() - (counts - 1) / 2  # centred at 0 in each bin
     largest_step = 2 * width / max(1, counts.max() - 1)
     return np.asarray(ranks * min(step, largest_step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,21 +51,16 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     """
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
-    is_own_share = exchange["quantity"] == OWN_SHARE
-    has_all_donors = exchange["donor"] == ALL_DONORS
-    is_shown_layer = exchange["layer"].isin(text.layers)
-    means = exchange[is_own_share & has_all_donors & is_shown_layer]
+    means = _select_means(exchange, text)
     part = short_part(text.tokens, MAX_TOKENS)
     labels = [text.labels[place] for place in part]
     measured = set(rows["checkpoint"])
     names = [name for name in CHECKPOINTS if name in measured]
 
-    label_widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]
-    longest_label = max(label_widths) / 72
     rows_height = ROW_HEIGHT * len(text.layers)
     panel_height = float(np.clip(rows_height, MIN_HEIGHT, MAX_HEIGHT))
     panels_height = len(names) * (panel_height + PANEL_GAP) - PANEL_GAP
-    height = HEAD + panels_height + (FOOT + longest_label)
+    height = HEAD + panels_height + (FOOT + _measure_longest(labels))
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
     colors: Any = ScalarMappable(Normalize(0, 1), style.share_cmap())
     has_unknown = False
@@ -89,7 +85,26 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
             curve.tick_params("x", labelbottom=False)
     _add_scale(figure, colors, height)
     _add_legend(figure, means, rows, has_unknown=has_unknown)
+    _add_titles(figure, document, text, part, height)
+    return figure
 
+
+def _select_means(exchange: pd.DataFrame, text: TextLayers) -> pd.DataFrame:
+    """Return the rows of `exchange.csv` with the own share for all kinds of donors, in the layers of `text`."""
+    is_own_share = exchange["quantity"] == OWN_SHARE
+    has_all_donors = exchange["donor"] == ALL_DONORS
+    is_shown_layer = exchange["layer"].isin(text.layers)
+    return exchange[is_own_share & has_all_donors & is_shown_layer]
+
+
+def _measure_longest(labels: Sequence[str]) -> float:
+    """Return the width of the longest label in inches."""
+    widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]  # in points, 1 / 72 inch
+    return max(widths) / 72
+
+
+def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, height: float) -> None:
+    """Add titles above the cells and the curves, with the positions of the shown `part` of the text."""
     shown = ""
     if len(part) < len(text.tokens):
         shown = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
@@ -97,7 +112,6 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     top = 1 - 0.1 / height
     figure.text(CELLS_LEFT / style.TWO_COLUMNS, top, title, va="top", fontsize=8)
     figure.text(CURVE_LEFT / style.TWO_COLUMNS, top, "Mean over tokens", va="top", fontsize=8)
-    return figure
 
 
 def _tabulate_shares(rows: pd.DataFrame, checkpoint: str) -> npt.NDArray[np.float64]:

@@ -72,7 +72,7 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
 
 
 @cache
-def _characters(families: tuple[str, ...]) -> frozenset[str]:
+def _list_characters(families: tuple[str, ...]) -> frozenset[str]:
     """Return all characters available in at least one of the font families."""
     characters: set[str] = set()
     for family in families:
@@ -85,7 +85,7 @@ def _characters(families: tuple[str, ...]) -> frozenset[str]:
 def _find_available_characters() -> frozenset[str]:
     """Return all characters available in the current fonts."""
     families = mpl.rcParams["font.family"]
-    return _characters(tuple(families))
+    return _list_characters(tuple(families))
 
 
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
@@ -95,7 +95,7 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
         missing -= _find_available_characters()
     if not missing:
         return []
-    known = {name: _characters((name,)) for name in _list_installed_fonts()}
+    known = {name: _list_characters((name,)) for name in _list_installed_fonts()}
     fonts: list[str] = []
     while missing and known:
         # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.
@@ -244,7 +244,8 @@ def label_curves(axes: Axes) -> None:
     wanted = np.array([(end.y - bottom) / (top - bottom) for end in ends])
     lines = np.array([end.label.count("\n") + 1 for end in ends])
     heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
-    # `stacked` are the centres of labels without gaps. Isotonic regression minimises the squared displacement.
+    # In fractions of the panel's height: `wanted` are the ends of the curves, `stacked` the centres of labels without
+    # gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
     displacements = fit_increasing(wanted - stacked)
     free_height = max(0.0, 1 - heights.sum())
@@ -346,7 +347,7 @@ def place_labels(
 
 
 def _measure_labels(labels: Iterable[str], size: float) -> npt.NDArray[np.float64]:
-    """Return the width and height of each label with a margin, in points."""
+    """Return the width and height `[labels, 2]` of each label with a margin, in points."""
     extents = []
     for label in labels:
         width = text_width(label, size) + 2
@@ -360,7 +361,7 @@ def _find_outside(
     extent: npt.NDArray[np.float64],
     bounds: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the candidate centres with labels that extend beyond the bounds."""
+    """Return a mask `[C]` of the candidate centres `[C, 2]` with labels that extend beyond the bounds."""
     low = candidates - extent / 2
     high = candidates + extent / 2
     is_outside = (low < bounds[0]) | (high > bounds[1])
@@ -374,7 +375,7 @@ def _measure_overlap(
     centres: npt.NDArray[np.float64],
     sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the overlap of each candidate with earlier labels, as a fraction of the label's area."""
+    """Return the overlap `[C]` of each candidate with earlier labels, as a fraction of the label's area."""
     distances = np.abs(candidates[:, None] - centres)
     gaps = distances - (sizes + extent) / 2
     overlaps = np.minimum(gaps, 0)
@@ -388,7 +389,7 @@ def _count_covered_points(
     extent: npt.NDArray[np.float64],
     points: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    """Return the number of points behind the label at each candidate centre."""
+    """Return the number of points behind the label at each candidate centre `[C]`."""
     distances = np.abs(candidates[:, None] - points)
     is_covered = (distances < extent / 2).all(axis=-1)
     numbers: npt.NDArray[np.int64] = is_covered.sum(axis=1)

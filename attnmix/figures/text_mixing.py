@@ -145,7 +145,7 @@ def _list_strips(rows: pd.DataFrame) -> list[Strip]:
 
 
 def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
-    """Return the distances from the top to the bottoms of lines including token labels, in inches.
+    """Return the distances `[lines]` from the top to the bottoms of lines including token labels, in inches.
 
     Lines that do not fit on a page are omitted, except the first line.
     """
@@ -229,18 +229,21 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         middle = 1 - (matrix_top + MATRIX / 2) / height
         figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
         _add_matrix_scale(figure, grid[row, -1], scale)
-    is_whole_text = len(part) == len(text.tokens)
-    if is_whole_text:
-        tokens = ""
-        rest = ""
-    else:
-        tokens = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
+    _add_matrix_title(figure, f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}", part, len(text.tokens), height)
+    return figure
+
+
+def _add_matrix_title(figure: Figure, subject: str, part: range, tokens: int, height: float) -> None:
+    """Add the title and the note of a figure in inches `height`, for a `part` of a text of `tokens` tokens."""
+    shown = ""
+    rest = ""
+    if len(part) < tokens:
+        shown = f", tokens {part[0]} to {part[-1]} of {tokens}"
         rest = " and of the rest of the text,"
-    title = f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}{tokens}: contributions of the other tokens"
+    title = f"{subject}{shown}: contributions of the other tokens"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
     note = MATRIX_NOTE.format(rest=rest)
     figure.text(0.5, 0.04 / height, note, ha="center", va="bottom", fontsize=5.5)
-    return figure
 
 
 def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -> Any:

@@ -46,7 +46,7 @@ class DisplayToken(NamedTuple):
     @property
     def short_label(self) -> str:
         """The printable label, truncated to `MAX_LABEL` characters."""
-        label = _printable(self.label)
+        label = _replace_unprintable(self.label)
         if len(label) <= MAX_LABEL:
             return label
         return f"{label[: MAX_LABEL - 1]}…"
@@ -100,7 +100,7 @@ class CapturedTexts(NamedTuple):
         return " ".join(labels)
 
     def rows(self, document: str) -> npt.NDArray[np.int64]:
-        """Return the rows of one text."""
+        """Return the rows `[T]` of one text."""
         is_in_document = self.tokens["document"] == document
         return np.flatnonzero(is_in_document)
 
@@ -277,7 +277,7 @@ def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
     return max(short_sentences, key=len, default=range(limit))
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     """Return the result of `style.printable`, which is imported lazily because pages do not need matplotlib."""
     from attnmix.figures.style import printable
 

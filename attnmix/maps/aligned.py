@@ -45,14 +45,14 @@ def fit_aligned(
     distinct vectors of each point; `numbers` maps tokens to distinct vectors. `strength` is the result of `ties`, and
     `curve` contains umap-learn's a and b for `min_dist`.
     """
-    rotated = _rotate_to_previous(starts, numbers)
+    rotated = _align_by_rotation(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(rotated))
     edges = scipy.sparse.block_diag(graphs, format="coo")
     heads, tails = edges.coords
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
     is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
     sizes = np.array([len(start) for start in starts])
-    firsts = np.cumsum(sizes) - sizes
+    firsts = np.cumsum(sizes) - sizes  # first row of each point in `xy`
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
     pulls = ties_of_places(strength, places)
     a, b = curve
@@ -75,15 +75,15 @@ def fit_aligned(
 
 
 def _draw_state(seed: int) -> npt.NDArray[np.int64]:
-    """Return the state of umap-learn's generator of random integers."""
+    """Return the state `[3]` of umap-learn's generator of random integers."""
     limits = np.iinfo(np.int32)
     generator = np.random.RandomState(seed)
     state = generator.randint(limits.min + 1, limits.max - 1, 3)
     return state.astype(np.int64)
 
 
-def _rotate_to_previous(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
-    """Return the initial layout of each point, rotated to match the previous point (orthogonal Procrustes)."""
+def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
+    """Return each point's initial layout `[N, 2]`, rotated to match the previous point (orthogonal Procrustes)."""
     rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
         tokens_before = rotated[before][numbers[before]]
@@ -107,14 +107,14 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
         is_near = graph > 0
         near_point = is_near.astype(np.float64)
         near.append(near_point)
-        degrees.append(_row_sums(near_point))
+        degrees.append(_sum_rows(near_point))
     tokens = len(degrees[0])
     strength = np.zeros((2 * WINDOW + 1, len(graphs), tokens))
     for offset in range(1, WINDOW + 1):
         for other in range(offset, len(graphs)):
             point = other - offset
             is_shared = near[point].multiply(near[other])
-            shared = _row_sums(is_shared)
+            shared = _sum_rows(is_shared)
             either = degrees[point] + degrees[other] - shared
             similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
             decay = np.exp(1.0 - offset)
@@ -124,7 +124,8 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     return strength.reshape(2 * WINDOW + 1, -1)
 
 
-def _row_sums(graph: Graph) -> npt.NDArray[np.float64]:
+def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
+    """Return the sum `[N]` of each row of a sparse matrix `[N, M]`."""
     sums: npt.NDArray[np.float64] = np.asarray(graph.sum(axis=1))
     return sums.ravel()
 
@@ -163,7 +164,7 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
 
 
 @numba.njit(inline="always")
-def _pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
+def _compute_pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
     """Return the differences between row `place` of `xy` and its tied rows on `axis`, summed with the tie strengths."""
     distance = 0.0
     for tie in range(tie_ends[place], tie_ends[place + 1]):
@@ -195,9 +196,9 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             force = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):
                 move = clip(force * (xy[head, axis] - xy[tail, axis]))
-                head_pull = (1 + NEGATIVE_SAMPLES) * _pull(xy, tie_ends, others, strengths, head, axis)
+                head_pull = (1 + NEGATIVE_SAMPLES) * _compute_pull(xy, tie_ends, others, strengths, head, axis)
                 xy[head, axis] += clip(move - head_pull) * rate
-                tail_pull = _pull(xy, tie_ends, others, strengths, tail, axis)
+                tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
                 xy[tail, axis] -= clip(move + tail_pull) * rate
             next_sample[edge] += epochs_per_sample[edge]
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])

@@ -26,6 +26,7 @@ def two_components(x_ND: Doubles) -> Doubles:
     vectors, width = x_ND.shape
     if vectors >= width > 1:
         return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))
+    # With the Gram matrix X X' = U S^2 U', the components are U S.
     centred_ND = x_ND - x_ND.mean(axis=0)
     strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
     components = np.zeros((vectors, 2))

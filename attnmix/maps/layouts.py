@@ -58,7 +58,7 @@ class Neighbourhood(NamedTuple):
     def between_vectors(self) -> Graph:
         """Return the graph `[vectors, vectors]`. Equal vectors are neighbours and share all other neighbours."""
         vectors = len(self.numbers)
-        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
+        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))  # one-hot [vectors, distinct]
         between_different = member @ self.graph @ member.T
         is_equal = member @ member.T
         return csr_matrix(between_different + is_equal - identity(vectors))
@@ -137,7 +137,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
     seeds = [settings.seed, *settings.stability_seeds]
-    maps = _maps_by_seed(layout, near, settings.min_dist, seeds)
+    maps = _fit_maps_by_seed(layout, near, settings.min_dist, seeds)
     places = {}
     for seed, map_of_seed in zip(seeds, maps, strict=True):
         map_by_site = np.split(map_of_seed, len(vectors))
@@ -145,10 +145,10 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     return places
 
 
-def _maps_by_seed(
+def _fit_maps_by_seed(
     layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
 ) -> list[Coordinates]:
-    """Return the coordinates of all vectors for each seed, concatenated over points."""
+    """Return the coordinates `[points * tokens, 2]` of all vectors for each seed, concatenated over points."""
     if layout == "aligned":
         aligned_calls = [(near, min_dist, seed) for seed in seeds]
         aligned_maps = in_parallel(lay_out_aligned, aligned_calls, "aligned: maps by seed")
@@ -157,5 +157,5 @@ def _maps_by_seed(
     for seed in seeds:
         for block in near:
             calls.append((block, min_dist, seed))
-    maps = in_parallel(lay_out, calls, f"{layout}: maps")
+    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # all blocks of the first seed first
     return np.split(np.concatenate(maps), len(seeds))

@@ -36,33 +36,35 @@ class Metric(NamedTuple):
         return self.prepare(vectors.astype(np.float64))
 
 
-def _unit(x_ND: Doubles) -> Doubles:
+def _scale_to_unit(x_ND: Doubles) -> Doubles:
     """Scale vectors to length 1, and add a dimension that separates zero vectors from all others."""
     is_zero_N = ~x_ND.any(axis=1)
     return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
 
-def _unit_centred(x_ND: Doubles) -> Doubles:
+def _centre_and_scale(x_ND: Doubles) -> Doubles:
+    """Subtract the mean of each vector's components, and scale as in `_scale_to_unit`."""
     mean_N1 = x_ND.mean(axis=1, keepdims=True)
-    return _unit(x_ND - mean_N1)
+    return _scale_to_unit(x_ND - mean_N1)
 
 
-def _without_zeros(x_ND: Doubles) -> Doubles:
+def _replace_zeros(x_ND: Doubles) -> Doubles:
     """Replace zero vectors, to avoid Bray-Curtis distances of 0 / 0."""
     is_nonzero_N1 = x_ND.any(axis=1, keepdims=True)
     return np.asarray(np.where(is_nonzero_N1, x_ND, 1e-12))
 
 
-def _root_probabilities(x_ND: Doubles) -> Doubles:
+def _take_root_of_probabilities(x_ND: Doubles) -> Doubles:
+    """Return the square roots of the softmax of each vector."""
     return np.asarray(np.sqrt(softmax(x_ND, axis=1)))
 
 
-def _one_minus_cosine(distances: Doubles) -> Doubles:
+def _convert_to_cosine(distances: Doubles) -> Doubles:
     """Convert distances of unit vectors to 1 - cosine."""
     return distances**2 / 2
 
 
-def _hellinger(distances: Doubles) -> Doubles:
+def _convert_to_hellinger(distances: Doubles) -> Doubles:
     """Convert distances between square roots of probabilities to Hellinger distances."""
     return np.asarray(distances / np.sqrt(2))
 
@@ -81,11 +83,11 @@ METRICS: dict[str, Metric] = {
     "linfinity": _CHEBYSHEV,
     "linfty": _CHEBYSHEV,
     "linf": _CHEBYSHEV,
-    "braycurtis": Metric("braycurtis", prepare=_without_zeros),
+    "braycurtis": Metric("braycurtis", prepare=_replace_zeros),
     "canberra": Metric("canberra"),
-    "cosine": Metric("euclidean", prepare=_unit, finish=_one_minus_cosine),
-    "correlation": Metric("euclidean", prepare=_unit_centred, finish=_one_minus_cosine),
-    "softmax_hellinger": Metric("euclidean", prepare=_root_probabilities, finish=_hellinger),
+    "cosine": Metric("euclidean", prepare=_scale_to_unit, finish=_convert_to_cosine),
+    "correlation": Metric("euclidean", prepare=_centre_and_scale, finish=_convert_to_cosine),
+    "softmax_hellinger": Metric("euclidean", prepare=_take_root_of_probabilities, finish=_convert_to_hellinger),
 }
 """Metrics by their names in umap-learn."""
 
@@ -102,17 +104,17 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
     if k == 0:
         return np.empty((1, 0), np.int32), np.empty((1, 0))
     if len(x_ND) > MAX_EXACT_VECTORS:
-        indices, distances = _approximate(x_ND, k, known.distance, seed)
+        indices, distances = _search_approximately(x_ND, k, known.distance, seed)
     else:
-        indices, distances = _exact(x_ND, k, known.distance)
+        indices, distances = _search_exactly(x_ND, k, known.distance)
     lengths_N = np.linalg.norm(x_ND, axis=1)
     is_rounding = distances < MIN_RELATIVE_DISTANCE * lengths_N[:, None]
     distances[is_rounding] = 0
     return indices.astype(np.int32), known.finish(distances)
 
 
-def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
-    """Search with all pairwise distances, in scikit-learn."""
+def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
+    """Return indices and distances `[N, k]` from all pairwise distances, by scikit-learn."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
     # The Bray-Curtis distance of scikit-learn's fast search differs from SciPy and umap-learn.
     is_fast = distance != "braycurtis"
@@ -122,15 +124,15 @@ def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     return indices, distances
 
 
-def _approximate(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
-    """Search with umap-learn, and remove each vector from its own neighbours."""
+def _search_approximately(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
+    """Return indices and distances `[N, k]` found by umap-learn, without each vector among its own neighbours."""
     from umap.umap_ import nearest_neighbors  # slow import, not needed for the exact search
 
     random_state = np.random.RandomState(seed)
     indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
     is_itself = indices == np.arange(len(indices))[:, None]
     lacks_itself_N = ~is_itself.any(axis=1)
-    is_itself[lacks_itself_N, -1] = True
+    is_itself[lacks_itself_N, -1] = True  # then the farthest of the k + 1 vectors is removed
     other_indices = indices[~is_itself].reshape(-1, k)
     other_distances = distances[~is_itself].reshape(-1, k)
     return other_indices, other_distances.astype(np.float64)

@@ -27,12 +27,12 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
     a single thread, which makes sums independent of the number of cores: scikit-learn can otherwise select different
     neighbours among nearly equal ones. All neighbour searches therefore use this function.
     """
-    run = _on_cluster if SCHEDULER in os.environ else _in_threads
+    run = _run_on_cluster if SCHEDULER in os.environ else _run_in_threads
     with closing(run(function, calls)) as results:
         return list(tqdm(results, total=len(calls), desc=description, disable=None))
 
 
-def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+def _run_in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of a thread pool. Threads suffice because compiled loops and NumPy release the GIL.
 
     The thread limit of BLAS applies to the process, the limit of OpenMP to the calling thread.
@@ -46,12 +46,12 @@ def _in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
             pool.shutdown(cancel_futures=True)
 
 
-def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
+def _run_on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of the Dask cluster; raise `InputError` if the scheduler does not respond."""
     require_extra("dask", SCHEDULER)
     from distributed import Client
 
-    job = partial(_in_one_thread, environment.in_place(), function)
+    job = partial(_run_in_one_thread, environment.in_place(), function)
     address = os.environ[SCHEDULER]
     client: Any = Client
     try:
@@ -66,7 +66,7 @@ def _on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
         yield from workers(joblib.delayed(job)(*arguments) for arguments in calls)
 
 
-def _in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+def _run_in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call `function` with one OpenMP and BLAS thread, on a Dask worker.
 
     Raise `InputError` if the main process has `portable` arithmetic and the worker does not.

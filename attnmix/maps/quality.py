@@ -38,9 +38,9 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that
     are also nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
     """
-    if _too_few(vectors):
+    if _has_too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
-    k = _scored_neighbours(vectors)
+    k = _count_scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
     xy_float64 = xy.astype(np.float64)
@@ -52,29 +52,29 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     return {
         "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
         "continuity": trustworthiness(map_distances, full, n_neighbors=k, metric="precomputed"),
-        "neighbours_kept": _overlap(near, near_on_map),
+        "neighbours_kept": _compute_overlap(near, near_on_map),
         "distance_spearman": float(distance_spearman),
     }
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
     """Return the value and the chance level of `neighbours_kept`, as computed by `score_map`."""
-    rows = _scored_rows(vectors, seed)
+    rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
     xy = xy[rows]
-    if _too_few(vectors):
+    if _has_too_few(vectors):
         return float("nan"), float("nan")
-    k = _scored_neighbours(vectors)
+    k = _count_scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     order = _draw_order(len(xy), seed)  # as for the chance level in `score_map`
     near_by_chance = _permute_neighbours(near_on_map, order)
-    value = _overlap(near, near_on_map)
-    chance = _overlap(near, near_by_chance)
+    value = _compute_overlap(near, near_on_map)
+    chance = _compute_overlap(near, near_by_chance)
     return value, chance
 
 
-def _too_few(vectors: Vectors) -> bool:
+def _has_too_few(vectors: Vectors) -> bool:
     """Return True if neighbours are undefined, because there are fewer than three vectors or all vectors are equal."""
     if len(vectors) < MIN_VECTORS:
         return True
@@ -82,13 +82,13 @@ def _too_few(vectors: Vectors) -> bool:
     return bool(is_equal_to_first.all())
 
 
-def _scored_neighbours(vectors: Vectors) -> int:
+def _count_scored_neighbours(vectors: Vectors) -> int:
     """Return the number of scored neighbours per vector, at most half of the other vectors."""
     others = len(vectors) - 1
     return min(N_NEIGHBOURS, others // 2)
 
 
-def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
+def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
     """Return the rows of the distinct vectors, or of a random sample of `MAX_SCORED_VECTORS` distinct vectors."""
     first, _ = distinct_rows(vectors)
     one_stratum = np.zeros(len(first), dtype=np.int64)
@@ -97,13 +97,13 @@ def _scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the neighbours of the rows in a new `order`, by their new indices."""
+    """Return the neighbours `[N, k]` of the rows in a new `order`, by their new indices."""
     new_number = np.argsort(order)
     return np.asarray(new_number[near[order]])
 
 
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return a random order of the points of a map, as a chance baseline."""
+    """Return a random order `[number]` of the points of a map, as a chance baseline."""
     generator = np.random.default_rng(seed)
     return generator.permutation(number)
 
@@ -125,12 +125,12 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     chances = []
     for one, other in combinations(range(len(maps)), 2):
         _, _, distance = procrustes(maps[one], maps[other])
-        overlap = _overlap(near[one], near[other])
+        overlap = _compute_overlap(near[one], near[other])
         values.append((distance, overlap))
         permuted_map = maps[other][order]
         permuted_near = _permute_neighbours(near[other], order)
         _, _, chance_distance = procrustes(maps[one], permuted_map)
-        chance_overlap = _overlap(near[one], permuted_near)
+        chance_overlap = _compute_overlap(near[one], permuted_near)
         chances.append((chance_distance, chance_overlap))
     mean_distance, mean_overlap = np.mean(values, axis=0).tolist()
     mean_chance_distance, mean_chance_overlap = np.mean(chances, axis=0).tolist()
@@ -147,7 +147,7 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     randomly sampled vectors are scored, with neighbours within the sample. For chance levels, the coordinates on the
     map are permuted.
     """
-    rows = _scored_rows(vectors, seed)
+    rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
     maps = [xy[rows] for xy in maps]
     first = maps[0]
@@ -188,7 +188,7 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     if layout == "joint":
         point_scores = point_scores.rename(index=WITHIN, level="measure")
         within = whole.rename(index=WITHIN)
-        among_all, scored_vectors = _scores_among_all(vectors, by_seed, metric, seed)
+        among_all, scored_vectors = _score_among_all(vectors, by_seed, metric, seed)
         whole = pd.concat([among_all, within.loc[list(WITHIN.values())]])
     table = pd.concat([whole.reset_index(), point_scores.reset_index()])
     table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
@@ -196,7 +196,7 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     return table.assign(tokens=tokens, points=len(vectors), scored_vectors=scored_vectors)
 
 
-def _scores_among_all(
+def _score_among_all(
     vectors: Mapping[Site, Vectors], maps: Sequence[Mapping[Site, Coordinates]], metric: str, seed: int
 ) -> tuple[pd.DataFrame, int]:
     """Return `score_map` for a sample of the vectors of all points together, and the sample size."""
@@ -215,14 +215,14 @@ def _scores_among_all(
 
 
 def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) -> Vectors:
-    """Return the rows of all `sites`, concatenated; an empty array if there are no sites."""
+    """Return the rows `[sites * tokens, width]` of all `sites`; an empty array if there are no sites."""
     if not sites:
         first = next(iter(arrays.values()))
         return first[:0]
     return np.concatenate([arrays[site] for site in sites])
 
 
-def _overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
+def _compute_overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
     """Return the share of indices in a row of `near` that also occur in this row of `others`, averaged over rows."""
     is_same = near[:, :, None] == others[:, None, :]
     is_shared = is_same.any(axis=2)

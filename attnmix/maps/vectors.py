@@ -25,7 +25,7 @@ def read_vectors(given: Any) -> Vectors:
     allowed = "allowed: numbers [points, hidden], or more dimensions"
     try:
         with np.errstate(over="ignore"):  # overflow of float32 is reported below
-            array = _plain(given).astype(np.float32)
+            array = _convert_to_array(given).astype(np.float32)
     except (TypeError, ValueError) as error:
         raise InputError(f"vectors: {type(given).__name__} is not an array of numbers ({first_line(error)})") from None
     if array.ndim < 2 or not array.size:
@@ -38,10 +38,10 @@ def read_vectors(given: Any) -> Vectors:
     return array
 
 
-def _plain(given: Any) -> npt.NDArray[Any]:
+def _convert_to_array(given: Any) -> npt.NDArray[Any]:
     """Return `given` as an array; raise TypeError unless it contains real numbers."""
     if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
-        return np.stack([_plain(vector) for vector in given])
+        return np.stack([_convert_to_array(vector) for vector in given])
     if hasattr(given, "detach"):
         tensor = given.detach().cpu()
         if tensor.is_floating_point():
@@ -64,6 +64,7 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
     whole_row = np.dtype((np.void, row_bytes))
     as_bytes = zeros_alike.view(whole_row)[:, 0]
     _, first, numbers = np.unique(as_bytes, return_index=True, return_inverse=True)
+    # `np.unique` sorts by value; the distinct vectors are reordered by their first rows.
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -84,15 +85,15 @@ def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     needed = max(MIN_UMAP_VECTORS, settings.n_neighbors + 1)
     if layout == "joint":
         together = np.concatenate(list(vectors.values()))
-        return dict(vectors) if _differing(together) >= needed else {}
+        return dict(vectors) if _count_distinct(together) >= needed else {}
     shown = {}
     for site, vectors_TD in vectors.items():
-        if _differing(vectors_TD) >= needed:
+        if _count_distinct(vectors_TD) >= needed:
             shown[site] = vectors_TD
     return shown
 
 
-def _differing(vectors: Vectors) -> int:
+def _count_distinct(vectors: Vectors) -> int:
     """Return the number of distinct vectors."""
     first, _ = distinct_rows(vectors)
     return len(first)

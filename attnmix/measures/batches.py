@@ -84,7 +84,7 @@ class DocumentMeasures:
         """
         tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
-        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)
+        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)  # of all tokens but the first
         sums["to_first"] = _create_sums(to_first_L, tokens - 1)
         for name, values in self.statistics.items():
             if name in ("geometry", "sinks"):
@@ -110,7 +110,7 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
     }
     for grouping, group_T in by_grouping.items():
         groups = len(GROUPS[grouping])
-        membership_TG = np.eye(groups)[group_T]
+        membership_TG = np.eye(groups)[group_T]  # one-hot
         tokens_G11 = membership_TG.sum(0)[:, None, None]
         sums_GLM = np.einsum("mlt,tg->glm", ratios_MLT.astype(np.float64), membership_TG)
         sums[f"ratios_by_{grouping}"] = _create_sums(sums_GLM, tokens_G11)
@@ -149,6 +149,7 @@ class BatchMeasurer:
     """Computes the measures of batches of documents in one checkpoint's model."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
+        """Prepare the measurement of the ratios `methods` that the model's family has."""
         self.base = base
         self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
@@ -190,6 +191,7 @@ class BatchMeasurer:
         """The constants of each layer, from a forward pass of one token."""
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
+            """Return the constants of one layer."""
             heads = layer_pass.attention.value.shape[-3]
             factors = head_factors(layer_pass.block, heads)
             return LayerConstants(layer_pass.value_bias, factors)
@@ -214,12 +216,12 @@ class BatchMeasurer:
             read_layer = batch_pass.read_layer
             output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
             start = time.perf_counter()
-            results = batch_pass.results(output)
+            results = batch_pass.join_results(output)
             self.waiting_seconds += time.perf_counter() - start
             return results
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """Return the model's input."""
+        """Return the model's input, `[B, T]` by name."""
         ids = [document.ids.tolist() for document in documents]
         return padded(ids, self.pad_token_id, self.base.device)
 
@@ -285,7 +287,10 @@ class MicroBatchTasks(NamedTuple):
 
 
 class _BatchPass:
-    """One forward pass of a batch; `run_layers` calls `read_layer` after each layer, `results` joins the measures."""
+    """One forward pass of a batch.
+
+    `run_layers` calls `read_layer` after each layer, and `join_results` joins the measures of all layers.
+    """
 
     def __init__(
         self,
@@ -294,6 +299,7 @@ class _BatchPass:
         sampled: Sequence[bool] | None,
         statistics: Collection[str],
     ) -> None:
+        """Prepare the inputs and micro-batches. All identities are checked in `sampled` documents, by default all."""
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
@@ -322,7 +328,7 @@ class _BatchPass:
         # Several tasks per micro-batch let even a single text use several cores.
         all_tasks = []
         for number in range(len(self.micro_batches)):
-            tasks = self._submit(number, layer_pass, features, new_sites)
+            tasks = self._submit_tasks(number, layer_pass, features, new_sites)
             all_tasks.append(tasks)
         try:
             measures = [tasks.measures() for tasks in all_tasks]
@@ -331,7 +337,7 @@ class _BatchPass:
             for tasks in all_tasks:
                 tasks.cancel()
 
-    def _submit(
+    def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
         """Submit the tasks of one micro-batch in one layer, including the geometry of `new_sites`."""
@@ -340,12 +346,12 @@ class _BatchPass:
         without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
         if self.controls:
-            control_values = submit(self._control_values, micro_batch, without_padding)
+            control_values = submit(self._compute_control_values, micro_batch, without_padding)
         return MicroBatchTasks(
             control_values,
-            ratios=submit(self._ratio_measures, micro_batch, without_padding, control_values),
-            vectors=submit(self._vector_measures, number, without_padding, features, new_sites),
-            errors_BI=submit(self._identity_errors, micro_batch, layer_pass),
+            ratios=submit(self._measure_ratios, micro_batch, without_padding, control_values),
+            vectors=submit(self._measure_vectors, number, without_padding, features, new_sites),
+            errors_BI=submit(self._measure_identity_errors, micro_batch, layer_pass),
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
@@ -360,7 +366,9 @@ class _BatchPass:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
     @torch.inference_mode()  # because inference mode is local to a thread
-    def _control_values(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> tuple[ControlValues, AttendedValues]:
+    def _compute_control_values(
+        self, micro_batch: MicroBatch, layer_pass: LayerPass
+    ) -> tuple[ControlValues, AttendedValues]:
         """Return the controls' replacements for the layer's values, and their sums weighted by its attention."""
         number = layer_pass.call.number
         corpus = self.measurer.corpus
@@ -376,7 +384,7 @@ class _BatchPass:
         return values, values.attended(layer_pass, self.controls)
 
     @torch.inference_mode()
-    def _ratio_measures(
+    def _measure_ratios(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -392,9 +400,9 @@ class _BatchPass:
             sums.update(_sum_contributions(micro_batch, splits))
         if control_values is not None:
             values, attended = control_values.result()
-            sums.update(self._control_sums(micro_batch, layer_pass, splits, values, attended))
+            sums.update(self._sum_controls(micro_batch, layer_pass, splits, values, attended))
         if any(name in self.statistics for name in PAIR_SOURCES):
-            sums.update(self._source_sums(micro_batch, layer_pass, splits))
+            sums.update(self._sum_sources(micro_batch, layer_pass, splits))
         return RatioMeasures(
             ratios_BMT=ratios_MBT.transpose(0, 1),
             to_first_BT=to_first_BTH.mean(-1),
@@ -402,7 +410,7 @@ class _BatchPass:
         )
 
     @torch.inference_mode()
-    def _vector_measures(
+    def _measure_vectors(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
         """Return the measures of a layer's steps and heads, and the geometry of `new_sites`."""
@@ -421,17 +429,17 @@ class _BatchPass:
             return VectorMeasures(statistics, [])
         vectors = {site: micro_batch.part(features[site]) for site in new_sites}
         words_BTD = micro_batch.part(features[WORDS])
-        geometry = self._site_measures(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
+        geometry = self._measure_sites(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
         return VectorMeasures(statistics, geometry)
 
     @torch.inference_mode()
-    def _identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
+    def _measure_identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
         """Return the errors `[B, I]`; padding is included for the same rounding of scores as in the forward pass."""
         places = micro_batch.places
         with_padding = layer_pass.documents(places)
         return identity_errors(with_padding, self.mask_BT[places], self.sampled[places])
 
-    def _control_sums(
+    def _sum_controls(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -453,7 +461,7 @@ class _BatchPass:
             sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
         return {name: sums[name] for name in self.controls}
 
-    def _source_sums(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
+    def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
         """Return the sums of the ratios `[B, M]` by each of `PAIR_SOURCES`; empty for texts that are not pairs."""
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
@@ -468,7 +476,7 @@ class _BatchPass:
         """Return True for a layer of a decoder after an encoder, with inputs shifted right by one."""
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
-    def _site_measures(
+    def _measure_sites(
         self,
         micro_batch: MicroBatch,
         layer_pass: LayerPass,
@@ -501,10 +509,10 @@ class _BatchPass:
             measured.append(site_measures)
         return measured
 
-    def results(self, output: Any) -> list[DocumentMeasures]:
+    def join_results(self, output: Any) -> list[DocumentMeasures]:
         """Return the measures of each document, given the model's `output`."""
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
-        errors_BLI = self._errors(output, ratios_BMLT)
+        errors_BLI = self._collect_errors(output, ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
         statistics = self._join_statistics()
         results = []
@@ -547,7 +555,7 @@ class _BatchPass:
         return np.asarray(sums_BHL.cpu().numpy())
 
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the geometry of all sites, and the sums of unit vectors, padded to the largest width."""
+        """Return the geometry `[B, X, m]` of all sites, and the sums of unit vectors, padded to the largest width."""
         sites: list[Site] = []
         measures = []  # by group of sites
         ranks = []
@@ -559,6 +567,7 @@ class _BatchPass:
                 measures.append(torch.cat([part.measures_BXm for part in group]))
                 ranks.append(torch.cat([part.ranks_BX.result() for part in group]))
                 unit_sums.append(torch.cat([part.unit_sums_BXD for part in group]))
+        # Groups have their sites in the order of computation; `order` sorts them by forward order.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)
@@ -570,16 +579,17 @@ class _BatchPass:
         unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
-    def _errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    def _collect_errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
-        layer_errors_BLI[..., hidden_states] = torch.stack(self._state_errors(output), 1)
+        layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(output), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
         lengths_B = np.array([len(document) for document in self.documents])
-        is_token_BT = np.arange(ratios_BMLT.shape[-1]) < lengths_B[:, None]
+        positions_T = np.arange(ratios_BMLT.shape[-1])
+        is_token_BT = positions_T < lengths_B[:, None]
         is_broken_BMLT = ~np.isfinite(ratios_BMLT) & is_token_BT[:, None, None]
         is_broken_BL = np.asarray(is_broken_BMLT.any((1, 3)))
         self._check_errors(0, errors_BLI[:, 0])
@@ -588,8 +598,8 @@ class _BatchPass:
             self._check_errors(number, errors_BLI[:, number])
         return errors_BLI
 
-    def _state_errors(self, output: Any) -> list[Tensor]:
-        """Compare each layer's output with the model's `hidden_states`; the last one is after the final norm."""
+    def _compare_hidden_states(self, output: Any) -> list[Tensor]:
+        """Return the errors `[B]` of each layer's output from `hidden_states`; the last one is after the final norm."""
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
             recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
@@ -599,7 +609,7 @@ class _BatchPass:
         layer = 0
         for stack, states in zip(stacks, recorded, strict=True):
             norm_paths = [stack.final_norm] if stack.final_norm else []
-            last = layer + len(states) - 1
+            last = layer + len(states) - 1  # index of the stack's last layer among the layers of all stacks
             for norm in optional_modules(self.measurer.base, norm_paths):
                 self.outputs[last] = norm(self.outputs[last])
             for state_BTD in states:

@@ -57,7 +57,7 @@ def contributions(
         if matrix.rolled_out().name in names:
             steps_LTT = rows_LTT
             if matrix.rollout == "with identity":
-                steps_LTT = (rows_LTT + _identity(rows_LTT)) / 2
+                steps_LTT = (rows_LTT + _create_identity(rows_LTT)) / 2
             stacks = steps_LTT.tensor_split(list(starts[1:]))
             matrices[matrix.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
         if matrix.name in names:
@@ -69,10 +69,11 @@ def contributions(
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
     """Divide each row by its sum; replace rows of zeros (no contributions) by rows of the identity."""
     sums = matrix_TT.sum(-1, keepdim=True)
-    return torch.where(sums > 0, matrix_TT / sums, _identity(matrix_TT))
+    return torch.where(sums > 0, matrix_TT / sums, _create_identity(matrix_TT))
 
 
-def _identity(matrix_TT: Tensor) -> Tensor:
+def _create_identity(matrix_TT: Tensor) -> Tensor:
+    """Return the identity `[T, T]` in the dtype and on the device of a matrix or of stacked matrices."""
     return torch.eye(matrix_TT.shape[-1], dtype=matrix_TT.dtype, device=matrix_TT.device)
 
 
@@ -90,12 +91,12 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
     numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
-    size = max(1, numbers // layer_pass.x.numel())
+    size = max(1, numbers // layer_pass.x.numel())  # sources per chunk, as each has a contribution [T, D]
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
         chunk = SourceChunk(layer_sources, sources)
         for matrix in declared:
-            raw[matrix.name][:, sources] = matrix.formula(chunk).T
+            raw[matrix.name][:, sources] = matrix.formula(chunk).T  # a formula returns [J, T]
     return raw
 
 
@@ -115,7 +116,7 @@ class LayerSources:
 
     @cached_property
     def weights_JTH(self) -> Tensor:
-        """The attention weights, by source."""
+        """The attention weights a^h_ij by source j, token i and head h."""
         return self.layer_pass.attention.weights().permute(2, 1, 0)
 
     @cached_property
@@ -200,13 +201,13 @@ class _Compared(NamedTuple):
     matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in sorted order
     coherence_LT: Tensor
 
-    def agreement(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
+    def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
         """Return the correlations `[L, M]` of each ratio with `others_LT`, and of each matrix with `entries_LTT`."""
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
-            correlations.append(_mean_spearman(ratios_LT[:, None], others_LT[:, None]))
+            correlations.append(_average_spearman(ratios_LT[:, None], others_LT[:, None]))
         for matrix_LTT in self.matrices.values():
-            correlations.append(_mean_spearman(matrix_LTT, entries_LTT))
+            correlations.append(_average_spearman(matrix_LTT, entries_LTT))
         return np.stack(correlations, axis=1)
 
 
@@ -259,12 +260,13 @@ class DocumentMeasurer:
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> dict[str, Tensor]:
-            matrices = _matrices_on_host(declared, layer_pass)
+        def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
+            """Return the raw matrices `[T, T]` of one layer by name."""
+            matrices = _compute_matrices_on_host(declared, layer_pass)
             advance()
             return matrices
 
-        by_layer = self._map_layers(measure, ids)
+        by_layer = self._map_layers(measure_layer, ids)
         return contributions(names, by_layer, self.starts)
 
     def matrices_and_heads(
@@ -274,12 +276,13 @@ class DocumentMeasurer:
         names = self.matrices if names is None else names
         declared = select_layer_matrices(names)
 
-        def measure(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            return _matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
+        def measure_layer(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+            return _compute_matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
 
-        by_layer = self._map_layers(measure, ids)
-        matrices = contributions(names, [raw for raw, _ in by_layer], self.starts)
-        return matrices, joined_heads([heads for _, heads in by_layer])
+        by_layer = self._map_layers(measure_layer, ids)
+        raw_matrices = [raw for raw, _ in by_layer]
+        heads = [heads_of_layer for _, heads_of_layer in by_layer]
+        return contributions(names, raw_matrices, self.starts), joined_heads(heads)
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
@@ -299,16 +302,17 @@ class DocumentMeasurer:
         Ratios come first, then matrices and their rollouts. Ratios are correlated with the level `sum_of_norms` over
         the tokens of the text; matrices are correlated row by row, and the correlations are averaged over tokens.
         """
-        compared = self._compared(ids)
-        chains = document_chains(self.base_32, self._batch(ids)["input_ids"])
+        compared = self._measure_compared(ids)
+        chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
         level, agreement = [], []
         for reference in REFERENCES:
             with torch.no_grad():
                 norms = derivative_norms(chains, reference, directions, seed)
                 shares_LFT = levels(norms)
             level.append(shares_LFT.cpu().numpy())
-            agreement.append(compared.agreement(shares_LFT[:, FORMS.index("sum_of_norms")], norms.entries_LTT))
-        swaps = [self._swaps(ids, donor_ids) for donor_ids in donors]
+            sum_of_norms_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
+            agreement.append(compared.correlate(sum_of_norms_LT, norms.entries_LTT))
+        swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
         from_input = []
         for name, matrix_LTT in compared.matrices.items():
             if name in ROLLOUTS:
@@ -324,44 +328,50 @@ class DocumentMeasurer:
             "agreement": np.stack(agreement)[..., None],
         }
 
-    def _compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
+    def _measure_compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
         """Return the ratios, matrices and coherence of the text `ids` from one forward pass."""
         declared = select_layer_matrices(self.matrices)
         matrices_by_layer: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
-        def measure(layer_pass: LayerPass) -> Tensor:
-            matrices_by_layer.append(_matrices_on_host(declared, layer_pass))
+        def measure_layer(layer_pass: LayerPass) -> Tensor:
+            """Store the matrices and the coherence of one layer, and return its ratios `[M, T]`."""
+            matrices_by_layer.append(_compute_matrices_on_host(declared, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
 
-        ratios_LMT = torch.stack(self._map_layers(measure, ids))
+        ratios_LMT = torch.stack(self._map_layers(measure_layer, ids))
         matrices = contributions(self.matrices, matrices_by_layer, self.starts)
         in_order = {name: matrices[name] for name in sort_matrices(self.matrices)}
         return _Compared(ratios_LMT, in_order, torch.stack(coherences))
 
-    def _swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return `layer_swap_ratios` for the positions that both texts have; NaN for other tokens."""
+    def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
+        """Return `layer_swap_ratios` `[L, swaps, T]` for the positions that both texts have; NaN for other tokens."""
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         return document_swaps(self.base_32, ids, donor_ids)
 
     def gains(self) -> Doubles:
-        """Return the `attention_gain` of each layer."""
+        """Return the `attention_gain` of each layer `[L]`."""
         one_token = np.ones(1, dtype=np.int32)
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
         """Return the results of `function` for each layer's pass of the text `ids`, without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
-        return map_layers(lambda layer_pass: function(layer_pass.document(0)), self.base, self._batch(ids), points)
 
-    def _batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        def call_for_text(layer_pass: LayerPass) -> Result:
+            return function(layer_pass.document(0))
+
+        return map_layers(call_for_text, self.base, self._create_batch(ids), points)
+
+    def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
+        """Return the model's input for a single text."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 
-def _matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the raw matrices of one layer on the CPU; a GPU stores only one layer's matrices at a time."""
+def _compute_matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return a layer's raw matrices `[T, T]` on the CPU; a GPU stores only one layer's matrices at a time."""
     raw = layer_contributions(declared, layer_pass)
     if not raw:
         return {}
@@ -383,10 +393,11 @@ def attention_gain(layer_pass: LayerPass) -> float:
     return float(torch.sqrt(squared_norm / (len(W) + 1)))
 
 
-def _mean_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return the rank correlation averaged over the rows of each layer. Constant and NaN rows are ignored."""
-    rows_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
-    defined_LR = ~np.isnan(rows_LR)
-    means_L: Doubles = np.full(len(rows_LR), np.nan)
-    np.divide(np.nansum(rows_LR, -1), defined_LR.sum(-1), out=means_L, where=defined_LR.any(-1))
+def _average_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
+    """Return the rank correlation averaged over each layer's rows, `[L]`. Constant and NaN rows are ignored."""
+    correlations_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
+    is_defined_LR = ~np.isnan(correlations_LR)
+    sums_L = np.nansum(correlations_LR, -1)
+    means_L: Doubles = np.full(len(sums_L), np.nan)
+    np.divide(sums_L, is_defined_LR.sum(-1), out=means_L, where=is_defined_LR.any(-1))
     return means_L

@@ -83,6 +83,7 @@ class CorpusValues:
             members_NG = batch.members_BTG.flatten(0, 1)
 
             def sum_by_group(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
+                """Return the sums `[G, E]` of one layer's values by group of tokens."""
                 value_NE = layer_pass.value.flatten(0, 1)
                 return members_NG.T @ value_NE.double()
 
@@ -107,7 +108,7 @@ class CorpusValues:
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
         counts_BG = self.counts_G - members_BGT.sum(-1)
         counts_BG1 = counts_BG.unsqueeze(-1)
-        by_class = (len(CLASSES), len(POSITIONS))
+        by_class = (len(CLASSES), len(POSITIONS))  # the G groups in the order of `members_within`
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
         # If the count is 0, the sum is a rounding error of the difference and must not be divided by 0.
@@ -236,69 +237,71 @@ def control_ratios(
     """
     diagonal_BTH = layer_pass.diagonal
     projected = dict(attended.splits)
-    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])
+    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # on itself, on other tokens
     mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
     sums: dict[str, HeadSums] = {}
     if "without_value_bias" in projected:
-        sums["without_value_bias"] = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.bias_E))
+        sums["without_value_bias"] = HeadSums(weights_2BTH, _project_heads(layer_pass, values.bias_E))
     if "text_mean_value" in names:
-        means = HeadSums(weights_2BTH, _projected_heads(layer_pass, values.mean_B1E.squeeze(1)))
+        means = HeadSums(weights_2BTH, _project_heads(layer_pass, values.mean_B1E.squeeze(1)))
         sums["text_mean_value"] = means
         projected["text_mean_value"] = Split(*means.projected())
         mixed_weights["text_mean_value"] = splits.mixed_weight
     if "without_special_sources" in names:
-        special = _special_sources(layer_pass, values.special_SB)
+        special = _compute_special_sources(layer_pass, values.special_SB)
         sums["without_special_sources"] = special
         others_ND = splits.projected.others - special.projected()
         projected["without_special_sources"] = Split(splits.projected.own, others_ND)
         special_weight_N = special.weights_BTH.sum(-1).flatten() / diagonal_BTH.shape[-1]  # the mean over heads
-        mixed_weights["without_special_sources"] = _weight_without(splits.mixed_weight, special_weight_N)
+        mixed_weights["without_special_sources"] = _renormalise_weight(splits.mixed_weight, special_weight_N)
     if not projected:
         return {}
 
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        layers = {name: _layer_of_sums(name, splits, head_sums) for name, head_sums in sums.items()}
+        layers = {name: _compute_layer_split(name, splits, head_sums) for name, head_sums in sums.items()}
         if "corpus_value" in projected:
             layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
-        layer = _stacked([layers[name] for name in projected])
+        layer = _stack_splits([layers[name] for name in projected])
 
     mixed_weight_CN = torch.stack(list(mixed_weights.values()))
-    controls = splits.with_others(_stacked(list(projected.values())), mixed_weight_CN, layer)
+    controls = splits.with_others(_stack_splits(list(projected.values())), mixed_weight_CN, layer)
     ratios_CMN = apply_formulas(methods, controls).transpose(0, 1)
     ratios_CMBT = ratios_CMN.unflatten(-1, diagonal_BTH.shape[:2])
     return dict(zip(projected, ratios_CMBT, strict=True))
 
 
-def _layer_of_sums(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
+def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
     """Return the split `LayerSplits.layer` of a control that adds or subtracts weighted sums of a few vectors."""
     rest = splits.rest
     assert rest is not None
     network = sums.network(splits)
     if name == "text_mean_value":
-        return Split(*rest.output(network.add_own(rest.network_part(splits.x_ND))))
+        with_input = network.add_own(rest.network_part(splits.x_ND))
+        return Split(*rest.output(with_input))
     if name == "without_value_bias":
         return Split(*rest.output(splits.network.minus(network)))
     return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
 
 
-def _special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
+def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
     """Return the contributions of special tokens to other tokens, as sums of S * H vectors per text."""
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
-    weights_BTS = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
-    value_BSE = layer_pass.value.take_along_dim(special_SB.T.clamp_min(0).unsqueeze(-1), 1)
-    heads_BSHD = _projected_heads(layer_pass, value_BSE)
-    return HeadSums(weights_BTS, heads_BSHD.flatten(1, 2))
+    weights_BTV = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)  # V = S * H
+    positions_BS1 = special_SB.T.clamp_min(0).unsqueeze(-1)  # the weight of padding (-1) is 0
+    value_BSE = layer_pass.value.take_along_dim(positions_BS1, 1)
+    heads_BSHD = _project_heads(layer_pass, value_BSE)
+    return HeadSums(weights_BTV, heads_BSHD.flatten(1, 2))
 
 
-def _weight_without(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight on other tokens after removing `removed_weight_N`, relative to the remaining total weight."""
+def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
+    """Return the weight `[N]` on other tokens after removing `removed_weight_N`, relative to the remaining weight."""
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
 
 
-def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
+def _project_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
     """Return the projection of vectors `[..., E]` by each head's part of W_O, `[..., H, D]`."""
     W_ED = layer_pass.block.output.W
     heads = layer_pass.diagonal.shape[-1]
@@ -307,7 +310,7 @@ def _projected_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
     return torch.einsum("...hd,hde->...he", by_head, W_HdD)
 
 
-def _stacked(splits: Sequence[Split]) -> Split:
+def _stack_splits(splits: Sequence[Split]) -> Split:
     """Stack the splits `[N, D]` of several controls into one split `[C, N, D]`."""
     own_CND = torch.stack([split.own for split in splits])
     others_CND = torch.stack([split.others for split in splits])
@@ -324,11 +327,11 @@ def shuffled_words(document: Document, seed: int) -> Document:
     source = np.arange(len(document))
     texts = np.zeros(len(document)) if document.segments is None else document.segments
     for text in (0, 1):
-        places = np.flatnonzero((document.words >= 0) & (texts == text))
-        numbers, word_of_place = np.unique(document.words[places], return_inverse=True)
-        new_rank = generator.permutation(len(numbers))
-        order = np.argsort(new_rank[word_of_place], kind="stable")
-        source[places] = places[order]
+        positions = np.flatnonzero((document.words >= 0) & (texts == text))
+        words, word_of_token = np.unique(document.words[positions], return_inverse=True)
+        new_rank = generator.permutation(len(words))
+        order = np.argsort(new_rank[word_of_token], kind="stable")  # keeps the order of the tokens of a word
+        source[positions] = positions[order]
     return document.take(source)
 
 

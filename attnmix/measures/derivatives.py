@@ -6,9 +6,9 @@ mode: one pass of tangents covers all tokens and layers, whereas backward mode w
 Derivatives within a layer use backward mode. Operations after attention are token-wise and are backpropagated for all
 tokens together; only attention requires a separate backpropagation for each token.
 
-If there are fewer directions than the width, norms are bias-corrected estimates (`_norm`) from random directions r_k of
-the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for all sources:
-|sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
+If there are fewer directions than the width, norms are bias-corrected estimates (`_compute_norm`) from random
+directions r_k of the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for
+all sources: |sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
 
 `levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
 Jacobians of the other tokens into one norm:
@@ -119,9 +119,9 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     norms = []
     for chain in chains:
         if reference == "layer_input":
-            norms += [_layer_norms(call, directions, seed) for call in chain.layers]
+            norms += [_compute_layer_norms(call, directions, seed) for call in chain.layers]
         else:
-            norms.append(_chain_norms(chain, directions, seed))
+            norms.append(_compute_chain_norms(chain, directions, seed))
     return JacobianNorms(
         entries_LTT=torch.cat([part.entries_LTT for part in norms]),
         block_LT=torch.cat([part.block_LT for part in norms]),
@@ -142,7 +142,7 @@ def levels(norms: JacobianNorms) -> Tensor:
     return others_LFT / total_LFT
 
 
-def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
+def _compute_chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms in a chain of layers, from the |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of all directions."""
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
@@ -151,20 +151,20 @@ def _chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     squares = []
     common = []
     for directions_KW in basis_KW.split(directions_per_pass):
-        block_squares_KLTT, block_common_KLT = _chain_squares(chain, directions_KW)
+        block_squares_KLTT, block_common_KLT = _compute_chain_squares(chain, directions_KW)
         squares.append(block_squares_KLTT)
         common.append(block_common_KLT)
     squares_KLTT = torch.cat(squares)
     common_KLT = torch.cat(common)
     block_KLT = squares_KLTT.sum(-1) - squares_KLTT.diagonal(dim1=-2, dim2=-1)
     return JacobianNorms(
-        entries_LTT=_norm(squares_KLTT, width),
-        block_LT=_norm(block_KLT, width),
-        sum_LT=_norm(common_KLT, width),
+        entries_LTT=_compute_norm(squares_KLTT, width),
+        block_LT=_compute_norm(block_KLT, width),
+        sum_LT=_compute_norm(common_KLT, width),
     )
 
 
-def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
+def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
     """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for `directions_KW`."""
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
@@ -181,6 +181,7 @@ def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]
         is_same_ST = sources_S[:, None] == sources
         same_ST = is_same_ST.to(directions_KW)
         other_ST = 1 - same_ST
+        # Tangents with r_k at the source's position and 0 elsewhere; R = S * K
         start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
         start_RTW = start_SKTW.flatten(0, 1)
         moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
@@ -196,9 +197,9 @@ def _chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]
     return squares_KLTT, common_KLT.double()
 
 
-def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
+def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of one layer, from the |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of all directions."""
-    x_1TD, heads_1TE, output_1TD = _layer_graph(call)
+    x_1TD, heads_1TE, output_1TD = _build_layer_graph(call)
     tokens, width = output_1TD.shape[1:]
     basis_KD = _draw_directions(output_1TD[0].detach(), directions, seed)
     directions = len(basis_KD)
@@ -232,13 +233,13 @@ def _layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     own_squares_KT = own_KTD.square().sum(-1)
     squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
     return JacobianNorms(
-        entries_LTT=_norm(squares_KTT, width).unsqueeze(0),
-        block_LT=_norm(block_KT, width).unsqueeze(0),
-        sum_LT=_norm(common_KT, width).unsqueeze(0),
+        entries_LTT=_compute_norm(squares_KTT, width).unsqueeze(0),
+        block_LT=_compute_norm(block_KT, width).unsqueeze(0),
+        sum_LT=_compute_norm(common_KT, width).unsqueeze(0),
     )
 
 
-def _layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+def _build_layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return a layer's input, head outputs and output `[1, T, width]`, connected in an autograd graph."""
     x_1TD = call.whole.hidden.detach().clone()
     x_1TD.requires_grad_()
@@ -279,7 +280,7 @@ def _get_pass_tokens(vectors: Tensor) -> int:
     return DEVICE_PASS_TOKENS
 
 
-def _norm(squares_K: Tensor, width: int) -> Tensor:
+def _compute_norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the norm `[...]` from |J r|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
     To first order, the root of the mean is too small by a fraction v / 8, where v is the relative variance of the mean.
@@ -312,6 +313,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative along `x_tangent`."""
         (weight,) = context.saved_tensors
         moved: Tensor = x_tangent @ weight.T
         return moved
@@ -328,6 +330,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the slope of gelu at `x` for `jvp`."""
         x, *options = inputs
         approximate = options[0] if options else "none"
         slope = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
@@ -335,6 +338,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative along `x_tangent`."""
         (slope,) = context.saved_tensors
         moved: Tensor = x_tangent * slope
         return moved
@@ -348,6 +352,7 @@ class _LeanDerivatives(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Call `function`, or its equivalent in `LEAN`."""
         lean = self.LEAN.get(function)
         if lean is None:
             return function(*args, **kwargs or {})

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Self
 
 import numpy as np
@@ -67,7 +68,7 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` for each token of a text with `tokens` tokens."""
+    """Return the index in `POSITIONS` for each token `[T]` of a text with `tokens` tokens."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
@@ -113,6 +114,7 @@ def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
 
 
 def _parse_number_in_test_split(document: Document) -> int:
+    """Return the row of a text in the test split, from its name `test/ROW`."""
     number = document.name.removeprefix("test/")
     return int(number)
 
@@ -144,12 +146,13 @@ class Corpus:
     """The measured texts of a run, indexed in file order. One row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
+        """Read the table of the texts, but no tokens."""
         self.files = files
         self.texts = files.documents[files.documents["measured"]]  # the first rows
         self.lengths = self.texts["tokens"].to_numpy()
         self.labels = self.texts["label"].to_numpy()
         self.predicted = self.texts["predicted_label"].to_numpy()
-        self.row_groups = range(-(-len(self.texts) // store.ROW_GROUP_TEXTS))
+        self.row_groups = range(ceil(len(self.texts) / store.ROW_GROUP_TEXTS))
         self._read_group: tuple[int, list[Document]] = (-1, [])
         self._kept: dict[int, Document] = {}
 

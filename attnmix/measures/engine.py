@@ -263,9 +263,9 @@ class Engine:
         Batches of a sample contain texts of any row group, because few texts of each row group are in the sample.
         """
         if "corpus_value" in statistics:
-            self.batches.read_corpus(self._corpus_batches(texts))
+            self.batches.read_corpus(self._batch_corpus(texts))
         is_known = self.check_once and self.is_checked
-        checked = set[int]() if is_known else self._identity_sample(texts, sample)
+        checked = set[int]() if is_known else self._choose_identity_sample(texts, sample)
         for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample)):
             documents = [texts.document(number) for number in task.numbers]
             has_all_identities = [number in checked for number in task.numbers]
@@ -329,9 +329,11 @@ class Engine:
         measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
         self.read_single(name, numbers, measurements, measure)
         sampled = measurements.read(name, text_tasks(numbers))
-        return {
-            key: sums.scatter(numbers, len(texts)) for key, sums in sampled.items() if key == name or sums.counts.any()
-        }
+        totals = {}
+        for key, sums in sampled.items():
+            if key == name or sums.counts.any():  # without donor kinds that no text has
+                totals[key] = sums.scatter(numbers, len(texts))
+        return totals
 
     def add_matrices(
         self,
@@ -348,7 +350,7 @@ class Engine:
         known = measurements.matrices.setdefault(number, {})
         if EXCHANGE in names and EXCHANGE not in known:
             known[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
-        missing = [name for name in self._present(names) if name not in known]
+        missing = [name for name in self._select_present(names) if name not in known]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
             return
@@ -360,15 +362,17 @@ class Engine:
                 matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
-    def _present(self, matrices: Collection[str]) -> list[str]:
+    def _select_present(self, matrices: Collection[str]) -> list[str]:
         """Return the matrices that exist in the model's family."""
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
         """Return True if results of `add_matrices` are missing; then also create the required copy of the model."""
+        present = set(self._select_present(names))
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
-            if not known.keys() >= set(self._present(names)) or (with_heads and number not in measurements.heads):
+            lacks_heads = with_heads and number not in measurements.heads
+            if lacks_heads or not present <= known.keys():
                 self.single.create_copy()
                 return True
         return False
@@ -421,15 +425,20 @@ class Engine:
             document: The text, or its first tokens.
             positions: Positions of the measured tokens.
         """
-        donors = self._exchanged_texts(texts, number, document)
+        donors = self._draw_exchanged_texts(texts, number, document)
         displacements = measure_exchange(self.base, document, donors, positions, self.batch_tokens)
-        return [ALL_DONORS, *donors] if len(donors) > 1 else list(donors), displacements
+        kinds = list(donors)
+        if len(kinds) > 1:
+            kinds = [ALL_DONORS, *kinds]
+        return kinds, displacements
 
-    def _exchanged_texts(self, texts: Texts, number: int, document: Document) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token ids of the exchanged texts of a document by kind of donor."""
+    def _draw_exchanged_texts(
+        self, texts: Texts, number: int, document: Document
+    ) -> dict[str, list[npt.NDArray[np.int32]]]:
+        """Return the token ids `[T]` of the exchanged texts of a document by kind of donor."""
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
-            neutral = [self._neutral_document(text) for text in NEUTRAL_TEXTS]
+            neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
             number_of_donors = self.neutral_donors or len(neutral)
             return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), number_of_donors)}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
@@ -438,8 +447,9 @@ class Engine:
     def _exchange_matrix(self, texts: Texts, number: int) -> Array:
         """Return the matrix `EXCHANGE` of a text `[layers, tokens, sources]`."""
         document = texts.document(number)
-        donors = self._exchanged_texts(texts, number, document)
-        return exchange_matrix(self.base, document, donors, self.batch_tokens)[1:]
+        donors = self._draw_exchanged_texts(texts, number, document)
+        by_level = exchange_matrix(self.base, document, donors, self.batch_tokens)
+        return by_level[1:]  # without the input of the first layer
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
@@ -449,7 +459,7 @@ class Engine:
         has_classes = bool((texts.predicted >= 0).all()) and len(np.unique(texts.predicted)) > 1
         return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
 
-    def _neutral_document(self, text: str) -> Document:
+    def _tokenize_neutral_text(self, text: str) -> Document:
         """Return the tokens of a sentence without special tokens."""
         ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
         return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
@@ -466,7 +476,8 @@ class Engine:
         if number in measurements.token_shares:
             return
         _, displacements = self.token_exchange(measurements, number)
-        measurements.token_shares[number] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
+        shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
+        measurements.token_shares[number] = shares_KT[1:].astype(np.float32)
 
     def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
         """Return `exchange` of a complete text at up to `TOKEN_POSITIONS` positions; compute it if it is missing."""
@@ -476,13 +487,13 @@ class Engine:
             measurements.exchanges[number] = self.exchange(measurements.texts, number, document, positions)
         return measurements.exchanges[number]
 
-    def _identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
+    def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
         """Return the indices of the texts for the check of all identities: some of the sample, and the longest text."""
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
         drawn = stratified_draw(texts.labels[numbers], IDENTITY_TEXTS, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
-    def _corpus_batches(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
+    def _batch_corpus(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
         """Yield batches of the texts in the average of `corpus_value`; none for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
@@ -492,10 +503,12 @@ class Engine:
 
 
 def _read_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    """Measure the ratios of texts with shuffled words."""
     engine.read_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
 
 
 def _read_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    """Measure the ratios in the model with random weights."""
     engine.random.read_control("random_weights", texts, sink)
 
 
@@ -530,7 +543,7 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 """Methods of computing own shares, with the quantity in `SAMPLED`."""
 
 
-def _own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
     Vectors are measured at a few positions per text, or, of a single text and with neutral donors, at up to
@@ -550,18 +563,20 @@ def _own_share(engine: Engine, measurements: Measurements, max_length: int, numb
     sums = {}
     for place, kind in enumerate(kinds):
         name = OWN_SHARE if place == 0 else f"{OWN_SHARE}_{kind}"
-        sums[name] = _without_input(by_quantity[OWN_SHARE], place)
+        sums[name] = _select_layers(by_quantity[OWN_SHARE], place)
     for quantity in TOTAL_EFFECTS:
-        sums[quantity] = _without_input(by_quantity[quantity], place=0)
+        sums[quantity] = _select_layers(by_quantity[quantity], place=0)
     return sums
 
 
-def _without_input(sums: Sums, place: int) -> Sums:
+def _select_layers(sums: Sums, place: int) -> Sums:
     """Select the sums `[layers]` of one kind of donors from sums `[kinds, levels]`."""
     return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
 
-def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_own_share_by_parts(
+    engine: Engine, measurements: Measurements, max_length: int, number: int
+) -> DocumentSums:
     """Return the sums of the own share by parts after each layer `[layers]`.
 
     For a text within `max_length`, the result is read from the cached parts of the page.
@@ -569,17 +584,19 @@ def _own_share_by_parts(engine: Engine, measurements: Measurements, max_length: 
     reader = engine.readers["chord"]
     document = measurements.texts.document(number)
     cut = document.cut(max_length)
-    if len(cut) == len(document):
+    is_whole = len(cut) == len(document)
+    if is_whole:
         engine.add_input_parts(measurements, number)
-    if len(cut) == len(document) and INPUT_PARTS in measurements.matrices[number]:
+    if is_whole and INPUT_PARTS in measurements.matrices[number]:
         own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
     else:
-        quantities_QKT = by_token(reader.read(padded([cut.ids.tolist()], 0, engine.base.device)))
+        batch = padded([cut.ids.tolist()], 0, engine.base.device)
+        quantities_QKT = by_token(reader.read(batch))
         own_LT = quantities_QKT[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
     return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
 
 
-def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
+def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the swap ratio `[layers]` by donor class; without classes, the next text is the donor."""
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
@@ -590,14 +607,15 @@ def _swaps(engine: Engine, measurements: Measurements, max_length: int, number: 
     for name, donor in zip(names, next_donors(number, texts.predicted), strict=False):
         sums[name] = Sums(nothing, nothing)
         if donor is not None:
-            ratios_LST = document_swaps(engine.base, ids, texts.document(donor).cut(max_length).ids)
+            donor_ids = texts.document(donor).cut(max_length).ids
+            ratios_LST = document_swaps(engine.base, ids, donor_ids)
             sums[name] = Sums.over_tokens(ratios_LST[:, SWAPS.index("swap")])
     return sums
 
 
 SAMPLED = {
-    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_own_share),
-    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_own_share_by_parts),
-    "swap": Sampled(max_texts=20, max_length=24, measure=_swaps),
+    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_measure_own_share),
+    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_measure_own_share_by_parts),
+    "swap": Sampled(max_texts=20, max_length=24, measure=_measure_swaps),
 }
 """Quantities of single texts, with their default samples."""

@@ -86,7 +86,7 @@ def choose_positions(document: Document, number: int, seed: int) -> Ids:
     places = np.flatnonzero(document.words >= 0).astype(np.int32)
     if number >= len(places):
         return places
-    generator = _generator(document, seed)
+    generator = _create_generator(document, seed)
     drawn = [generator.choice(part) for part in np.array_split(places, number)]
     return np.array(drawn, np.int32)
 
@@ -105,7 +105,7 @@ def choose_donors(
     Returns:
         The documents of the same class and of other classes, or all without classes. Empty kinds are omitted.
     """
-    others = _generator(documents[number], seed + 1).permutation(len(documents))
+    others = _create_generator(documents[number], seed + 1).permutation(len(documents))
     others = others[others != number]
     if classes is None:
         by_kind = {OTHER_TEXTS: others}
@@ -116,7 +116,7 @@ def choose_donors(
 
 
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
-    """Return the document's token ids with its words replaced by the donors' words; special tokens are kept.
+    """Return the document's token ids `[T]` with its words replaced by the donors' words; special tokens are kept.
 
     The donors' words are repeated if they are fewer than the document's.
     """
@@ -134,11 +134,12 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return an exchanged text for each of the first `number` candidates, extended with the next candidates."""
+    """Return an exchanged text `[T]` for each of the first `number` candidates, extended with the next candidates."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
-        exchanged.append(exchange_words(document, (texts[place] for place in order)))
+        donors = (texts[index] for index in order)  # loaded only as far as needed
+        exchanged.append(exchange_words(document, donors))
     return exchanged
 
 
@@ -187,13 +188,15 @@ def measure_exchange(
     """
     exchanged = [ids for kind in donors.values() for ids in kind]
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
-    kinds_X = np.repeat(np.arange(len(donors)), [len(kind) for kind in donors.values()])
-    squares_XLS4 = _squares(base, document.ids, exchanged_XT, positions, batch_tokens)
+    donors_per_kind = [len(kind) for kind in donors.values()]
+    kinds_X = np.repeat(np.arange(len(donors)), donors_per_kind)
+    squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
     shape = (4, len(donors), squares_XLS4.shape[1], len(document))
-    means = np.full(shape, np.nan)
+    means_4KLT = np.full(shape, np.nan)
     for kind in range(len(donors)):
-        means[:, kind][..., positions] = np.moveaxis(_mean_of_known(squares_XLS4[kinds_X == kind]), -1, 0)
-    return Displacements(*means)
+        means_LS4 = _average_known(squares_XLS4[kinds_X == kind])
+        means_4KLT[:, kind][..., positions] = np.moveaxis(means_LS4, -1, 0)
+    return Displacements(*means_4KLT)
 
 
 def exchange_matrix(
@@ -215,7 +218,7 @@ def exchange_matrix(
     tokens = len(document)
     reader = _Reader(base, np.arange(tokens, dtype=np.int32))
     originals = reader.read_whole(ids_T[None])
-    length_LT = _on_host([level[0].double().square().sum(-1) for level in originals])
+    length_LT = _copy_to_host([_compute_squared_length(level[0]) for level in originals])
     exchanged = [ids for kind in donors.values() for ids in kind]
     squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
     batch_rows = max(1, batch_tokens // tokens)
@@ -224,11 +227,13 @@ def exchange_matrix(
         for start in range(0, len(sources), batch_rows):
             batch = sources[start : start + batch_rows]
             texts_RT = np.repeat(ids_T[None], len(batch), 0)
-            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]
+            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]  # one exchanged token per row
             moved = reader.read_whole(texts_RT)
-            squares_LRT = _on_host([_squared_distance(*pair) for pair in zip(moved, originals, strict=True)])
+            squares_LRT = _copy_to_host(
+                [_compute_squared_distance(*pair) for pair in zip(moved, originals, strict=True)]
+            )
             squares_LTT[:, :, batch] = squares_LRT.swapaxes(1, 2)
-    return np.sqrt(_mean_of_known(squares_XLTT) / length_LT[..., None])
+    return np.sqrt(_average_known(squares_XLTT) / length_LT[..., None])
 
 
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
@@ -241,21 +246,21 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
         displacements: Displacements of one text.
         precision: Relative precision of the model's dtype; displacements of this order count as 0.
     """
-    own, others, joint = _significant(displacements, precision)
+    own, others, joint = _remove_rounding_errors(displacements, precision)
     length = displacements.length
     by_token = {
-        OWN_SHARE: _ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
-        "own_share_squared": _ratio(own, own + others),
-        "own": np.sqrt(_ratio(own, length)),
-        "others": np.sqrt(_ratio(others, length)),
-        "joint": np.sqrt(_ratio(joint, length)),
+        OWN_SHARE: _divide(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
+        "own_share_squared": _divide(own, own + others),
+        "own": np.sqrt(_divide(own, length)),
+        "others": np.sqrt(_divide(others, length)),
+        "joint": np.sqrt(_divide(joint, length)),
     }
-    sums = {name: Sums.over_tokens(_with_all_donors(values_KLT)) for name, values_KLT in by_token.items()}
+    sums = {name: Sums.over_tokens(_prepend_mean_over_donors(values_KLT)) for name, values_KLT in by_token.items()}
     totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
     joint_KL = np.nansum(joint, -1)
     for name, squares_KLT in totals.items():
         values_KL = np.nansum(squares_KLT, -1)
-        sums[name] = Sums(*(_with_total(each_KL) for each_KL in (values_KL, joint_KL)))
+        sums[name] = Sums(_prepend_total(values_KL), _prepend_total(joint_KL))
     return sums
 
 
@@ -264,25 +269,25 @@ def own_shares(displacements: Displacements, precision: float) -> Doubles:
 
     It is NaN for tokens that were not exchanged or have zero displacements.
     """
-    own, others, _ = _significant(displacements, precision)
-    return _mean_of_known(_ratio(np.sqrt(own), np.sqrt(own) + np.sqrt(others)))
+    own, others, _ = _remove_rounding_errors(displacements, precision)
+    return _average_known(_divide(np.sqrt(own), np.sqrt(own) + np.sqrt(others)))
 
 
-def _significant(displacements: Displacements, precision: float) -> list[Doubles]:
-    """Return the squared displacements; 0 if they are within the vectors' rounding errors."""
+def _remove_rounding_errors(displacements: Displacements, precision: float) -> list[Doubles]:
+    """Return own, others' and joint squared displacements `[K, L, T]`; 0 if within the vectors' rounding errors."""
     least = (ROUNDING * precision) ** 2 * displacements.length
     return [np.where(squares < least, 0, squares) for squares in displacements[:3]]
 
 
-def _with_all_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over kinds of donors, if there are several."""
+def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
+    """Prepend the mean over kinds of donors, if there are several: `[1 + K, L, T]`."""
     if len(values_KLT) == 1:
         return values_KLT
-    return np.concatenate([_mean_of_known(values_KLT)[None], values_KLT])
+    return np.concatenate([_average_known(values_KLT)[None], values_KLT])
 
 
-def _with_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over kinds of donors, if there are several."""
+def _prepend_total(values_KL: Doubles) -> Doubles:
+    """Prepend the sum over kinds of donors, if there are several: `[1 + K, L]`."""
     return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
 
 
@@ -297,6 +302,7 @@ class _Hybrids(NamedTuple):
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
+    """Return the mixtures of a text and each of its exchanged texts at `positions`."""
     differs_XS = (exchanged_XT != ids_T)[:, positions]
     rows = []
     places = []
@@ -310,7 +316,9 @@ def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
     return _Hybrids(np.reshape(rows, (-1, len(ids_T))).astype(np.int32), np.array(places, np.int64), differs_XS)
 
 
-def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int) -> Doubles:
+def _measure_squares(
+    base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int
+) -> Doubles:
     """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`.
 
     They are NaN for tokens common to the document and an exchanged text.
@@ -322,16 +330,18 @@ def _squares(base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Id
     end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
-    joint_LXS = _on_host([_squared_distance(level[1:], level[:1]) for level in vectors])
-    length_L1S = _on_host([level[:1].double().square().sum(-1) for level in vectors])
-    moved = [_on_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
+    # `vectors` are the levels [1 + X, S, D] of the text and the exchanged texts; `rows` those of the hybrids [R, D].
+    joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
+    length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in vectors])
+    moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
     for start in range(end, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
         _, rows = reader.read(texts_RT[:0], hybrids.ids_RT[batch], places_R)
-        moved.append(_on_host(_compute_squared_shifts(rows, vectors, places_R)))
+        moved.append(_copy_to_host(_compute_squared_shifts(rows, vectors, places_R)))
     moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
-    moved_LXS2[:, hybrids.differs_XS] = np.concatenate(moved, 1).reshape(len(vectors), -1, 2)
+    moved_LR = np.concatenate(moved, 1)
+    moved_LXS2[:, hybrids.differs_XS] = moved_LR.reshape(len(vectors), -1, 2)  # hybrids come in pairs: own, others
     joint_LXS[:, ~hybrids.differs_XS] = np.nan
     length_LXS = np.where(hybrids.differs_XS, length_L1S, np.nan)
     squares_LXS4 = np.concatenate([moved_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
@@ -344,7 +354,7 @@ def _compute_squared_shifts(
     """Return the squared distances `[R]` of hybrids from the text at the same positions, by level."""
     squares = []
     for row_RD, level in zip(rows, vectors, strict=True):
-        squares.append(_squared_distance(row_RD, level[0, places_R]))
+        squares.append(_compute_squared_distance(row_RD, level[0, places_R]))
     return squares
 
 
@@ -359,6 +369,7 @@ class _Reader:
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
+        """Prepare to read at `positions` `[S]`."""
         self.base = base
         self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
         has_decoder = len(family_of(base.config).stacks) > 1
@@ -381,18 +392,20 @@ class _Reader:
         every_row = torch.arange(len(ids_XT) + len(hybrid_ids_RT), device=device)
         whole_rows = every_row[: len(ids_XT)].repeat_interleave(len(self.positions))
         places = torch.as_tensor(places_R, device=device)
+        # Row and column in the batch of each vector: all positions of each complete text, then one of each hybrid.
         rows = torch.cat([whole_rows, every_row[len(ids_XT) :]])
         columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
+        all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
         vectors = []
         hybrid_vectors = []
-        for level_ND in self._read(np.concatenate([ids_XT, hybrid_ids_RT]), rows, columns):
+        for level_ND in self._read_levels(all_ids, rows, columns):
             whole_ND = level_ND[: len(whole_rows)]
             vectors.append(whole_ND.unflatten(0, (len(ids_XT), len(self.positions))))
             hybrid_vectors.append(level_ND[len(whole_rows) :])
         return vectors, hybrid_vectors
 
     @torch.inference_mode()
-    def _read(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
+    def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
         """Return the vectors `[N, D]` of each level at some `rows` and `columns`, each `[N]`, of a batch of texts."""
         levels: list[Tensor] = []
         tokens = ids_RT.shape[1]
@@ -426,39 +439,45 @@ class _Reader:
 
 
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the output of the current layer at some positions, from the attention output at these positions."""
+    """Return the output `[N, D]` of the current layer at N positions, from the attention output `[N, D]` there."""
     call = features.layer
     assert call is not None
     x = call.whole.hidden[rows, columns]
     with features.pause():
         # Modules expect a batch of texts: all positions form one text.
         shape = (1, -1, x.shape[-1])
-        output = Block(call.module, call.stack).rest(call, x.reshape(shape), attention_output.reshape(shape))
+        block = Block(call.module, call.stack)
+        output = block.rest(call, x.reshape(shape), attention_output.reshape(shape))
     return output.reshape(x.shape)
 
 
-def _squared_distance(moved: Tensor, original: Tensor) -> Tensor:
+def _compute_squared_distance(moved: Tensor, original: Tensor) -> Tensor:
     """Return |moved - original|^2 over the last axis, in float64."""
     return (moved.double() - original.double()).square().sum(-1)
 
 
-def _on_host(squares: Sequence[Tensor]) -> Doubles:
+def _compute_squared_length(vectors: Tensor) -> Tensor:
+    """Return |y|^2 over the last axis, in float64."""
+    return vectors.double().square().sum(-1)
+
+
+def _copy_to_host(squares: Sequence[Tensor]) -> Doubles:
     """Return tensors of equal shape as one array, in a single transfer."""
     return np.asarray(torch.stack(list(squares)).cpu().numpy())
 
 
-def _mean_of_known(values: Doubles) -> Doubles:
+def _average_known(values: Doubles) -> Doubles:
     """Return the mean over the first axis, ignoring NaN; NaN if all values are NaN."""
     is_known = ~np.isnan(values)
-    return _ratio(np.nansum(values, 0), is_known.sum(0).astype(np.float64))
+    return _divide(np.nansum(values, 0), is_known.sum(0).astype(np.float64))
 
 
-def _ratio(numerator: Doubles, denominator: Doubles) -> Doubles:
+def _divide(numerator: Doubles, denominator: Doubles) -> Doubles:
     """Return the quotient; NaN if the denominator is 0 or NaN."""
     is_defined = denominator > 0
     return np.divide(numerator, denominator, out=np.full_like(denominator, np.nan), where=is_defined)
 
 
-def _generator(document: Document, seed: int) -> np.random.Generator:
+def _create_generator(document: Document, seed: int) -> np.random.Generator:
     """Return a generator that depends only on the seed and the name of the document."""
     return np.random.default_rng([seed, crc32(document.name.encode())])

@@ -66,7 +66,7 @@ class Cloud:
         # Measures are undefined if tokens differ only by rounding errors, or if the HSIC is a rounding error.
         self.varies = self.centred_norm > ROUNDING * self.norm
         square = self.gram_NN.norm(dim=(-2, -1)).square()
-        hsic = _hsic(square, self, self)
+        hsic = _compute_hsic(square, self, self)
         is_precise = hsic > ROUNDING * square
         self.own_hsic = hsic.where(self.varies & is_precise, torch.nan)
         is_constant = ~self.varies
@@ -217,7 +217,7 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
-    """Return the linear CKA of two clouds."""
+    """Return the linear CKA `[...]` of two clouds."""
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
@@ -226,11 +226,11 @@ def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product_DD = (first_TD.mT @ second_TD).double()
         product = product_DD.norm(dim=(-2, -1)).square()
-    hsic = _hsic(product, cloud, start)
+    hsic = _compute_hsic(product, cloud, start)
     return hsic / (cloud.own_hsic * start.own_hsic).sqrt()
 
 
-def _hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
+def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
 
     It equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), where K and L have zeros on the diagonal.
@@ -260,16 +260,16 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     before = start
     before_length_T = start_length_T
     steps = []
-    for vectors in _step_vectors(layer_pass).values():
+    for vectors in _select_step_vectors(layer_pass).values():
         measures = {}
         if vectors is not None:
             length_T = vectors.norm(dim=-1)
             measures["norm"] = length_T / start_length_T
             if vectors.shape == start.shape:
-                measures["cosine_input"] = _cosine(vectors, start, length_T * start_length_T)
+                measures["cosine_input"] = _compute_cosine(vectors, start, length_T * start_length_T)
             if vectors.shape == before.shape:
                 distance_T = (vectors - before).norm(dim=-1)
-                measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
+                measures["cosine_previous"] = _compute_cosine(vectors, before, length_T * before_length_T)
                 measures["distance_previous"] = distance_T / start_length_T
             before = vectors
             before_length_T = length_T
@@ -277,8 +277,8 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     return torch.stack(steps, dim=-2)
 
 
-def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors after each of `STEP_POINTS`; None for steps that the family lacks."""
+def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
+    """Return the vectors `[..., T, D]` after each of `STEP_POINTS`; None for steps that the family lacks."""
     features = layer_pass.features
     vectors: dict[str, Tensor | None] = {}
     for step, point in STEP_POINTS.items():
@@ -294,7 +294,7 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     return vectors
 
 
-def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
+def _compute_cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
     """Return the cosines of vectors; `lengths_T` are the products of their lengths; 0 for vectors of length 0."""
     products_T: Tensor = (first * second).sum(-1)
     smallest = torch.finfo(lengths_T.dtype).tiny

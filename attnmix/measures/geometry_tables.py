@@ -51,7 +51,7 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the rows of `geometry` for a page of user texts: steps of a layer, and shares of contributions."""
     tables = MeanTables(measured.sums, measured.draws)
-    tables.add(_steps(measured))
+    tables.add(_average_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
     return pd.concat([tables.tables()["geometry"], *share_rows(measured, attention)])
 
@@ -68,13 +68,13 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     sinks = attention | {"measure": SINK_MEASURES}
     lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", sites, "geometry", checkpoints))
-    tables.add(_steps(measured))
+    tables.add(_average_steps(measured))
     tables_of_all_texts.add(Mean("geometry", to_first, "to_first", checkpoints))
     tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
     tables.add(Mean("geometry", lengths, part_lengths))
 
 
-def _steps(measured: CorpusMeasures) -> Mean:
+def _average_steps(measured: CorpusMeasures) -> Mean:
     """Return the mean geometry of each step of a layer."""
     labels = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     return Mean("geometry", labels, "steps", tuple(measured.sums), complete=False)
@@ -89,8 +89,9 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
         intervals = []
-        for place in range(len(sites)):
-            units = Moments.from_sums(sums_NXD[:, [place]], tokens_N[:, None], tokens_N)
+        for place in range(len(sites)):  # one site at a time, to limit memory
+            squares_N1 = tokens_N[:, None]  # the squared length of a vector of norm 1 is 1
+            units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
             intervals.append(_compute_cosines(units, classes_N, is_usable_N))
         usable_texts = is_usable_N.sum()
         documents = [len(is_usable_N), usable_texts, usable_texts]

@@ -98,7 +98,7 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
     block = layer_pass.block
     features = layer_pass.features
     heads = len(call.query)
-    first_of_group = slice(None, None, heads // key_heads)
+    first_of_group = slice(None, None, heads // key_heads)  # grouped heads share keys and values
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     attended_HTd = features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
     given_HTD = attended_HTd @ W_HdD
@@ -149,7 +149,7 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
         first = torch.zeros_like(tokens)
         last = tokens if call.causal else tokens[-1].expand(len(tokens))
         return torch.stack([first, last], dim=-1)
-    is_visible = (call.mask == 0).all(0)
+    is_visible = (call.mask == 0).all(0)  # [T, T], in all heads
     is_hidden = (call.mask < FAR_BELOW).all(0)
     first = is_visible.int().argmax(-1)
     distance_from_end = is_visible.flip(-1).int().argmax(-1)

@@ -79,7 +79,7 @@ class Tangents(AfterAttention):
 
 
 def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
-    """Return g'(p) of an elementwise activation."""
+    """Return g'(p) `[N, W]` of an elementwise activation."""
     with torch.enable_grad():
         input_NW = p_NW.detach().requires_grad_()
         total = activation(input_NW).sum()
@@ -127,9 +127,9 @@ def through_layer(
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
     # The biases come first, because their propagation caches quantities of the whole vectors that all blocks need.
-    biases_1RD = layer.output(parts_JTD[-1:], are_biases=True)
+    biases_1RD = layer.propagate(parts_JTD[-1:], are_biases=True)
     blocks = _split_sources(parts_JTD[:-1], layer.rest.preactivation_NW)
-    sources = _apply_in_threads(layer.output, blocks)
+    sources = _apply_in_threads(layer.propagate, blocks)
     return torch.cat([*sources, biases_1RD])
 
 
@@ -137,6 +137,7 @@ class _AffineLayer:
     """A layer as an affine map in one forward pass of a text, with outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
+        """Store the weights and the deviations of all norms, which stay constant; the arguments of `through_layer`."""
         block = layer_pass.block
         self.block = block
         self.values = values
@@ -154,7 +155,7 @@ class _AffineLayer:
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
 
-    def output(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
+    def propagate(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
         """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
 
         Parts of sources pass through the linear part of the layer; its biases are added to the biases' part.
@@ -183,7 +184,7 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after an affine map. Its bias is added if `are_biases` is True."""
+    """Return parts `[..., D]` after an affine map. Its bias is added if `are_biases` is True."""
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -191,7 +192,7 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts after a norm that divides by `deviation`. Its beta is added if `are_biases` is True."""
+    """Return parts `[..., D]` after a norm with the divisor `deviation`. Its beta is added if `are_biases` is True."""
     if norm.absent:
         return parts
     divided = norm.linear(parts) / deviation
@@ -212,7 +213,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts into blocks of sources with network activations that fit into a CPU's cache."""
+    """Split parts `[J, R, D]` into blocks of sources with network activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -229,7 +230,7 @@ def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
 
 
 def _apply_whole_norm(norm: Norm, whole: Tensor) -> Tensor:
-    """Return the output of a norm for whole vectors."""
+    """Return the output of a norm for whole vectors `[..., D]`."""
     return norm.part(whole, whole) + norm.beta
 
 
@@ -237,6 +238,7 @@ class _Level:
     """The vectors of one level, and measures of their parts that are accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
+        """Start with no parts of sources; `bias_TD` is the biases' part of the vectors `whole_TD`."""
         tokens = len(whole_TD)
         self.whole_TD = whole_TD
         self.bias_TD = bias_TD
@@ -251,9 +253,9 @@ class _Level:
         self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
         self.sources_TD += parts_JTD.sum(0)
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
-        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]
+        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]  # P_ii
 
-    def bias_cosine(self) -> Tensor:
+    def compute_bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
         others_TD = self.others_TD
         products_T = (others_TD * self.bias_TD).sum(-1)
@@ -304,8 +306,8 @@ class PartsReader:
         """
         levels: list[_Level] = []
         tokens = batch["input_ids"].shape[-1]
-        for sources in self._blocks(tokens):
-            for number, (whole_TD, parts_JTD) in enumerate(self._levels(batch, sources, advance)):
+        for sources in self._split_into_blocks(tokens):
+            for number, (whole_TD, parts_JTD) in enumerate(self._propagate_parts(batch, sources, advance)):
                 if sources.start == 0:
                     levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
                 levels[number].add(parts_JTD[:-1], sources)
@@ -324,16 +326,16 @@ class PartsReader:
             "coherence": others_KT / others_lengths_KT,
             "biases": torch.stack([level.bias_TD.norm(dim=-1) for level in levels]),
             "bias_projection": torch.stack([projection(level.bias_TD, level.whole_TD) for level in levels]),
-            "bias_cosine": torch.stack([level.bias_cosine() for level in levels]),
+            "bias_cosine": torch.stack([level.compute_bias_cosine() for level in levels]),
             "whole": torch.stack([level.whole_TD.norm(dim=-1) for level in levels]),
         }
 
     def steps(self, tokens: int) -> int:
         """Return the number of layer passes in `read` for a text of `tokens` tokens."""
         layers = layer_counts(self.base)[0]
-        return len(self._blocks(tokens)) * layers
+        return len(self._split_into_blocks(tokens)) * layers
 
-    def _blocks(self, tokens: int) -> list[slice]:
+    def _split_into_blocks(self, tokens: int) -> list[slice]:
         """Return the blocks of sources that are propagated through the layers together."""
         size = max(1, BLOCK_NUMBERS // (tokens * self.width))
         blocks = []
@@ -348,12 +350,12 @@ class PartsReader:
         Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with
         the number of tokens, because no array of parts `[T, T, D]` is allocated.
         """
-        levels = self._levels(batch, None)
+        levels = self._propagate_parts(batch, None)
         _, input_JTD = levels[0]
         shares = []
         biases = []
         for whole_TD, parts_JTD in levels:
-            rows = [self._row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
+            rows = [self._compute_row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
             shares.append(torch.stack(rows))
             bias_T = projection(parts_JTD[-1], whole_TD)
             biases.append(bias_T.detach())
@@ -363,14 +365,14 @@ class PartsReader:
             "bias_projection": biases_KT[:, list(positions)],
         }
 
-    def _row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
+    def _compute_row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
         """Return the signed share `[T]` of each source in the vector at `position`, which is linear in the input."""
         share_T = projection(parts_JTD[0], whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
         products_TD = gradient_JTD[0] * input_JTD[0]
         return products_TD.sum(-1).detach()
 
-    def _levels(
+    def _propagate_parts(
         self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
@@ -379,10 +381,11 @@ class PartsReader:
         `advance` runs after each layer.
         """
         if not self.values:
-            self.values = self._value_maps(batch)
+            self.values = self._read_value_maps(batch)
         levels: list[tuple[Tensor, Tensor]] = []
 
-        def visit(layer_pass: LayerPass, _features: object) -> None:
+        def append_level(layer_pass: LayerPass, _features: object) -> None:
+            """Propagate the parts of the previous level through a layer."""
             if layer_pass.call.number > len(self.values):
                 return  # a decoder after the encoder
             document = layer_pass.document(0)
@@ -396,20 +399,20 @@ class PartsReader:
             advance()
 
         with torch.no_grad():
-            run_layers(self.base, batch, visit, POINTS)
+            run_layers(self.base, batch, append_level, POINTS)
         return levels
 
-    def _value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
+    def _read_value_maps(self, batch: Mapping[str, Tensor]) -> list[Linear]:
         """Return the `value_map` of each layer of the first stack, from a forward pass of one token."""
         maps: list[Linear] = []
 
-        def visit(layer_pass: LayerPass, _features: object) -> None:
+        def append_map(layer_pass: LayerPass, _features: object) -> None:
             if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 
         first_token = {name: tensor[:, :1] for name, tensor in batch.items()}
         with torch.inference_mode():
-            run_layers(self.base, first_token, visit, POINTS)
+            run_layers(self.base, first_token, append_map, POINTS)
         return [Linear(value.W.clone(), value.b.clone()) for value in maps]
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:
@@ -427,7 +430,10 @@ class PartsReader:
 
 
 def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
-    """Return the parts of the first layer's input. If `sources` is None, there is a single differentiable part."""
+    """Return the parts `[J, T, D]` of the first layer's input.
+
+    If `sources` is None, these are a single differentiable part of all sources, and the part of the biases.
+    """
     if sources is not None:
         return embedding_parts(x_TD, sources)
     biases_TD = torch.zeros_like(x_TD)

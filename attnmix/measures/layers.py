@@ -38,18 +38,19 @@ class Block:
     """The modules and weights of one layer, with the dtype and device of the model."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
+        """Find the modules of `layer` at the paths in `stack`."""
         self.layer = layer
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
         self.no_norm = no_norm(self.output.W)
-        self.input_norm = self._norm(stack.input_norm)
-        self.attention_output_norm = self._norm(stack.attention_output_norm)
-        self.attention_norm = self._norm(stack.attention_norm)
-        self.cross_attention_input_norm = self._norm(stack.cross_attention_input_norm)
-        self.cross_attention_norm = self._norm(stack.cross_attention_norm)
-        self.feed_forward_norm = self._norm(stack.feed_forward_norm)
-        self.feed_forward_output_norm = self._norm(stack.feed_forward_output_norm)
-        self.output_norm = self._norm(stack.output_norm)
+        self.input_norm = self._find_norm(stack.input_norm)
+        self.attention_output_norm = self._find_norm(stack.attention_output_norm)
+        self.attention_norm = self._find_norm(stack.attention_norm)
+        self.cross_attention_input_norm = self._find_norm(stack.cross_attention_input_norm)
+        self.cross_attention_norm = self._find_norm(stack.cross_attention_norm)
+        self.feed_forward_norm = self._find_norm(stack.feed_forward_norm)
+        self.feed_forward_output_norm = self._find_norm(stack.feed_forward_output_norm)
+        self.output_norm = self._find_norm(stack.output_norm)
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
@@ -64,7 +65,7 @@ class Block:
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
             read = self.cross_attention_input_norm(z)
-            z = self.cross_attention_norm(z + _cross_attention(call, read))
+            z = self.cross_attention_norm(z + _attend_to_encoder(call, read))
         network_input = x if self.stack.parallel else z
         added = self.feed_forward_norm(network_input)
         for path in self.stack.feed_forward:
@@ -78,7 +79,7 @@ class Block:
         """Return the part of the layer after attention for N tokens, which propagates the parts of single sources."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
-    def _norm(self, path: str | None) -> Norm:
+    def _find_norm(self, path: str | None) -> Norm:
         """Return the norm at `path`; no norm for a missing module or an `Identity`, as in ModernBERT."""
         if path is None:
             return self.no_norm
@@ -164,7 +165,7 @@ class LayerPass:
         """The concatenated b_V of all heads `[E]`, which is the value of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
-        values_BHTd = _values(attention, zeros)
+        values_BHTd = _compute_values(attention, zeros)
         return values_BHTd[0, :, 0].flatten()
 
 
@@ -278,7 +279,7 @@ class AfterAttention:
         value_at_zero: Tensor = activation(zero)
         return value_at_zero
 
-    def _inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+    def _propagate_to_inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return the part of W_2's input `[N, W]` from parts of the `inputs`, which are in one or two tensors.
 
         The parts are overwritten, because an allocation would cost as much as the product.
@@ -300,7 +301,7 @@ class AfterAttention:
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
-        """Propagate a part of `residual_ND` to the second skip connection."""
+        """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection."""
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
@@ -308,12 +309,12 @@ class AfterAttention:
         return self.block.cross_attention_norm.part(part_ND, whole_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Return the feed-forward network's output for a part of the stream, without biases."""
+        """Return the feed-forward network's output `[..., N, D]` for a part of the stream, without biases."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         inputs = [entering_ND @ up.W for up in ups]
-        inner_NW = self._inner(inputs, self.slopes)
-        return self._leaving(inner_NW @ down.W)
+        inner_NW = self._propagate_to_inner(inputs, self.slopes)
+        return self._propagate_through_output_norm(inner_NW @ down.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`, before any division by deviations."""
@@ -326,14 +327,14 @@ class AfterAttention:
         return NetworkPart(stream, [entering @ up.W for up in ups])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Propagate a part of `residual_ND` to the layer's output, up to a scalar factor per token.
+        """Propagate a part of `residual_ND` to the layer's output `[..., N, D]`, up to a scalar factor per token.
 
         The factor (deviations of the norms along the skip connection) cancels in ratios. `part.entering` is
         overwritten.
         """
         _, _, down = self.block.feed_forward
-        inner_NW = self._inner(part.entering, self._divided_slopes)
-        added_ND = self._leaving(inner_NW @ down.W)
+        inner_NW = self._propagate_to_inner(part.entering, self._divided_slopes)
+        added_ND = self._propagate_through_output_norm(inner_NW @ down.W)
         return self.block.output_norm.linear(part.stream + added_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
@@ -353,12 +354,12 @@ class AfterAttention:
         norm = block.feed_forward_norm
         entering_ND = norm.part(stream_ND, self._stream_ND) + norm.beta
         inputs = [entering_ND @ up.W + up.b for up in ups]
-        inner_NW = self._inner(inputs, self.slopes)
+        inner_NW = self._propagate_to_inner(inputs, self.slopes)
         projected_ND = (inner_NW + self.constant) @ down.W + down.b
-        return self._leaving(projected_ND) + block.feed_forward_output_norm.beta
+        return self._propagate_through_output_norm(projected_ND) + block.feed_forward_output_norm.beta
 
-    def _leaving(self, projected_ND: Tensor) -> Tensor:
-        """Propagate a part of W_2's output through the network's output norm."""
+    def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
+        """Propagate a part `[..., N, D]` of W_2's output through the network's output norm."""
         norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
@@ -431,11 +432,12 @@ def run_layers(
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
 
-    def listen(module: Module, call: AttentionCall) -> None:
+    def record_attention(module: Module, call: AttentionCall) -> None:
         if module in attentions:
             attention_calls.append(call)
 
     def read_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+        """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
         call = features.layer
         if call is None or features.paused:
             return
@@ -449,7 +451,8 @@ def run_layers(
         layer_features = {site.point: features[site] for site in layer_sites}
         with features.pause():  # Both statements call the model's modules, which must not be recorded.
             block = Block(call.module, call.stack)
-            visit(LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features), features)
+            layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
+            visit(layer_pass, features)
         for site in layer_sites:
             if site.point != "layer_output":
                 del features[site]
@@ -457,7 +460,7 @@ def run_layers(
     with (
         recording(base, points) as features,
         layer_hooks(base, read_layer),
-        attention_by(observed(listen), base),
+        attention_by(observed(record_attention), base),
     ):
         return (model or base)(**batch, **options)
 
@@ -475,8 +478,12 @@ def map_layers(
 ) -> list[Result]:
     """Return the results of `function` for each layer of one forward pass, without derivatives."""
     results: list[Result] = []
+
+    def append_result(layer_pass: LayerPass, _features: Mapping[Site, Tensor]) -> None:
+        results.append(function(layer_pass))
+
     with torch.inference_mode():
-        run_layers(base, batch, lambda layer_pass, _features: results.append(function(layer_pass)), points)
+        run_layers(base, batch, append_result, points)
     return results
 
 
@@ -488,14 +495,19 @@ def value_map(layer_pass: LayerPass) -> Linear:
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
-    unit_vectors = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)
+    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero
+
+    def compute_value(vector_D: Tensor) -> Tensor:
+        """Return the value `[E]` of a vector."""
+        return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():
-        value = torch.vmap(lambda vector_D: _values(attention, vector_D.expand(1, 1, -1)).flatten())(unit_vectors)
-    return Linear(value[:-1] - value[-1], value[-1])
+        values_VE = torch.vmap(compute_value)(inputs_VD)
+    bias_E = values_VE[-1]
+    return Linear(values_VE[:-1] - bias_E, bias_E)
 
 
-def _values(attention: ModuleCall, hidden: Tensor) -> Tensor:
+def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
     """Return the values `[B, H, T, d]` of a layer's attention for the input vectors `hidden` `[B, T, D]`."""
     calls: list[AttentionCall] = []
     with attention_by(explicit(lambda _module, call: calls.append(call))):
@@ -508,17 +520,18 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     attend = explicit()
     outputs: list[Tensor] = []
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def attend_and_record(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """Compute attention, and keep the head outputs `[B, T, H, d]`."""
         heads_BTHd, weights = attend(module, *arguments, **options)
         outputs.append(heads_BTHd)
         return heads_BTHd, weights
 
-    with attention_by(function):
+    with attention_by(attend_and_record):
         attention(hidden)
     return outputs[0].flatten(-2)
 
 
-def _cross_attention(call: LayerCall, z: Tensor) -> Tensor:
+def _attend_to_encoder(call: LayerCall, z: Tensor) -> Tensor:
     """Return the cross-attention output for `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
     cross = call.attending["cross_attention"]
     texts = z.reshape(-1, *z.shape[-2:])

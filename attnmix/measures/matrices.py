@@ -50,13 +50,17 @@ class LayerMatrix(Matrix):
         )
 
 
-def _alti(chunk: SourceChunk) -> Tensor:
+def _compute_alti(chunk: SourceChunk) -> Tensor:
+    """Return max(0, |y_i|_1 - |y_i - T_ij|_1) `[J, T]`."""
     y_TD = chunk.layer_pass.attended
-    return (y_TD.abs().sum(-1) - (y_TD - chunk.T_JTD).abs().sum(-1)).clamp_min(0)
+    length_T = y_TD.abs().sum(-1)
+    distance_JT = (y_TD - chunk.T_JTD).abs().sum(-1)
+    decrease_JT: Tensor = length_T - distance_JT
+    return decrease_JT.clamp_min(0)
 
 
-def _contribution_weights(chunk: SourceChunk) -> Tensor:
-    """Return the signed share of each source in the output of W_O, by projection.
+def _project_contributions(chunk: SourceChunk) -> Tensor:
+    """Return the signed share `[J, T]` of each source in the output of W_O, by projection.
 
     b_V is part of the values, whereas b_O belongs to no source. A row therefore sums to 1 - <b_O, o_i> / |o_i|^2.
     """
@@ -65,15 +69,19 @@ def _contribution_weights(chunk: SourceChunk) -> Tensor:
     return products_JT / output_TD.square().sum(-1)
 
 
-def _turn(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
-    """Return 1 - cos of the layer's outputs with and without `part_JTD` of W_O's output."""
+def _compute_rotation(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
+    """Return 1 - cos `[J, T]` of the layer's outputs with and without `part_JTD` of W_O's output."""
     # 1 - cos is computed as half the squared distance of unit vectors, which has no cancellation.
-    with_j, without_j = (
-        vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-        for vectors in (chunk.layer_pass.output, chunk.output_without(part_JTD))
-    )
-    distance: Tensor = (with_j - without_j).square().sum(-1)
-    return distance / 2
+    with_j_TD = _scale_to_unit(chunk.layer_pass.output)
+    without_j_JTD = _scale_to_unit(chunk.output_without(part_JTD))
+    squared_distance_JT: Tensor = (with_j_TD - without_j_JTD).square().sum(-1)
+    return squared_distance_JT / 2
+
+
+def _scale_to_unit(vectors: Tensor) -> Tensor:
+    """Return vectors `[..., D]` scaled to length 1."""
+    unit_vectors: Tensor = vectors / vectors.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    return unit_vectors
 
 
 _DECLARED = (
@@ -95,7 +103,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="contribution_weights",
-        formula=_contribution_weights,
+        formula=_project_contributions,
         definition="<c_ij, o_i> / |o_i|^2, c_ij = sum_h a^h_ij f_h(x_j), o_i the output of W_O",
         source="Cunningham and Cirone, ICML 2026, summed over heads",
         rows="as they are",
@@ -103,7 +111,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing",
-        formula=lambda chunk: _turn(chunk, chunk.projected_JTD),
+        formula=lambda chunk: _compute_rotation(chunk, chunk.projected_JTD),
         definition="1 - cos of the whole layer's output with and without value j",
         source="Mohebbi et al., EACL 2023, equation 7",
         rows="made to sum to 1",
@@ -112,7 +120,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="value_zeroing_without_bias",
-        formula=lambda chunk: _turn(chunk, chunk.projected_JTD - chunk.bias_JTD),
+        formula=lambda chunk: _compute_rotation(chunk, chunk.projected_JTD - chunk.bias_JTD),
         definition="1 - cos of the whole layer's output with value j and with b_V in its place",
         source="Mohebbi et al., EACL 2023, with b_V for 0",
         rows="made to sum to 1",
@@ -121,7 +129,7 @@ _DECLARED = (
     ),
     LayerMatrix(
         name="alti",
-        formula=_alti,
+        formula=_compute_alti,
         definition="max(0, |y_i|_1 - |y_i - T_ij|_1), y_i after LayerNorm; pre-LN: after the skip, with R_ij",
         source="Ferrando et al., EMNLP 2022, equation 8",
         rows="made to sum to 1",

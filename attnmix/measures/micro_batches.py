@@ -158,7 +158,7 @@ def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[sl
 
 
 def _compute_token_groups(document: Document) -> npt.NDArray[np.int64]:
-    """Return the index of each token's group, the combination of class and position."""
+    """Return the index of each token's group `[T]`, the combination of class and position."""
     class_T = document.classes.astype(np.int64)
     position_T = position_groups(len(document))
     return class_T * len(POSITIONS) + position_T

@@ -132,6 +132,7 @@ class MeanTables:
     """Tables of means from the sums of each checkpoint, which are resampled with the same bootstrap samples."""
 
     def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
+        """Start without rows; `parts` contains the rows of each table in blocks."""
         self.sums = sums
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
@@ -423,13 +424,13 @@ def ratios_of(subset: str) -> SelectSums:
     """
     grouping, groups = TOKEN_SUBSETS[subset]
 
-    def select(sums: CorpusSums) -> Sums:
+    def select_subset(sums: CorpusSums) -> Sums:
         values_DGLM, tokens_DG11 = sums[f"ratios_by_{grouping}"]
         values_DLM = values_DGLM[:, groups].sum(1)
         tokens_D11 = tokens_DG11[:, groups].sum(1)
         return Sums(values_DLM, tokens_D11)
 
-    return select
+    return select_subset
 
 
 ratios_of_all = ratios_of("all")
@@ -438,19 +439,20 @@ ratios_of_all = ratios_of("all")
 def ratios_where_present(control: str) -> SelectSums:
     """Return a function that sums ratios over all tokens of the texts that have a value of `control`."""
 
-    def select(sums: CorpusSums) -> Sums:
+    def select_texts(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)
         present = sums[control].counts > 0
-        return Sums(values * present, tokens * present)
+        return Sums(values * present, tokens * present)  # texts without a value count 0 tokens
 
-    return select
+    return select_texts
 
 
 def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
     """Return a function that sums ratios, `[texts, 1 + layers, methods]`: the mean over layers, then each layer."""
     select_layers = ratios_of(subset)
 
-    def select(sums: CorpusSums) -> Sums:
+    def append_mean(sums: CorpusSums) -> Sums:
+        """Return the sums with equal weights of tokens; for the weight `review`, the mean of each text counts once."""
         values, tokens = select_layers(sums)
         mean_over_layers = values.mean(1, keepdims=True)
         values = np.concatenate([mean_over_layers, values], axis=1)
@@ -460,14 +462,14 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
         has_tokens = (tokens > 0).astype(np.float64)
         return Sums(means, has_tokens)
 
-    return select
+    return append_mean
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
     """Return the sums of the ratios by length class of the text, `[texts, lengths, layers, methods]`."""
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
-    membership_DG = np.eye(len(LENGTHS))[length_D]
+    membership_DG = np.eye(len(LENGTHS))[length_D]  # one-hot
     membership_DG11 = membership_DG[..., None, None]
     values_DGLM = values_DLM[:, None] * membership_DG11
     tokens_DG11 = tokens_D11[:, None] * membership_DG11
@@ -493,6 +495,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
     """Return a function that creates the columns of true means minus control means, paired by text."""
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
+        """Return the columns for the means of a control; none if the checkpoint has no true means."""
         if checkpoint not in true_means:
             return {}
         difference = true_means[checkpoint].minus(means)

@@ -145,7 +145,8 @@ class LayerSplits:
     @cached_property
     def layer_norm(self) -> Split:
         """The T_ij after the following LayerNorms. Cross-attention and feed-forward network belong to no source."""
-        return self.attention_norm.normalised(self.block.cross_attention_norm).normalised(self.block.output_norm)
+        stream = self.attention_norm.normalised(self.block.cross_attention_norm)
+        return stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
@@ -159,7 +160,10 @@ class LayerSplits:
     def layer(self) -> Split:
         """The R_ij after the rest of the layer, including its feed-forward network."""
         assert self.rest is not None
-        return self.known_layer or Split(*self.rest.output(self.network.copy()))
+        if self.known_layer is not None:
+            return self.known_layer
+        own_ND, others_ND = self.rest.output(self.network.copy())
+        return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
         """Return splits with a different `projected`, propagated through the same layer."""
@@ -168,7 +172,8 @@ class LayerSplits:
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
         """Return the split `layer` if its own part is already known."""
         assert self.rest is not None
-        return Split(own_layer_ND, self.rest.output(self.rest.network_part(self.residual.others)))
+        others = self.rest.network_part(self.residual.others)
+        return Split(own_layer_ND, self.rest.output(others))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
@@ -176,7 +181,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
     tokens = layer_pass.x[..., 0].numel()
     ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
     size = chunk_tokens(layer_pass.x.device)
-    for rows, splits in _splits_by_chunk(layer_pass, ratio_points(methods), size):
+    for rows, splits in _split_by_chunk(layer_pass, ratio_points(methods), size):
         ratios_MN[:, rows] = apply_formulas(methods, splits)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
@@ -196,11 +201,11 @@ def chunk_tokens(device: Any) -> int:
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
     """Return the splits of all tokens of a text, or of a batch of texts of the same length, as one chunk."""
     tokens = layer_pass.x[..., 0].numel()
-    ((_, splits),) = _splits_by_chunk(layer_pass, layer_pass.features, tokens)
+    ((_, splits),) = _split_by_chunk(layer_pass, layer_pass.features, tokens)  # a single chunk
     return splits
 
 
-def _splits_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
+def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
     """Yield each chunk of at most `size` tokens, as a slice and its splits. `points` are the features to include."""
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
@@ -233,7 +238,8 @@ def rest_of_layer(
         return None
     norm = block.attention_output_norm
     attention_ND = norm.part(projected_ND, projected_ND) + norm.beta
-    return block.after_attention(x_ND + attention_ND, features.get("cross_attention_output"), features[PREACTIVATION])
+    residual_ND = x_ND + attention_ND
+    return block.after_attention(residual_ND, features.get("cross_attention_output"), features[PREACTIVATION])
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:

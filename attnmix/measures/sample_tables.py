@@ -44,7 +44,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     tables = MeanTables(exchanged, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for quantity in exchange.QUANTITIES:
         labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
-        more = _without_tokens if quantity in _TOTAL_EFFECTS else None
+        more = _leave_token_counts_empty if quantity in _TOTAL_EFFECTS else None
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
         if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:
@@ -93,18 +93,20 @@ def derivative_tables(
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
-    layers = range(1, next(iter(derivatives.values()))["ratio"].values.shape[1] + 1)
-    axes = _derivative_axes(layers, methods, sort_matrices(matrices))
+    first = next(iter(derivatives.values()))
+    _, number_of_layers, *_ = first["ratio"].values.shape  # [texts, layers, methods]
+    layers = range(1, number_of_layers + 1)
+    axes = _label_derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in axes.items():
         mean = Mean("derivatives", {"quantity": [quantity], **labels}, quantity)
         if quantity == "agreement":
-            mean = mean._replace(checkpoints=tuple(derivatives), more=_correlations)
+            mean = mean._replace(checkpoints=tuple(derivatives), more=_create_correlation_columns)
         tables.add(mean)
-    return {**tables.tables(), "derivatives_by_review": _by_review(derivatives, documents, axes)}
+    return {**tables.tables(), "derivatives_by_review": _tabulate_by_review(derivatives, documents, axes)}
 
 
-def _by_review(
+def _tabulate_by_review(
     derivatives: Mapping[str, CorpusSums], documents: Sequence[str], axes: Mapping[str, Labels]
 ) -> pd.DataFrame:
     """Return `derivatives_by_review`, with means over the tokens of each text."""
@@ -117,7 +119,7 @@ def _by_review(
     return pd.concat(frames)
 
 
-def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
+def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
     """Return the labels along the axes of each quantity in `derivatives`."""
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
@@ -132,12 +134,12 @@ def _derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[s
     }
 
 
-def _without_tokens(_checkpoint: str, means: Resampled) -> dict[str, Any]:
+def _leave_token_counts_empty(_checkpoint: str, means: Resampled) -> dict[str, Any]:
     """Return an empty column of token counts, for means that are not over tokens."""
     return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
-def _correlations(_checkpoint: str, means: Resampled) -> dict[str, Any]:
+def _create_correlation_columns(_checkpoint: str, means: Resampled) -> dict[str, Any]:
     """Return the columns of correlations, without token counts and simultaneous intervals."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
     for name in ("tokens", *SIMULTANEOUS):

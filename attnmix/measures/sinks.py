@@ -77,18 +77,18 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
     first_length_B = value_length_BT[:, 0]
     last_length_B1 = value_length_BT.take_along_dim(last_B.unsqueeze(-1), -1)
     last_length_B = last_length_B1.squeeze(-1)
-    between_length_B = _mean(value_length_BT, is_between_BT)
+    between_length_B = _average_tokens(value_length_BT, is_between_BT)
     output_BTD = layer_pass.features["layer_output"]
     measures = (
-        _mean(on_last_BT, is_before_last_BT),
+        _average_tokens(on_last_BT, is_before_last_BT),
         first_length_B / between_length_B,
         last_length_B / between_length_B,
-        _massive_activations(output_BTD, mask_BT, lengths),
+        _measure_massive_activations(output_BTD, mask_BT, lengths),
     )
     return torch.stack(measures, -1)
 
 
-def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
+def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return the largest absolute number of each text relative to its median, `[B]` in float64."""
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
@@ -102,7 +102,7 @@ def _massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[
     return relative_B.double()
 
 
-def _mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the mean `[B]` over the tokens in a mask; NaN for an empty mask."""
     masked_BT = values_BT.masked_fill(~mask_BT, 0)
     mean_B: Tensor = masked_BT.sum(-1) / mask_BT.sum(-1)

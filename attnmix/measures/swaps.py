@@ -48,7 +48,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
     def exchange(exchanged_TT: Tensor) -> Tensor:
-        """Return the displacement of each token by its exchange, which is a row of `exchanged_TT`."""
+        """Return the displacement `[B, T, D]` of each token by its exchange, which is a row of `exchanged_TT`."""
         outputs = []
         for exchanged_T in exchanged_TT:
             input_BTD = torch.where(exchanged_T[:, None], donor_BTD, x_BTD)
@@ -120,35 +120,28 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     own_T1T1 = own_TT[:, None, :, None]
 
     def compute_heads(input_1TD: Tensor) -> Tensor:
+        """Return the head outputs `[1, T, E]`, which depend on all tokens of the layer's input."""
         normed_1TD = block.input_norm(input_1TD)
         return heads_output(attention, normed_1TD)
 
     def compute_output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
+        """Return the layer's output `[B, T, D]`, token-wise from its input and head outputs."""
         projected_BTD = heads_BTE @ block.output.W + block.output.b
         attention_BTD = block.attention_output_norm(projected_BTD)
         return block.rest(call, input_BTD, attention_BTD)
 
+    # `swap`: outputs for the text, for others' inputs exchanged, and for the token's own input exchanged.
     heads_1TE = compute_heads(x_1TD)
-    others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
-    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
-    exchanged_T1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])
-    compute_heads_by_exchange = vmap(compute_heads)
-    exchanged_heads = compute_heads_by_exchange(exchanged_T1TD)
-    others_heads_T1TE, own_heads_T1TE = exchanged_heads.chunk(2)
-    others_heads_1TE = _select_own_rows(others_heads_T1TE)
-    own_heads_1TE = _select_own_rows(own_heads_T1TE)
+    others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(compute_heads, x_1TD, donor_1TD, own_T1T1)
     inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
     heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
     outputs_3TD = compute_output(inputs_3TD, heads_3TE)
     y_1TD, others_1TD, own_1TD = outputs_3TD.split(1)
     swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
 
+    # `swap_derivative`: the output's derivatives in the direction of the same two exchanges.
     move_1TD = donor_1TD - x_1TD
-    own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
-    all_moves = torch.cat([move_1TD[None], own_moves_T1TD])
-    moved_heads = differentials(compute_heads, x_1TD, all_moves)
-    own_moved_1TE = _select_own_rows(moved_heads[1:])
-    others_moved_1TE = moved_heads[0] - own_moved_1TE  # a derivative is linear
+    others_moved_1TE, own_moved_1TE = _differentiate_heads(compute_heads, x_1TD, move_1TD, own_T1T1)
     inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
     moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
     moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
@@ -156,6 +149,36 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
         moved_2TD = jvp(compute_output, inputs, (moves_2TD, moves_2TE))[1]
     derivative_T = _compute_share(moved_2TD[:1], moved_2TD[1:], y_1TD)
     return torch.stack([swap_T, derivative_T])
+
+
+def _compute_exchanged_heads(
+    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, donor_1TD: Tensor, own_T1T1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return each token's head outputs `[1, T, E]` after exchanging the other tokens, and the token itself.
+
+    `own_T1T1` is True where the exchange (first axis) is that of the token (third axis).
+    """
+    others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
+    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
+    exchanged_X1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])  # X = 2 T exchanges
+    heads_X1TE = vmap(compute_heads)(exchanged_X1TD)
+    others_heads_T1TE, own_heads_T1TE = heads_X1TE.chunk(2)
+    return _select_own_rows(others_heads_T1TE), _select_own_rows(own_heads_T1TE)
+
+
+def _differentiate_heads(
+    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, move_1TD: Tensor, own_T1T1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the derivatives `[1, T, E]` of each token's head outputs by moving the other tokens, and the token itself.
+
+    A derivative is linear, so the movement of the other tokens is the movement of all tokens minus that of the token.
+    """
+    own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
+    moves_M1TD = torch.cat([move_1TD[None], own_moves_T1TD])  # M = 1 + T: all tokens, then each token alone
+    moved_M1TE = differentials(compute_heads, x_1TD, moves_M1TD)
+    own_moved_1TE = _select_own_rows(moved_M1TE[1:])
+    others_moved_1TE = moved_M1TE[0] - own_moved_1TE
+    return others_moved_1TE, own_moved_1TE
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     Ratios are only meaningful for tokens of texts, not for special tokens and padding. `segments_BT` contains one of
     `SEGMENTS` for each token, and a different number for padding.
     """
-    vectors_SBTE, weights_SBT = _by_segment(layer_pass.attention, segments_BT)
+    vectors_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
     first_BTE, second_BTE, special_BTE = vectors_SBTE
     first_BT, second_BT, special_BT = weights_SBT
 
@@ -56,7 +56,7 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     return ratios_SMBT
 
 
-def _by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return the contributions `[S, B, T, E]` of each segment's sources before W_O, and their weights `[S, B, T]`."""
     members = []
     values = []

@@ -17,7 +17,8 @@ def ratio_rows(
     _, layers, tokens = ratios_MLT.shape
     keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
     index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
-    return pd.DataFrame(ratios_MLT.reshape(len(methods), -1).T, index, list(methods)).reset_index()
+    values_RM = ratios_MLT.reshape(len(methods), -1).T  # R = L * T rows
+    return pd.DataFrame(values_RM, index, list(methods)).reset_index()
 
 
 def labelled_ratio_rows(

@@ -112,10 +112,10 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
         within=within_XN[:, None],
         is_kept=is_different_NN,
     )
-    return _transpose(whole), _transpose(without)
+    return _move_sites_last(whole), _move_sites_last(without)
 
 
-def _transpose(means: Products) -> Products:
+def _move_sites_last(means: Products) -> Products:
     """Return the mean products with the site axis last."""
     return Products(*(mean.T for mean in means))
 

@@ -51,7 +51,7 @@ class Norm:
         return (mean_square + self.eps).sqrt()
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` after the norm; all parts and beta sum to the norm's output."""
+        """Return a part of the vectors `whole` `[..., hidden]` after the norm; all parts and beta sum to its output."""
         if self.absent:
             return part
         return self.linear(part) / self.deviation(whole)

@@ -57,7 +57,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
         shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
     model, new = load_weights(kind, base)
     if values["task_type"] == "SEQ_CLS":
-        classes = _classes(shapes, model)
+        classes = _read_number_of_classes(shapes, model)
         if classes:
             labels = {number: f"LABEL_{number}" for number in range(classes)}
             model, new = load_weights(kind, base, names=labels)
@@ -80,7 +80,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     merged.save_pretrained(output, state_dict=state)
 
 
-def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
+def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
     """Return the number of classes of the adapter's head; None if there is no head or the model has as many."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None

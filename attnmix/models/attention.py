@@ -100,7 +100,7 @@ class AttentionCall:
     def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
         """Return a_ij `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which must be visible to that query."""
         products = (self.query * key).sum(-1)
-        scores = _cap(products * self.scaling, self.softcap)
+        scores = _cap_scores(products * self.scaling, self.softcap)
         if mask is not None:
             scores = scores + mask
         weights = (scores - self.log_sums).exp()
@@ -115,7 +115,7 @@ class AttentionCall:
     def scores(self, rows: slice = slice(None)) -> Tensor:
         """Return the input of the softmax, `[B, H, rows, T]`."""
         products = self.query[..., rows, :] @ self.key.mT
-        scores = _cap(products.mul_(self.scaling), self.softcap)
+        scores = _cap_scores(products.mul_(self.scaling), self.softcap)
         if self.mask is not None:
             scores = scores.add_(self.mask[..., rows, :])
         if self.causal:
@@ -149,7 +149,7 @@ class AttentionCall:
             yield slice(start, start + size)
 
 
-def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+def _attend_unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unsupported by `sdpa`."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
@@ -157,7 +157,7 @@ def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, T
     return context.transpose(1, 2).contiguous(), None
 
 
-_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_unobserved)
+_function: ContextVar[AttentionFunction] = ContextVar("attention function", default=_attend_unobserved)
 
 
 def implementation_of(config: Any) -> str:
@@ -205,7 +205,7 @@ def _create_dispatching_class(kind: type[Module]) -> type[Module]:
 
     @wraps(kind.forward)
     def forward(self: Module, *arguments: Any, **options: Any) -> Any:
-        if active_editor(self) is None and _function.get() is _unobserved:
+        if active_editor(self) is None and _function.get() is _attend_unobserved:
             return kind.forward(self, *arguments, **options)
         with _SoftmaxProduct(self):
             return kind.forward(self, *arguments, **options)
@@ -229,6 +229,7 @@ class _SoftmaxProduct(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Call `function`; keep the scores of a softmax, and redirect the next product."""
         if function in (torch.matmul, torch.bmm) and self.scores is not None:
             scores = self.scores
             self.scores = None
@@ -248,6 +249,7 @@ class _SoftmaxProduct(TorchFunctionMode):
             edited_weights, edited_value = editor(self.module, weights.reshape(scores.shape), heads)
             return (edited_weights @ edited_value).reshape(product_shape)
         attention = _function.get()
+        # Queries and keys of 0, with the scores as an additive mask, result in the same weights.
         queries = heads.new_zeros(*scores.shape[:-1], width)
         keys = torch.zeros_like(heads)
         mask = scores.to(heads.dtype)
@@ -258,12 +260,12 @@ class _SoftmaxProduct(TorchFunctionMode):
 def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
     """Return an attention function equivalent to `sdpa` that calls `listen(module, call)`."""
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    def attend_and_listen(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         context, call = attend(module, *arguments, **options)
         listen(module, call)
         return context.transpose(1, 2).contiguous(), None
 
-    return function
+    return attend_and_listen
 
 
 def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> AttentionFunction:
@@ -272,18 +274,19 @@ def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> Atte
     It calls `listen` like `observed`, but without softmax denominators in the call.
     """
 
-    def function(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+    def attend_explicitly(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        """Return the head outputs `[B, T, H, d]`."""
         call = _read_call(module, *arguments, **options)
         if listen is not None:
             listen(module, call)
-        weights = _softmax(call.scores(), options.get("s_aux"))
+        weights = _compute_softmax(call.scores(), options.get("s_aux"))
         context = weights @ call.value
         return context.transpose(1, 2).contiguous(), None
 
-    return function
+    return attend_explicitly
 
 
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def _compute_softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return attention weights for `scores` `[B, H, rows, T]`; with `sinks`, rows sum to less than 1."""
     if sinks is None:
         return torch.softmax(scores, -1)
@@ -302,7 +305,7 @@ def active_editor(module: Module) -> AttentionEditor | None:
 def _attend_edited(
     editor: AttentionEditor, module: Any, *arguments: Any, dropout_rate: float = 0.0, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return head outputs after applying `editor`, and the edited weights.
+    """Return head outputs `[B, T, H, d]` after applying `editor`, and the edited weights `[B, H, queries, keys]`.
 
     Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
     is computed in float32, and dropout is applied to the weights.
@@ -312,7 +315,7 @@ def _attend_edited(
     is_hidden = (scores == -torch.inf).all(-1, keepdim=True)  # fully masked rows of padding
     scores = scores.masked_fill(is_hidden, 0)
     softmax_dtype = torch.promote_types(scores.dtype, torch.float32)
-    weights = _softmax(scores.to(softmax_dtype), options.get("s_aux"))
+    weights = _compute_softmax(scores.to(softmax_dtype), options.get("s_aux"))
     weights = weights.to(call.value.dtype)
     weights = weights.masked_fill(is_hidden, 0)
     weights = dropout(weights, dropout_rate, training=module.training)
@@ -367,7 +370,7 @@ def _read_call(
 
 
 def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return an additive mask; None if there is no mask."""
+    """Return an additive mask `[B, 1 or H, T, T]`; None if there is no mask."""
     if attention_mask is None:
         return None
     has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
@@ -390,7 +393,7 @@ def _compute_context(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def _attend_by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Compute head outputs and `log_sums` by blocks of rows, on any device."""
+    """Return head outputs `[B, H, T, d]` and `log_sums`, computed by blocks of rows, on any device."""
     contexts = []
     log_sums = []
     for rows in call.blocks():
@@ -410,7 +413,7 @@ def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
     return torch.logaddexp(log_sums, sinks_1H1)
 
 
-def _cap(scores: Tensor, softcap: float | None) -> Tensor:
+def _cap_scores(scores: Tensor, softcap: float | None) -> Tensor:
     """Return scores limited to [-softcap, softcap]; unchanged if `softcap` is None."""
     if softcap is None:
         return scores

@@ -37,6 +37,7 @@ class AttentionEdits:
     """
 
     def __init__(self, base: Module) -> None:
+        """Start without edits of the base model `base`."""
         self.base = ref(base)
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
@@ -72,7 +73,8 @@ class AttentionEdits:
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`; after the last one, restore the network."""
         places = [place for place, active in enumerate(self.edits) if active is edit]
-        self.edits = [*self.edits[: places[-1]], *self.edits[places[-1] + 1 :]]
+        last = places[-1]  # the same edit can be active in several nested contexts
+        self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
         if not self.edits:
             self._attached.close()
 
@@ -82,7 +84,7 @@ class AttentionEdits:
 
     def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights and values of a layer after applying all active edits."""
-        first_query = self._first_query(module, weights)
+        first_query = self._find_first_query(module, weights)
         for edit in self.edits:
             weights, value = edit(layer, weights, value, first_query)
         return weights, value
@@ -128,21 +130,26 @@ class AttentionEdits:
         """Raise `InputError` in forward passes that would bypass the edits or return unedited weights."""
         expected = implementation_of(network.base_model.config)
 
-        def check(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+        def check_call(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
+            """Forward pre-hook of a model with a configuration."""
             config = module.config
             if not self.is_active():
                 return
             if config._attn_implementation != expected:
                 problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
                 raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
-            wanted = options.get("output_attentions")
-            if expected == EAGER and (config.output_attentions if wanted is None else wanted):
+            if expected != EAGER:
+                return
+            wants_weights = options.get("output_attentions")
+            if wants_weights is None:
+                wants_weights = config.output_attentions
+            if wants_weights:
                 problem = f"models of the family {config.model_type} return the weights before the edit"
                 raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
 
         for module in network.modules():
             if isinstance(module, PreTrainedModel):
-                hooks.enter_context(module.register_forward_pre_hook(check, with_kwargs=True))
+                hooks.enter_context(module.register_forward_pre_hook(check_call, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
         """Count the calls of shared layers in each forward pass of their stack, separately for each thread."""
@@ -167,14 +174,15 @@ class AttentionEdits:
         values = [*arguments, *options.values()]
         self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
 
-    def _first_query(self, module: Module, weights: Tensor) -> int | None:
+    def _find_first_query(self, module: Module, weights: Tensor) -> int | None:
         """Return the position of the first query among the keys; None if a cache does not have one key per token."""
         queries, keys = weights.shape[-2:]
         cache = self._calls.__dict__.get("cache")
         if cache is None:
             return 0
-        index = next((vars(module)[name] for name in LAYER_INDICES if name in vars(module)), 0)
-        tokens = int(cache.get_seq_length(index))
+        indices = [vars(module)[name] for name in LAYER_INDICES if name in vars(module)]
+        layer_index = indices[0] if indices else 0
+        tokens = int(cache.get_seq_length(layer_index))
         return keys - queries if tokens == keys else None
 
 
@@ -217,7 +225,7 @@ def attached_edit(
 ) -> Iterator[None]:
     """Apply `edit` to the self-attention of a network within the context, after the edits of enclosing contexts."""
     with _changes:
-        edits = _edits_of(network)
+        edits = _get_edits(network)
         edits.begin(edit, network, preparation)
     try:
         yield
@@ -231,7 +239,7 @@ def is_edited(network: PreTrainedModel) -> bool:
     return any(active_editor(module) is not None for module in network.modules())
 
 
-def _edits_of(network: PreTrainedModel) -> AttentionEdits:
+def _get_edits(network: PreTrainedModel) -> AttentionEdits:
     """Return the edits attached to a network, or a new object."""
     for module in network.modules():
         editor = active_editor(module)

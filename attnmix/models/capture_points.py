@@ -125,25 +125,27 @@ class _Recorder:
             self.recorded.layer = None
 
         self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))
-        self._keep(base.get_submodule(family.word_embedding), "word_embedding", "output")
+        self._record_point(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
             for path in stack.embedding[:1]:
-                self._keep(base.get_submodule(path), point, "input")
+                self._record_point(base.get_submodule(path), point, "input")
         for stack, module in layer_modules(base):
-            self._watch(module, stack)
+            self._record_layer(module, stack)
 
-    def _watch(self, layer: Module, stack: Stack) -> None:
+    def _record_layer(self, layer: Module, stack: Stack) -> None:
         """Register hooks for the calls of a layer and its attention modules, and for the layer's capture points."""
 
         def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            """Forward pre-hook of the layer."""
             if not self.recorded.paused:
-                call = _call_of(layer, arguments, options)
+                call = _create_call(layer, arguments, options)
                 self._begin_layer(stack, call)
 
         def record_attention(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            """Forward pre-hook of an attention module."""
             current = self.recorded.layer
             if current and not self.recorded.paused:
-                current.attending[name] = _call_of(module, arguments, options)
+                current.attending[name] = _create_call(module, arguments, options)
 
         self.hooks.enter_context(layer.register_forward_pre_hook(begin_layer, with_kwargs=True))
         for name in ("attention", "cross_attention"):
@@ -154,7 +156,7 @@ class _Recorder:
                 self.hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
         for point, (path, side) in stack.places().items():
             module = layer.get_submodule(path)
-            self._keep(module, point, side)
+            self._record_point(module, point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
         """Count the layer; in the first layer of a stack, also record the input of the stack."""
@@ -169,14 +171,14 @@ class _Recorder:
         if site is not None and site.point in self.points:
             self.taken(site, call.hidden)
 
-    def _keep(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
+    def _record_point(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         """Register a hook that records the input or output of `module`, if `point` is selected."""
 
         def take_input(_module: Module, arguments: tuple[Any, ...]) -> None:
-            self._take(point, arguments[0])
+            self._record_feature(point, arguments[0])
 
         def take_output(_module: Module, _arguments: tuple[Any, ...], output: Any) -> None:
-            self._take(point, first_of(output))
+            self._record_feature(point, first_of(output))
 
         if point not in self.points:
             return
@@ -185,7 +187,7 @@ class _Recorder:
         else:
             self.hooks.enter_context(module.register_forward_hook(take_output))
 
-    def _take(self, point: str, feature: Tensor) -> None:
+    def _record_feature(self, point: str, feature: Tensor) -> None:
         """Record a feature of the current layer (layer 0 before the first one), unless recording is paused."""
         if self.recorded.paused:
             return
@@ -199,13 +201,14 @@ class _Recorder:
         self.taken(Site(number, point), feature)
 
 
-def _call_of(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
+def _create_call(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
+    """Return a repeatable call; hidden states are the first argument, or the keyword `hidden_states`."""
     others = dict(options)
     hidden = arguments[0] if arguments else others.pop("hidden_states")
     return ModuleCall(module, hidden, arguments[1:], others)
 
 
 def first_of(output: Any) -> Tensor:
-    """Return the hidden states of a module's output, the first element of a tuple."""
+    """Return the hidden states `[B, T, width]` of a module's output, the first element of a tuple."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor

@@ -35,7 +35,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 
     Raise `InputError` for a missing file, for which transformers would query the hub.
     """
-    require_output(folder / "config.json", _stage_of(folder))
+    require_output(folder / "config.json", _name_stage(folder))
     try:
         with without_library_messages():
             config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
@@ -55,7 +55,8 @@ def set_values(holder: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _stage_of(folder: Path) -> str:
+def _name_stage(folder: Path) -> str:
+    """Return the stage that writes a checkpoint."""
     return "finetune" if folder.name == "finetuned" else "download"
 
 
@@ -65,7 +66,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Names of special tokens within a text are treated as ordinary text. Raise `InputError` if there is no usable fast
     tokenizer.
     """
-    require_output(folder, _stage_of(folder))
+    require_output(folder, _name_stage(folder))
     options = {"padding_side": "right", "truncation_side": "right", "split_special_tokens": True} | LOCAL
     try:
         with without_library_messages():
@@ -102,15 +103,16 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
     """
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
-    pieces = [
-        name
-        for (name, number), encoding in zip(special.items(), encodings, strict=True)
-        if (number, (0, len(name))) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]
+    pieces = []  # names that are tokenized as the special token itself
+    for (name, number), encoding in zip(special.items(), encodings, strict=True):
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        if (number, (0, len(name))) in tokens:
+            pieces.append(name)
     if pieces:
         backend = tokenizer.backend_tokenizer
-        names = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces)
-        split = pre_tokenizers.Split(Regex(names), "isolated")
+        # Each pattern matches the first character of a name, if the rest of the name follows.
+        patterns = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces]
+        split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in (backend.pre_tokenizer, split) if step])
 
 

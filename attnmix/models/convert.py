@@ -82,7 +82,7 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     states = {}
     if isinstance(loaded, Mapping):
         candidates = {"": loaded, **loaded}
-        states = {key: value for key, value in candidates.items() if _holds_tensors(value)}
+        states = {key: value for key, value in candidates.items() if _contains_tensors(value)}
     usual_keys = [key for key in ("", *STATE_KEYS) if key in states]
     other_keys = list(states)
     if not usual_keys and len(other_keys) != 1:
@@ -93,7 +93,7 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
 
 
-def _holds_tensors(value: Any) -> bool:
+def _contains_tensors(value: Any) -> bool:
     """Return True for a dictionary of tensors by name."""
     if not isinstance(value, Mapping) or not value:
         return False

@@ -146,6 +146,7 @@ def _label_tokens(
     for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
         if encoding.special_tokens_mask[i]:
             continue
+        # A new word begins if there is a space or punctuation from the end of the last token to this token's start.
         last_character = text[max(word_end - 1, 0) : word_end].strip(" ")
         seam = last_character + text[word_end : start + 1]
         is_parted = any(character.isspace() or _is_punctuation(character) for character in seam)

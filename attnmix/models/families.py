@@ -183,7 +183,8 @@ def family_of(config: Any) -> Family:
     entries = [entry, entry | decoder] if decoder else [entry]
     for stack_entry in entries:
         if gated and "gated" in stack_entry:
-            stack_entry["feed_forward"] = [stack_entry["gated"][0].rpartition(".")[0]]
+            network, _, _ = stack_entry["gated"][0].rpartition(".")  # the module that contains the first Linear
+            stack_entry["feed_forward"] = [network]
         else:
             stack_entry.pop("gated", None)
     stacks = tuple(Stack(**stack_entry, parallel=parallel) for stack_entry in entries)
@@ -230,7 +231,9 @@ def stack_layers(base: Module) -> list[StackLayers]:
         count = len(layers)
         if hasattr(config, "num_hidden_groups"):  # ALBERT calls the layers of each group repeatedly
             count = config.num_hidden_layers * config.inner_group_num
-        container = stack.layers.partition(".*")[0].rpartition(".")[0]
+        # `encoder.layer.*` is called by `encoder`.
+        list_path, _, _ = stack.layers.partition(".*")
+        container, _, _ = list_path.rpartition(".")
         stacks.append(StackLayers(stack, base.get_submodule(container), layers, count))
     return stacks
 

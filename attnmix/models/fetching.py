@@ -124,13 +124,14 @@ def local_files(name: str) -> dict[str, Path]:
 
 
 def _is_folder(name: str) -> bool:
+    """Return True for a model in a local folder."""
     return read_path("model.name", name, "model.name: models/bert").is_dir()
 
 
 def _find_source(name: str, revision: str | None) -> Source:
     """Return the location of a model in a package, a local folder or a hub repository."""
     if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
-        folder = _package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
+        folder = _find_package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
         files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
         if not name.startswith(PACKAGE_SCHEME):  # installers may link package files to their caches
             _check_links(name, folder, files)
@@ -149,10 +150,12 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
     Links into the caches of the hub client and of DVC, which store files by hash, are permitted.
     """
     real = folder.resolve()
-    blobs = real.parent.parent / "blobs"
+    blobs = real.parent.parent / "blobs"  # of the hub client, whose folders are `snapshots/COMMIT`
     for file in sorted(files):
         target = (folder / file).resolve()
-        if not (target.is_relative_to(real) or target.parent == blobs or DVC_CACHE.search(target.as_posix())):
+        is_inside = target.is_relative_to(real)
+        is_cached = target.parent == blobs or DVC_CACHE.search(target.as_posix())
+        if not (is_inside or is_cached):
             problem = f"{file} is a link to {target}, which is outside the folder"
             raise InputError(f"model.name: {name}: {problem}; replace the link by the file")
 
@@ -217,13 +220,15 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
         shutil.copyfile(files[file_name], adapter / file_name)
     with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
-    tokenizer = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
-    for file, path in tokenizer.items():
-        if not (file in (*ADAPTER, "config.json") or "safetensors" in file):
-            shutil.copyfile(path, output / file)
+    # The tokenizer's files are the adapter's or, if it has none, the base model's.
+    candidates = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
+    for file_name, path in candidates.items():
+        is_model_file = file_name in (*ADAPTER, "config.json") or "safetensors" in file_name
+        if not is_model_file:
+            shutil.copyfile(path, output / file_name)
 
 
-def _package_folder(name: str) -> Path:
+def _find_package_folder(name: str) -> Path:
     """Return the folder of a name `package://...`; raise `InputError` if it does not exist."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None

@@ -339,11 +339,11 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
 
 def check_modules(name: str, base: PreTrainedModel) -> None:
     """Raise `InputError` if the modules or weights of the base model `name` cannot be measured."""
-    for problem, allowed in (*_type_problems(base), *_weight_problems(base)):
+    for problem, allowed in (*_find_type_problems(base), *_find_weight_problems(base)):
         raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
 
 
-def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _find_type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield a problem and its allowed alternatives for each module that differs from a new model's module.
 
     The measures use the weights of these modules directly and would ignore an adapter or a replaced module.
@@ -355,7 +355,7 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     with torch.device("meta"), without_library_messages():
         reference = transformers.AutoModel.from_config(copy.deepcopy(config))
     expected_modules = dict(reference.named_modules(remove_duplicate=False))
-    for path in _table_paths(base):
+    for path in _list_table_paths(base):
         if path not in modules:
             problem = f"{type(base).__name__} has no module {path}, which models of the family {config.model_type} have"
             yield problem, f"{type(reference).__name__}, with or without a head of transformers"
@@ -376,9 +376,9 @@ def _type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
             yield "several of its layers share a module", "a separate module for each layer"
 
 
-def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _find_weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yield a problem and its allowed alternatives for weights not in memory or not stored in floating point."""
-    dtypes = ", ".join(_dtype_name(dtype) for dtype in VECTOR_TOLERANCES)
+    dtypes = ", ".join(_name_dtype(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
         if tensor.is_meta:
@@ -386,18 +386,18 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
         elif type(tensor) is not Tensor:
             yield f"{path} is stored as {type(tensor).__name__}", "ordinary tensors, neither quantized nor sharded"
         elif tensor.dtype not in VECTOR_TOLERANCES:
-            yield f"{path} is stored as {_dtype_name(tensor.dtype)}", f"weights in {dtypes}"
+            yield f"{path} is stored as {_name_dtype(tensor.dtype)}", f"weights in {dtypes}"
     devices = sorted({str(weight.device) for weight in base.parameters()})
     if len(devices) > 1:
         yield f"its weights are on several devices ({', '.join(devices)})", "one device, as after model.to(device)"
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def _name_dtype(dtype: torch.dtype) -> str:
     """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
-def _table_paths(base: PreTrainedModel) -> list[str]:
+def _list_table_paths(base: PreTrainedModel) -> list[str]:
     """Return the paths of all modules that the family table requires of a base model."""
     family = family_of(base.config)
     modules = dict(base.named_modules(remove_duplicate=False))

@@ -29,7 +29,8 @@ def has_segments(config: Any, tokenizer: PreTrainedTokenizerFast) -> bool:
 def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
     """Return the segments of token IDs, both `[..., T]`; 0 for padding."""
     ends = (ids == end_id).long()
-    return (ends.cumsum(-1) - ends).clamp(max=1) * (ids != pad_id)
+    earlier_ends = ends.cumsum(-1) - ends  # number of texts that end before each token
+    return earlier_ends.clamp(max=1) * (ids != pad_id)
 
 
 def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
@@ -61,12 +62,12 @@ def check_types(
     With `pairs`, segments are derived from the token IDs; otherwise all are 0.
     """
     reads_types = (getattr(config, "type_vocab_size", None) or 0) > 1
-    follow = [0] * len(ids)
+    derived = [0] * len(ids)
     if pairs and has_segments(config, tokenizer) and tokenizer.sep_token_id is not None:
-        follow = segments_of(torch.tensor(ids), tokenizer.sep_token_id, tokenizer.pad_token_id).tolist()
+        derived = segments_of(torch.tensor(ids), tokenizer.sep_token_id, tokenizer.pad_token_id).tolist()
     if not set(types) <= {0, 1}:
         raise InputError(f"{key}: {INPUT} contains {max(types)}; allowed: 0 and 1")
-    if reads_types and list(types) != follow:
+    if reads_types and list(types) != derived:
         problem = f"{INPUT} do not match the ends of its texts ({tokenizer.sep_token or 'no sep_token'})"
         raise InputError(f"{key}: its {problem}; allowed: 0 to the end of the first text, then 1")
 
@@ -78,9 +79,11 @@ def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Seque
     for pair in pairs:
         encoded = tokenizer(*pair, return_tensors="pt")
         end_id = tokenizer.sep_token_id
-        if end_id is None or not torch.equal(
-            segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id), encoded[INPUT]
-        ):
+        is_derivable = False
+        if end_id is not None:
+            derived = segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id)
+            is_derivable = torch.equal(derived, encoded[INPUT])
+        if not is_derivable:
             shown = f"{pair[0][:30]!r}, {pair[1][:30]!r}"
             problem = f"the tokenizer returns segments of the pair {shown} that do not match the ends of the texts"
             raise InputError(f"dataset.text_column: {problem}; use single texts with this model")

@@ -178,7 +178,7 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
         begin = len(offsets)
         before = _decode(tokenizer, ids[anchor:begin])
         together = _decode(tokenizer, ids[anchor:end])
-        if together.endswith(INCOMPLETE) and end < len(ids):
+        if together.endswith(INCOMPLETE) and end < len(ids):  # the next token completes the character
             continue
         piece = together.removeprefix(before)
         if not together.startswith(before):

@@ -37,11 +37,12 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
     are machine-generated according to the dataset card.
     """
     shares = own_shares(run)
-    chart = _ratio_chart(run) if shares.empty else _own_share_chart(shares, model_wording_of(run).labels)
+    chart = _create_ratio_chart(run) if shares.empty else _create_own_share_chart(shares, model_wording_of(run).labels)
+    scope = _write_headline_scope(run, finetuned, synthetic)
     return {
-        "headline": _headline(run, shares) + _headline_scope(run, finetuned, synthetic) + _headline_verdict(shares),
-        "sentences": _sentences(run, shares),
-        "notes": _notes(run, shares),
+        "headline": _write_headline(run, shares) + scope + _write_headline_verdict(shares),
+        "sentences": _write_sentences(run, shares),
+        "notes": _write_notes(run, shares),
         "chart": chart,
     }
 
@@ -61,7 +62,7 @@ def _count_measured_texts(run: Results) -> int:
     return int(curves["documents"].max())
 
 
-def _headline(run: Results, shares: pd.DataFrame) -> str:
+def _write_headline(run: Results, shares: pd.DataFrame) -> str:
     """Return the headline on the own shares of one or two models, or on their ratios if there are no own shares."""
     curves, differences = run.mixing
     if shares.empty and differences.empty:
@@ -72,7 +73,7 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
         after = percent(means["finetuned"], 1)
         states = model_wording_of(run).headline_states.format(before=before, after=after)
         return f"Tokens mix at a ratio of {states}"
-    last = _last_layer(shares)
+    last = _select_last_layer(shares)
     if differences.empty:
         share = float(last["mean"].iloc[0])
         return f"{SHARE} of a token's last vector: {percent(share)}"
@@ -83,7 +84,7 @@ def _headline(run: Results, shares: pd.DataFrame) -> str:
     return f"{SHARE} of a token's last vector: {states}"
 
 
-def _headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
+def _write_headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
     """Return a clause that limits the headline to one training run and to synthetic texts, if they apply.
 
     It is empty for texts in given models, and does not mention training for a single checkpoint.
@@ -100,7 +101,7 @@ def _headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
     return f",{scope}" if scope else ""
 
 
-def _headline_verdict(shares: pd.DataFrame) -> str:
+def _write_headline_verdict(shares: pd.DataFrame) -> str:
     """Return a clause if the change of the own share is inconclusive; otherwise an empty string."""
     changes = shares[shares["checkpoint"] == "difference"]
     if changes.empty:
@@ -112,14 +113,14 @@ def _headline_verdict(shares: pd.DataFrame) -> str:
     return ""
 
 
-def _last_layer(shares: pd.DataFrame) -> pd.DataFrame:
+def _select_last_layer(shares: pd.DataFrame) -> pd.DataFrame:
     """Return the rows after the last layer by checkpoint."""
     is_last = shares["layer"] == shares["layer"].max()
     last: pd.DataFrame = shares[is_last]
     return last.set_index("checkpoint")
 
 
-def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
+def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     """Return at most three sentences, depending on the number of models and texts."""
     _, differences = run.mixing
     texts = _count_measured_texts(run)
@@ -127,34 +128,33 @@ def _sentences(run: Results, shares: pd.DataFrame) -> list[str]:
         sentences = [_describe_mean(run, shares), _describe_one_model(run)]
     elif texts == 1:
         sentences = [
-            _ratio_change(run),
+            _describe_ratio_change(run),
             "One text is too few for an {interval}; the change may have the opposite sign in other texts.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
-        few = (
-            f"{_counted(run, texts)} are too few for an {{interval}}; the change may have the opposite sign in others."
-        )
-        sentences = [_ratio_change(run), few]
+        count = _format_count(run, texts)
+        few = f"{count} are too few for an {{interval}}; the change may have the opposite sign in others."
+        sentences = [_describe_ratio_change(run), few]
     else:
-        sentences = [_share_change(run, shares), _shares_by_class(run), _ratio_change(run)]
+        sentences = [_describe_share_change(run, shares), _describe_shares_by_class(run), _describe_ratio_change(run)]
     return [sentence for sentence in sentences if sentence]
 
 
-def _counted(run: Results, number: float) -> str:
+def _format_count(run: Results, number: float) -> str:
     """Return `number` with the noun for texts, which is “reviews” in a pipeline run."""
     return counted(number, wording_of(run).texts)
 
 
-def _notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
+def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     """Return the sample sizes of the two measures, by their terms in the glossary."""
     if run.mixing[1].empty or _count_measured_texts(run) == 1:
         return {}
     notes = {
-        RATIO.lower(): f"Here it is the mean over {_counted(run, _count_measured_texts(run))}, weighted by tokens."
+        RATIO.lower(): f"Here it is the mean over {_format_count(run, _count_measured_texts(run))}, weighted by tokens."
     }
     if len(shares):
         last = shares.iloc[-1]
-        texts = _counted(run, last["documents"])
+        texts = _format_count(run, last["documents"])
         if "tokens" in shares:
             texts = f"{last['tokens']:.0f} tokens of {texts}"
         notes[SHARE.lower()] = f"Here it is the mean over {texts}."
@@ -165,7 +165,7 @@ def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
     """Return a sentence on the texts of the mean own share; empty if there are no own shares."""
     if shares.empty:
         return ""
-    texts = _counted(run, _count_measured_texts(run))
+    texts = _format_count(run, _count_measured_texts(run))
     return f"{{{SHARE}}}: it is the mean over tokens of {texts}."
 
 
@@ -174,18 +174,18 @@ def _describe_one_model(run: Results) -> str:
     curves, _ = run.mixing
     most, _ = most_and_least(curves)
     texts = _count_measured_texts(run)
-    here = "this text" if texts == 1 else f"these {_counted(run, texts)}"
+    here = "this text" if texts == 1 else f"these {_format_count(run, texts)}"
     return f"{{{RATIO}}}: in {here}, it is largest in layer {most['layer']} ({percent(most['mean'])})."
 
 
-def _share_change(run: Results, shares: pd.DataFrame) -> str:
+def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
     """Return a sentence on the change of the own share after the last layer; empty if there is no change."""
     rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
     last = rows.iloc[int(rows["layer"].argmax())]
     change = points(last["mean"])
-    texts = _counted(run, last["documents"])
+    texts = _format_count(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         return f"{{{SHARE}}}: it changes by {change} points; {texts} are too few for an {{interval}} and a verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
@@ -198,10 +198,10 @@ def _share_change(run: Results, shares: pd.DataFrame) -> str:
     return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
 
 
-def _shares_by_class(run: Results) -> str:
+def _describe_shares_by_class(run: Results) -> str:
     """Return a sentence on the own share by the predicted class of the donor texts."""
-    same = _last_layer(own_shares(run, SAME_CLASS))
-    other = _last_layer(own_shares(run, OTHER_CLASS))
+    same = _select_last_layer(own_shares(run, SAME_CLASS))
+    other = _select_last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
         return ""
     states = model_wording_of(run).states.format(
@@ -220,13 +220,13 @@ def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
     return {str(checkpoint): float(mean) for checkpoint, mean in means.items()}
 
 
-def _ratio_change(run: Results) -> str:
+def _describe_ratio_change(run: Results) -> str:
     """Return a sentence on the preferred ratio of both models, averaged over layers."""
     curves, _ = run.mixing
     means = preferred_means(curves)
     before = percent(means["pretrained"])
     after = percent(means["finetuned"])
-    texts = _counted(run, _count_measured_texts(run))
+    texts = _format_count(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
     return f"{{{RATIO}}}: it is {states}, averaged over layers, {texts}."
 
@@ -234,13 +234,13 @@ def _ratio_change(run: Results) -> str:
 def headline(curves: pd.DataFrame) -> str:
     """Return a headline on the layers with the largest and the smallest ratio."""
     most, least = most_and_least(curves)
-    high, low = _distinguish(most["mean"], least["mean"])
+    high, low = _format_distinct(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
         return f"The mixing ratio of the only layer is {high}"
     return f"Layer {most['layer']} mixes tokens most, at a ratio of {high}; layer {least['layer']} least, {low}"
 
 
-def _distinguish(high: float, low: float) -> tuple[str, str]:
+def _format_distinct(high: float, low: float) -> tuple[str, str]:
     """Return two ratios in percent, with the fewest digits (at most 2) for which they differ and `low` is not 0."""
     for digits in (0, 1, 2):
         high_text = percent(high, digits)
@@ -251,7 +251,7 @@ def _distinguish(high: float, low: float) -> tuple[str, str]:
     return percent(high, 0), percent(low, 0)
 
 
-def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
+def _create_own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the chart of the own share by layer."""
     layers = range(1, int(shares["layer"].max()) + 1)
     is_model = shares["checkpoint"] != "difference"
@@ -268,7 +268,7 @@ def _own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[st
     }
 
 
-def _ratio_chart(run: Results) -> dict[str, Any]:
+def _create_ratio_chart(run: Results) -> dict[str, Any]:
     """Return the chart of the preferred ratio by layer."""
     curves, _ = run.mixing
     method = preferred(curves)

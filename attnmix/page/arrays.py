@@ -38,7 +38,7 @@ _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x2
 _SURROGATES = range(0xD800, 0xE000)
 
 
-def _signs() -> dict[int, str]:
+def _list_signs() -> dict[int, str]:
     """Return a visible replacement for each control character, by the code of the character."""
     signs = {}
     for code in range(0x20):
@@ -48,7 +48,7 @@ def _signs() -> dict[int, str]:
     return signs
 
 
-_SIGNS = _signs()
+_SIGNS = _list_signs()
 
 
 def encode(array: Array) -> str:
@@ -103,7 +103,7 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
 
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
-    """Return True for the sources that `largest_sources` keeps, from the shares of one or two checkpoints."""
+    """Return a mask of the sources that `largest_sources` keeps, from one or two checkpoints' shares `[..., T, T]`."""
     is_kept = np.zeros(shares[0].shape, dtype=bool)
     for of_checkpoint in shares:
         known_shares = np.where(_is_known_row(of_checkpoint), of_checkpoint, 0)
@@ -134,7 +134,7 @@ def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
     """Return the lists `values`, `low` and `high` by layer: means and intervals. Intervals over few texts are None."""
     one_group_N = np.zeros(len(rows), int)
-    (only,) = _curves(rows, one_group_N, 1, layers)
+    (only,) = _create_curves(rows, one_group_N, 1, layers)
     return only
 
 
@@ -148,11 +148,11 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
         group = group_by_combination.setdefault(combination, len(group_by_combination))
         groups.append(group)
     group_N = np.array(groups, dtype=int)
-    curves = _curves(known, group_N, len(group_by_combination), layers)
+    curves = _create_curves(known, group_N, len(group_by_combination), layers)
     return dict(zip(group_by_combination, curves, strict=True))
 
 
-def _curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
+def _create_curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
     """Return the curve of each group of rows; `group_N` is the group index of each of the N rows."""
     in_layers = table["layer"].isin(layers).to_numpy()
     rows = table[in_layers]
@@ -210,8 +210,8 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
         all_parts = list(parts_by_checkpoint.values())
         last = all_parts[-1]
         _, number, _, width = last["query"].shape
-        vector_bytes = sum(_bytes_of_all(parts) for parts in all_parts)
-        head_bytes = sum(_bytes_in_16_bits(parts) for parts in all_parts)
+        vector_bytes = sum(_count_bytes(parts) for parts in all_parts)
+        head_bytes = sum(_count_bytes_in_16_bits(parts) for parts in all_parts)
         has_vectors = "given" in last
         if has_vectors and vector_bytes <= vector_bytes_left:
             vector_bytes_left -= vector_bytes
@@ -225,11 +225,12 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
     return {"number": number, "width": width, "documents": documents}
 
 
-def _bytes_of_all(parts: Parts) -> int:
+def _count_bytes(parts: Parts) -> int:
+    """Return the size of all parts in bytes."""
     return sum(array.nbytes for array in parts.values())
 
 
-def _bytes_in_16_bits(parts: Parts) -> int:
+def _count_bytes_in_16_bits(parts: Parts) -> int:
     """Return the size in bytes of queries and keys, stored in float32, after conversion to 16 bits."""
     return (parts["query"].nbytes + parts["key"].nbytes) // 2
 
@@ -243,14 +244,14 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
         "source_norms": encode(parts["source_norms"]),
         "key_heads": parts["key"].shape[1],
     }
-    sums_LHT = _row_sums(parts)
+    sums_LHT = _sum_rows(parts)
     has_sink_LHT = sums_LHT < 1 - ROUNDING
     if has_sink_LHT.any():
         encoded["sums"] = encode(sums_LHT.astype(np.float32))
     return encoded
 
 
-def _row_sums(parts: Parts) -> Array:
+def _sum_rows(parts: Parts) -> Array:
     """Return the row sums of the attention weights `[L, H, T]`."""
     sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
     layers, heads, _ = sums_LHT.shape
@@ -280,13 +281,13 @@ def _encode_16_bits(parts: Parts) -> dict[str, Any]:
     encoded = _encode_common(parts)
     encoded["bits"] = 16
     for name in ("query", "key"):
-        integers, scales = _to_int16(parts[name])
+        integers, scales = _quantise_to_int16(parts[name])
         encoded[name] = encode(integers)
         encoded[f"{name}_scales"] = encode(scales)
     return encoded
 
 
-def _to_int16(vectors: Array) -> tuple[Array, Array]:
+def _quantise_to_int16(vectors: Array) -> tuple[Array, Array]:
     """Return vectors `[..., width]` as 16-bit integers, and the scale of each vector in float32."""
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     scales = (largest / MAX_INT16).astype(np.float32)

@@ -58,8 +58,8 @@ def page_text(run: Results, subject: Subject) -> str:
         absent[layout] = {points[number] for number in encoded_map["absent"]}
     token_names = data["readings"][0]["names"]
     has_spaces = any(SPACE in name for name in token_names)
-    return _template().render(
-        policy=_content_security_policy(script),
+    return _compile_template().render(
+        policy=_write_content_security_policy(script),
         # The template does not escape these: the project's own files, JSON with escaped "<", and the picture with
         # escaped names.
         style=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -69,10 +69,10 @@ def page_text(run: Results, subject: Subject) -> str:
         head_parts=as_json(head_parts),
         **asdict(subject) | words,
         versions=package_versions(),
-        documents_left_out=_documents_left_out(documents_left_out, wording),
+        documents_left_out=_note_left_out_documents(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
         headline=data["answer"]["headline"],
-        lead=[_without_terms(sentence) for sentence in data["answer"]["sentences"]],
+        lead=[_remove_term_marks(sentence) for sentence in data["answer"]["sentences"]],
         picture_title=opening["title"],
         texts_noun=wording.texts,
         picture=draw_result(run, opening["name"], words["checkpoints"], data["curves"].get(OWN_SHARE, {})),
@@ -86,13 +86,13 @@ def page_text(run: Results, subject: Subject) -> str:
     )
 
 
-def _without_terms(sentence: str) -> str:
+def _remove_term_marks(sentence: str) -> str:
     """Return a sentence without the braces around terms of the glossary."""
     return sentence.replace("{", "").replace("}", "")
 
 
 @cache
-def _template() -> Template:
+def _compile_template() -> Template:
     """Return the page's template, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -101,7 +101,7 @@ def _template() -> Template:
     return environment.get_template("template.html.j2")
 
 
-def _documents_left_out(number: int, wording: Wording) -> str:
+def _note_left_out_documents(number: int, wording: Wording) -> str:
     """Return a note on the captured texts that are not on the page; an empty string if there are none."""
     if number == 0:
         return ""
@@ -135,7 +135,7 @@ def _note_absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str)
     return [f"Not on the {' and the '.join(layouts)} map: {', '.join(labels)}. {reason}."]
 
 
-def _content_security_policy(script: str) -> str:
+def _write_content_security_policy(script: str) -> str:
     """Return a policy that allows only `script`, and no external resources."""
     script_hash = hashlib.sha256(script.encode())
     digest = base64.b64encode(script_hash.digest()).decode("ascii")

@@ -32,12 +32,12 @@ def encode_map(
     """
     site_N = find_sites(table, sites)
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
-    xy = np.moveaxis(xy_2ST, 0, -1)
+    xy = np.moveaxis(xy_2ST, 0, -1)  # [sites, tokens, 2]
     if layout == "pca":
         scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
     if layout in ONE_PLANE:
-        limits = square_limits(xy.reshape(-1, 2))[None]
+        limits = square_limits(xy.reshape(-1, 2))[None]  # [1 or sites, axes, ends]
     else:
         limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
     if layout == "pca":

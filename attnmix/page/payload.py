@@ -89,24 +89,10 @@ def page_data(
     matrices = {name for by_method in contributions.values() for name in by_method}
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
-    components = run.components if "pca" in maps else {}
-    variances = []
-    for site in sites:
-        shares = [None, None] if site not in components else list(components[site].shares)
-        variances.append(shares)
     opening = choose_opening(tokens, ratios, most, texts, run)
     opening_document = documents[opening["document"]]
-    layer = int(most["layer"])
-    if names.INPUT_PARTS in matrices:
-        layer = _find_last_layer(texts, layers)
-    importance: Data = {}
-    class_shares: Data = {}
-    probes: Data = {}
+    layer = _find_last_layer(texts, layers) if names.INPUT_PARTS in matrices else int(most["layer"])
     has_classifier = len(run.predictions) > 0
-    if has_classifier:
-        importance = _encode_importance(tokens, run)
-        class_shares = _nest_curves(_read_class_shares(run), layers, "quantity")
-        probes = _list_probe_curves(run, layers)
     return {
         "wording": _describe_wording(run),
         "pointsPerSecond": labels.POINTS_PER_SECOND,
@@ -115,15 +101,15 @@ def page_data(
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
         "layer": layer,
-        "importance": importance,
+        "importance": _encode_importance(tokens, run) if has_classifier else {},
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
         "opens": opening,
         "curves": _list_curves(run, derivatives, layers),
         "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
         "sources": _list_source_curves(run, layers),
-        "classShares": class_shares,
-        "probes": probes,
+        "classShares": _list_class_share_curves(run, layers) if has_classifier else {},
+        "probes": _list_probe_curves(run, layers) if has_classifier else {},
         "neighboursKept": {layout: list_kept_neighbours(run.map_quality, layout, sites) for layout in maps},
         "documents": describe_documents(tokens, run),
         "encoder": texts.encoder,
@@ -141,8 +127,17 @@ def page_data(
         "attention": _encode_attention(opening_document, documents, set(steps["step"]), run),
         "sites": [_describe_site(site, texts) for site in sites],
         "mapNote": map_note(run),
+        **_encode_maps(maps, sites, tokens, run),
+    }
+
+
+def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens: pd.DataFrame, run: Results) -> Data:
+    """Return the coordinates by layout, the variance shares of two principal components, and the nearest vectors."""
+    components = run.components if "pca" in maps else {}
+    unknown_shares = [None, None]
+    return {
         "maps": {layout: encode_map(layout, table, tokens, sites, components) for layout, table in maps.items()},
-        "variances": variances,
+        "variances": [list(components[site].shares) if site in components else unknown_shares for site in sites],
         "nearest": encode_nearest(run.nearest, tokens, sites),
     }
 
@@ -224,11 +219,12 @@ def _read_derivatives(run: Results) -> pd.DataFrame:
     return rows.query("quantity == 'level' and reference == 'layer_input'")
 
 
-def _read_class_shares(run: Results) -> pd.DataFrame:
-    """Return the shares of the predicted class, with labels in `quantity`."""
+def _list_class_share_curves(run: Results, layers: range) -> Data:
+    """Return the shares of the predicted class by label."""
     shares = class_shares(run)
     quantity_labels = shares["quantity"].map(CLASS_SHARE_LABELS)
-    return shares.assign(quantity=quantity_labels).dropna(subset="quantity")
+    labelled_shares = shares.assign(quantity=quantity_labels).dropna(subset="quantity")
+    return _nest_curves(labelled_shares, layers, "quantity")
 
 
 def _nest_curves(table: pd.DataFrame, layers: range, *keys: str) -> Data:

@@ -67,13 +67,19 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     measure = run.metrics("measure")
     finetune = run.metrics("finetune")
     download = run.metrics("download")
-    evidence = [*class_evidence(run), *_classes(run), *_controls(run), *derivatives(run), *class_lens(run)]
+    evidence = [
+        *class_evidence(run),
+        *_describe_classes(run),
+        *_describe_controls(run),
+        *derivatives(run),
+        *class_lens(run),
+    ]
     test = finetune["test"]
     kind = "synthetic " if subject.synthetic else ""
     low = percent(test["accuracy_ci_low"])
     high = percent(test["accuracy_ci_high"])
     accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
-    measured = f"{describe_samples(run, measure['documents'])} {_selection(subject, run)}"
+    measured = f"{describe_samples(run, measure['documents'])} {_describe_selection(subject, run)}"
     return {
         "checkpoints": CHECKPOINTS,
         "facts": {
@@ -85,7 +91,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         },
         "measured": measured.strip(),
         "findings": [accuracy, *evidence],
-        "cautions": _cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
+        "cautions": _list_cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
 
@@ -103,8 +109,8 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
         "checkpoints": labels,
         "facts": {noun: str(texts), "tokens": str(len(tokens)), "layers": str(layers)},
         "measured": f"All numbers and maps describe the {noun} below.",
-        "findings": _controls(run),
-        "cautions": _cautions(subject, "Results differ for other texts.", run),
+        "findings": _describe_controls(run),
+        "cautions": _list_cautions(subject, "Results differ for other texts.", run),
         "computed_on": {"measures": run.metrics("measure")["computed_on"]},
     }
 
@@ -129,7 +135,7 @@ def describe_samples(run: Results, documents: int) -> str:
     return f"{means}. The maps show the captured texts, which are examples."
 
 
-def _selection(subject: Subject, run: Results) -> str:
+def _describe_selection(subject: Subject, run: Results) -> str:
     """Return sentences on the selection of the captured texts, and on texts that exceed its length limit."""
     if not subject.selection:
         return ""
@@ -209,14 +215,14 @@ def class_evidence(run: Results) -> list[str]:
         layer = int(after_by_layer["mean"].idxmax())
     by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in ("before", "after", "difference", "permuted")}
     return [
-        _class_verdict(by_quantity, layer, run),
-        _ratio_change(run),
-        _class_share(by_quantity, layer, run),
-        *_needed_values(run),
+        _describe_class_evidence(by_quantity, layer, run),
+        _describe_ratio_change(run),
+        _describe_class_share(by_quantity, layer, run),
+        *_describe_edited_values(run),
     ]
 
 
-def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
+def _describe_class_evidence(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return the sentence on whether other tokens' contributions have a component common to texts of one class."""
     common = "contributions of other tokens are common to texts of one predicted class, but not to all texts"
     after = by_quantity["after"]
@@ -238,7 +244,7 @@ def _class_verdict(by_quantity: Mapping[str, Any], layer: int, run: Results) -> 
     )
 
 
-def _ratio_change(run: Results) -> str:
+def _describe_ratio_change(run: Results) -> str:
     """Return a sentence on the change of the preferred ratio, averaged over layers, and its interval."""
     change = overall_change(run)
     noun = wording_of(run).texts
@@ -253,7 +259,7 @@ def _ratio_change(run: Results) -> str:
     return f"The change of the mixing ratio with fine-tuning {VERBS[found]}: {means}, and {reason}. {definition}"
 
 
-def _class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
+def _describe_class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return sentences on the share of the predicted class in other tokens' contributions in a layer."""
     before = by_quantity["before"]
     after = by_quantity["after"]
@@ -300,7 +306,7 @@ def overall_change(run: Results) -> pd.Series:
     return pd.Series(change)
 
 
-def _needed_values(run: Results) -> list[str]:
+def _describe_edited_values(run: Results) -> list[str]:
     """Return a sentence on the effect of edited values on predictions; [] if no values of another class were used."""
     table = run.table("faithfulness/class_use")
     rows = table[table["quantity"] == "class_kept"]
@@ -382,7 +388,7 @@ def _isolate(name: str) -> str:
     return f"\N{FIRST STRONG ISOLATE}{text}\N{POP DIRECTIONAL ISOLATE}"
 
 
-def _classes(run: Results) -> list[str]:
+def _describe_classes(run: Results) -> list[str]:
     """Return a sentence on the classes with the best and the worst F1; [] for two classes or too few test texts."""
     table = run.table("finetune/finetune_by_class")
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
@@ -396,7 +402,7 @@ def _classes(run: Results) -> list[str]:
     return [f"Of the classes, the classifier recognises {named[-1]} best and {named[0]} worst in the test {noun}."]
 
 
-def _changes(run: Results) -> pd.DataFrame:
+def _select_changes(run: Results) -> pd.DataFrame:
     """Return the changes of the preferred ratio by layer; no rows if there is a single checkpoint."""
     _, differences = run.mixing
     if differences.empty:
@@ -404,16 +410,16 @@ def _changes(run: Results) -> pd.DataFrame:
     return differences[differences["method"] == preferred(differences)]
 
 
-def _largest_change(run: Results) -> pd.Series | None:
+def _find_largest_change(run: Results) -> pd.Series | None:
     """Return the row with the largest change of the preferred ratio; None if there are no changes or too few texts."""
-    rows = _changes(run)
+    rows = _select_changes(run)
     if rows.empty or rows["documents"].max() < MIN_SIMULTANEOUS:
         return None
     largest = int(rows["mean"].abs().argmax())
     return rows.iloc[largest]
 
 
-def _controls(run: Results) -> list[str]:
+def _describe_controls(run: Results) -> list[str]:
     """Return sentences on the preferred ratio and its controls, averaged over layers, and on its largest change."""
     curves, _ = run.mixing
     ratios = shown_rows(curves)
@@ -433,7 +439,7 @@ def _controls(run: Results) -> list[str]:
     mean_ratio = ratios["mean"].mean()
     sentences = []
     if clauses:
-        ratio = percent(_ratio_of_same_texts(rows, "shuffled_words", checkpoint, mean_ratio))
+        ratio = percent(_find_ratio_of_same_texts(rows, "shuffled_words", checkpoint, mean_ratio))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control:
         sentences.append(
@@ -441,31 +447,31 @@ def _controls(run: Results) -> list[str]:
             f"position, the mixing ratio is {percent(control[VALUE_CONTROL, checkpoint])}. This removes the content of "
             "the text from the values and keeps its attention weights."
         )
-    changes = _changes(run)
+    changes = _select_changes(run)
     if changes.empty:
         return sentences
     change = model_wording_of(run).change
-    mean_change = points(_ratio_of_same_texts(rows, VALUE_CONTROL, "difference", changes["mean"].mean()))
+    mean_change = points(_find_ratio_of_same_texts(rows, VALUE_CONTROL, "difference", changes["mean"].mean()))
     over_layers = f"Over all layers, {change} changes the ratio by {mean_change} percentage points."
     if (VALUE_CONTROL, "difference") in control:
         control_change = points(control[VALUE_CONTROL, "difference"])
         over_layers += f" With the replaced values, {change} changes it by {control_change}."
-    return [*sentences, _layer_change(run), over_layers, *_change_beside_control(run, rows)]
+    return [*sentences, _describe_layer_change(run), over_layers, *_compare_change_with_control(run, rows)]
 
 
-def _ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
+def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
     """Return the mean ratio in the texts of a control, or `mean_of_all` if the control was not measured."""
     rows = controls[(controls["control"] == control) & (controls["checkpoint"] == checkpoint)]
     mean = (rows["mean"] + rows["ratio_minus_control"]).mean()
     return mean_of_all if np.isnan(mean) else float(mean)
 
 
-def _layer_change(run: Results) -> str:
+def _describe_layer_change(run: Results) -> str:
     """Return a sentence on the layer with the largest change of the preferred ratio, or on why it is not known."""
     noun = wording_of(run).texts
-    largest = _largest_change(run)
+    largest = _find_largest_change(run)
     if largest is None:
-        number = counted(_changes(run)["documents"].max(), noun)
+        number = counted(_select_changes(run)["documents"].max(), noun)
         change = model_wording_of(run).change
         return (
             f"It is not known which layer {change} changes most: {number} are too few for a conclusion, which needs "
@@ -484,9 +490,9 @@ def _layer_change(run: Results) -> str:
     return f"{sentence}."
 
 
-def _change_beside_control(run: Results, controls: pd.DataFrame) -> list[str]:
+def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[str]:
     """Return a sentence on the change of the ratio minus that of its control, in the layer of the largest change."""
-    largest = _largest_change(run)
+    largest = _find_largest_change(run)
     if largest is None:
         return []
     is_value_control = controls["control"] == VALUE_CONTROL
@@ -518,14 +524,14 @@ def derivatives(run: Results) -> list[str]:
     The layer is that of the largest change of the ratio, or the last layer if it is not known.
     """
     table = run.table("measure/derivatives")
-    changes = _changes(run)
+    changes = _select_changes(run)
     is_level = table["quantity"] == "level"
     is_difference = table["checkpoint"] == "difference"
     rows = table[is_level & is_difference]
     if changes.empty or rows.empty:
         return []
     layer = changes["layer"].max()
-    largest = _largest_change(run)
+    largest = _find_largest_change(run)
     if largest is not None:
         layer = largest["layer"]
     is_within_layer = (rows["reference"] == "layer_input") & (rows["layer"] == layer)
@@ -571,7 +577,7 @@ def map_note(run: Results) -> str:
     )
 
 
-def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
+def _list_cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     """Return sentences on the limitations of the findings; `intervals` is a sentence on the scope of intervals."""
     cautions = []
     if not subject.finetuned:
@@ -586,7 +592,7 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
     if _has_rollouts(run):
         one_layer += " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
     cautions.append(one_layer)
-    cautions.append("A ratio of norms is not a causal effect." + _agreement(run))
+    cautions.append("A ratio of norms is not a causal effect." + _describe_agreement(run))
     cautions.append(intervals)
     if subject.synthetic:
         noun = wording_of(run).texts
@@ -606,6 +612,7 @@ def _cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
 
 
 def _has_rollouts(run: Results) -> bool:
+    """Return True if a text has the rollout of a matrix in any checkpoint."""
     curves, _ = run.mixing
     checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():
@@ -616,7 +623,7 @@ def _has_rollouts(run: Results) -> bool:
     return False
 
 
-def _agreement(run: Results) -> str:
+def _describe_agreement(run: Results) -> str:
     """Return a sentence on the rank correlation of the preferred ratio with derivatives; empty if there are none."""
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"

@@ -286,7 +286,7 @@ def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         share = step / COLOUR_STEPS
         path = _format_element(
             "path",
-            fill=_mix(share),
+            fill=_mix_in_srgb(share),
             style=f"fill:{_mix_in_css(share)}",
             d="".join(cells),
         )
@@ -307,7 +307,7 @@ def _mix_in_css(share: float) -> str:
     return f"color-mix(in lab,var(--{to_colour}) {percentage:.0f}%,var(--{from_colour}))"
 
 
-def _mix(share: float) -> str:
+def _mix_in_srgb(share: float) -> str:
     """Return the colour of a share in the light scheme, mixed in sRGB."""
     stops = []
     for colour in (PAPER, MIDDLE, END):

@@ -15,7 +15,7 @@ from attnmix.core.names import Site
 
 
 def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the index into `tokens` (of complete texts) for each of the `rows`; -1 if the token is missing."""
+    """Return the index `[N]` into `tokens` (of complete texts) for each of the `rows`; -1 if the token is missing."""
     first_tokens = tokens[tokens["position"] == 0]
     documents = pd.Index(first_tokens["document"])
     document_N = documents.get_indexer(pd.Index(rows["document"]))
@@ -25,7 +25,7 @@ def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int6
 
 
 def find_sites(rows: pd.DataFrame, sites: Sequence[Site]) -> npt.NDArray[np.int64]:
-    """Return the index into `sites` for each of the `rows`; -1 if the site is missing."""
+    """Return the index `[N]` into `sites` for each of the `rows`; -1 if the site is missing."""
     pairs = pd.MultiIndex.from_frame(rows[["layer", "point"]])
     return pd.MultiIndex.from_tuples(sites).get_indexer(pairs)
 

@@ -26,13 +26,13 @@ def is_in_notebook() -> bool:
 def show(page: str) -> Any:
     """Return the page for display in a notebook; elsewhere open it in a web browser and return None."""
     if is_in_notebook():
-        return _frame(page)
+        return _create_frame(page)
     file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")
     webbrowser.open(write_text(file, page).as_uri())
     return None
 
 
-def _frame(page: str) -> Any:
+def _create_frame(page: str) -> Any:
     """Return the page in an iframe for a notebook."""
     from IPython.display import HTML
 

@@ -85,7 +85,7 @@ def model_wording_of(run: Results) -> ModelWording:
     """Return the wording for the two models of a page."""
     if not isinstance(run, TextResults) or run.model_names is None:
         return FINETUNING_WORDING
-    first, second = (_plain(name) for name in run.model_names)
+    first, second = (_replace_braces(name) for name in run.model_names)
     return ModelWording(
         labels=dict(zip(CHECKPOINTS, (first, second), strict=True)),
         states=f"{{before}} in {first} and {{after}} in {second}",
@@ -95,7 +95,7 @@ def model_wording_of(run: Results) -> ModelWording:
     )
 
 
-def _plain(name: str) -> str:
+def _replace_braces(name: str) -> str:
     """Return a model's name with parentheses instead of braces, which mark terms of the glossary."""
     return visible(name, kept="").translate({ord("{"): "(", ord("}"): ")"})
 

@@ -69,16 +69,16 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class index of each text, or None; raise `InputError` if a label is missing or the number is wrong."""
+    """Return the class index of each text `[N]`, or None; raise `InputError` for a missing label or a wrong number."""
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"
     given = pd.Series(read_labels(labels), dtype=object)
     if len(given) != texts:
-        raise InputError(f"labels: {_counted(len(given), 'label')} for {_counted(texts, 'text')}; {allowed}")
+        raise InputError(f"labels: {_format_count(len(given), 'label')} for {_format_count(texts, 'text')}; {allowed}")
     missing = int(given.isna().sum())
     if missing:
-        raise InputError(f"labels: {missing} of {_counted(texts, 'label')} missing; {allowed}")
+        raise InputError(f"labels: {missing} of {_format_count(texts, 'label')} missing; {allowed}")
     return pd.factorize(given.map(str), sort=True)[0].astype(np.int64)
 
 
@@ -95,7 +95,7 @@ def read_labels(labels: Any) -> list[Any]:
     return list(labels)
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -89,7 +89,7 @@ def compare(
         0.0
     """
     fixed = (not _is_list(before), not _is_list(after))
-    first, second = _members(before), _members(after)
+    first, second = _list_members(before), _list_members(after)
     members = [*first, *second]
     have_results = {isinstance(each, Measures) for each in members}
     if len(have_results) > 1:
@@ -119,7 +119,7 @@ def _is_list(side: Any) -> bool:
     return isinstance(side, Sequence) and not isinstance(side, str)
 
 
-def _members(side: Any) -> list[Any]:
+def _list_members(side: Any) -> list[Any]:
     """Return the models, names or results of one side of a comparison; raise `InputError` for anything else."""
     members = list(side) if _is_list(side) else [side]
     if not members:
@@ -179,17 +179,18 @@ def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = None if options["labels"] is None else read_labels(options["labels"])
-    distinct = {id(model): model for model in models}
+    distinct_models = {id(model): model for model in models}
     ratios, tokenized, ids = {}, {}, {}
-    for key, model in distinct.items():
+    for key, model in distinct_models.items():
         ratios[key] = choose_ratios(model, options["methods"])
         tokenized[key] = tokenize_texts(model, texts, options["max_length"])
         documents = documents_of(tokenized[key].texts, tokenized[key].tokens)
         ids[key] = [document.ids.tolist() for document in documents]
-    names = [model.name for model in distinct.values()]
-    check_same_input(names, list(ids.values()), [model.layers for model in distinct.values()])
+    names = [model.name for model in distinct_models.values()]
+    layers = [model.layers for model in distinct_models.values()]
+    check_same_input(names, list(ids.values()), layers)
+    controls, batch_tokens = options["controls"], options["batch_tokens"]
     results = {}
-    for key, model in distinct.items():
-        controls, batch_tokens = options["controls"], options["batch_tokens"]
+    for key, model in distinct_models.items():
         results[key] = measure_tokenized(model, tokenized[key], ratios[key], controls, labels, batch_tokens)
     return [results[id(model)] for model in models]

@@ -93,13 +93,13 @@ class Comparison:
     @property
     def rows(self) -> pd.DataFrame:
         """The most important rows: the own share after the last layer, the preferred ratio, and its controls."""
-        return self._table([self.cells.index(cell) for cell in self.preferred])
+        return self._tabulate_cells([self.cells.index(cell) for cell in self.preferred])
 
     def by_layer(self, measure: str) -> pd.DataFrame:
         """Return the rows of one measure, such as `own_share`, by layer."""
-        return self._table(self._places_by_layer(measure))
+        return self._tabulate_cells(self._find_layer_cells(measure))
 
-    def _places_by_layer(self, measure: str) -> list[int]:
+    def _find_layer_cells(self, measure: str) -> list[int]:
         """Return the indices of the cells of one measure, except its mean over layers."""
         measures = dict.fromkeys(cell.measure for cell in self.cells)
         check_name("measure", measure, measures)
@@ -111,7 +111,7 @@ class Comparison:
 
     def all_rows(self) -> pd.DataFrame:
         """Return all rows. Their simultaneous intervals are wider than in `rows`, because there are more rows."""
-        return self._table(range(len(self.cells)))
+        return self._tabulate_cells(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
         """Return `rows` as a DataFrame, or `all_rows()` if `every` is True."""
@@ -126,14 +126,14 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """Return `rows` as a table in Markdown, with the cautions below it."""
-        table = format_markdown(self._shown())
-        cautions = [f"- {paragraph}" for paragraph in self._paragraphs()]
+        table = format_markdown(self._format_rows())
+        cautions = [f"- {paragraph}" for paragraph in self._write_paragraphs()]
         return "\n".join([table, "", *cautions])
 
     def to_latex(self) -> str:
         """Return `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
-        table = format_latex(self._shown())
-        cautions = [f"% {paragraph}" for paragraph in self._paragraphs()]
+        table = format_latex(self._format_rows())
+        cautions = [f"% {paragraph}" for paragraph in self._write_paragraphs()]
         return "\n".join([*cautions, table])
 
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
@@ -158,7 +158,7 @@ class Comparison:
         require_extra("page", "comparison.plot()")
         if measure is None:
             measure = self.preferred[0].measure
-        places = self._places_by_layer(measure)
+        places = self._find_layer_cells(measure)
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
         from attnmix.results.plots import describe_axes
 
@@ -191,7 +191,7 @@ class Comparison:
 
         path = read_path("path", path, "to_html(path)")
         check_new_file("path", path)
-        return write_text(path, self._page())
+        return write_text(path, self._render_page())
 
     def show(self, whole: bool = False) -> Any:
         """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.
@@ -200,9 +200,9 @@ class Comparison:
         """
         from attnmix.page.viewer import is_in_notebook, show
 
-        return show(self._page(whole or not is_in_notebook()))
+        return show(self._render_page(whole or not is_in_notebook()))
 
-    def _page(self, whole: bool = True) -> str:
+    def _render_page(self, whole: bool = True) -> str:
         """Return the HTML of the page; without heads and matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
@@ -223,16 +223,16 @@ class Comparison:
         return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)
 
     def __repr__(self) -> str:
-        return "\n".join([self._shown().to_string(index=False), *self._paragraphs()])
+        return "\n".join([self._format_rows().to_string(index=False), *self._write_paragraphs()])
 
     def _repr_html_(self) -> str:
-        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._paragraphs())
-        return self._shown().to_html(index=False) + paragraphs
+        paragraphs = "".join(f"<p>{html.escape(text)}</p>" for text in self._write_paragraphs())
+        return self._format_rows().to_html(index=False) + paragraphs
 
-    def _paragraphs(self) -> list[str]:
+    def _write_paragraphs(self) -> list[str]:
         return f"Caution: {self.caution}".splitlines()
 
-    def _shown(self) -> pd.DataFrame:
+    def _format_rows(self) -> pd.DataFrame:
         """Return `rows` as strings: differences with intervals over texts, `between_seeds` with intervals over runs."""
         rows = self.rows
         shown = pd.DataFrame()
@@ -254,7 +254,7 @@ class Comparison:
         shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
         return shown
 
-    def _table(self, places: Sequence[int]) -> pd.DataFrame:
+    def _tabulate_cells(self, places: Sequence[int]) -> pd.DataFrame:
         """Return the rows of the cells at `places`, with simultaneous intervals for all these rows."""
         cells = list(places)
         before = select_cells(self.before.mean(), cells)

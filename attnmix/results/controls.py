@@ -83,6 +83,7 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         values_NL, counts_NL = sums_by_name[name]
         totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
         index_L = values_NL.sum(0) / totals_L
+        # Standard error of a ratio of sums over texts: sqrt(sum_n (values_n - index * counts_n)^2) / sum_n counts_n
         residuals_NL = values_NL - index_L * counts_NL
         sum_of_squares_L = np.square(residuals_NL).sum(0)
         errors_L = np.sqrt(sum_of_squares_L) / totals_L
@@ -106,17 +107,18 @@ def add_class_shares(measurements: Measurements) -> None:
     texts = measurements.texts
     drawn = draw_texts(texts.predicted, SEED)
     classes_N = texts.predicted[drawn]
-    moments, kept = attention_moments(measurements.sums, drawn.tolist(), classes_N)
-    whole, without = products(moments, classes_N[kept])
-    place = PARTS.index("class")
-    number = int(kept.sum())
-    whole_L = whole.shares()[..., place]
-    without_NL = without.shares()[..., place]
+    moments, is_kept_N = attention_moments(measurements.sums, drawn.tolist(), classes_N)
+    kept_classes = classes_N[is_kept_N]
+    whole, without = products(moments, kept_classes)
+    class_part = PARTS.index("class")
+    number = len(kept_classes)
+    whole_L = whole.shares()[..., class_part]
+    without_NL = without.shares()[..., class_part]
     pseudo_NL = number * whole_L - (number - 1) * without_NL
-    pseudo_NL += whole_L - pseudo_NL.mean(0)
+    pseudo_NL += whole_L - pseudo_NL.mean(0)  # their mean is the share itself, without jackknife bias correction
     kept_sums = Sums(pseudo_NL, np.ones_like(pseudo_NL))
-    numbers = drawn[kept].tolist()
-    share = kept_sums.scatter(numbers, len(texts))
-    permuted_L = class_share_null(moments, classes_N[kept], SEED)
+    kept_texts = drawn[is_kept_N].tolist()
+    share = kept_sums.scatter(kept_texts, len(texts))
+    permuted_L = class_share_null(moments, kept_classes, SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)

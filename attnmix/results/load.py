@@ -64,8 +64,9 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
         raise InputError("checkpoint: a saved result has only one model; omit it, or pass the folder of a run as path")
     saved = read_result(path)
     facts = saved.facts
+    saved_model = SavedModel(facts["model"], facts["source"])
     return Measures(
-        _recorded_model(SavedModel(facts["model"], facts["source"]), bytes.fromhex(facts["weights"]), model),
+        _match_recorded_model(saved_model, bytes.fromhex(facts["weights"]), model),
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
         saved.measurements,
@@ -74,7 +75,7 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     )
 
 
-def _recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
+def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
     """Return the saved model, or `model` if it is provided; raise `InputError` if its weights differ."""
     if model is None:
         return MeasuredModel(saved, weights)
@@ -87,7 +88,8 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     """Return the result for the captured texts of a run in one checkpoint."""
     names = run.documents["document"].tolist()
     table = run.captured_ratios(names)
-    rows_by_text = dict(list(table[table["checkpoint"] == checkpoint].groupby("document", sort=False)))
+    rows_of_checkpoint = table[table["checkpoint"] == checkpoint]
+    rows_by_text = dict(list(rows_of_checkpoint.groupby("document", sort=False)))
     missing = [name for name in names if name not in rows_by_text]
     if missing:
         raise InputError(f"checkpoint: {missing[0]} was not inspected in {checkpoint}; pass another checkpoint")
@@ -97,7 +99,7 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     measurements.measured.add(MEASURES)
     for number, name in enumerate(names):
         rows = rows_by_text[name].sort_values(["layer", "position"])
-        shape = (rows["layer"].nunique(), -1)
+        shape = (rows["layer"].nunique(), -1)  # [layers, tokens]
         ratios = [rows[method].to_numpy(np.float32).reshape(shape) for method in methods]
         measurements.ratios[number] = np.stack(ratios)
         if OWN_SHARE in rows:
@@ -108,12 +110,12 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
         if heads:
             measurements.heads[number] = heads
     folder = run.checkpoints[checkpoint]
-    encoder_layers = _encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
+    encoder_layers = _count_encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
     saved = SavedModel(checkpoint, str(folder))
     return Measures(MeasuredModel(saved), TokenizedTexts(texts, run.tokens), methods, measurements, encoder_layers)
 
 
-def _encoder_layers(folder: Path) -> int:
+def _count_encoder_layers(folder: Path) -> int:
     """Return the number of encoder layers of a checkpoint without loading its weights."""
     with torch.device("meta"):
         base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))

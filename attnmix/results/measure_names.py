@@ -58,7 +58,7 @@ def list_measures() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["name", "kind", "call", "description", "source"])
 
 
-def _registries() -> Iterator[tuple[str, Iterable[str]]]:
+def _list_registries() -> Iterator[tuple[str, Iterable[str]]]:
     """Yield a description (kind of name and call) and the names of each registry."""
     yield "a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS
     yield "a contribution matrix: result.matrix({name})", RESULT_MATRICES
@@ -76,7 +76,7 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
     if isinstance(name, str) and name in names:
         return
     problem = f"{argument}: {shorten(repr(name))}"
-    kind = _kind(name)
+    kind = _describe_kind(name)
     if kind is not None:
         problem += f" is {kind}"
     raise InputError(f"{problem}; allowed: {', '.join(names)}")
@@ -85,15 +85,15 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
 def check_kinds(argument: str, names: Any, allowed: Iterable[str]) -> None:
     """Raise `InputError` for the first known name that is not allowed for `argument`; ignore unknown names."""
     for name in names if isinstance(names, list) else [names]:
-        if _kind(name) is not None:
+        if _describe_kind(name) is not None:
             check_name(argument, name, allowed)
 
 
-def _kind(name: Any) -> str | None:
+def _describe_kind(name: Any) -> str | None:
     """Return a description of the kind of a name and the call that accepts it; None for an unknown name."""
     if not isinstance(name, str):
         return None
-    for kind, names in _registries():
+    for kind, names in _list_registries():
         if name in names:
             return kind.format(name=repr(name))
     return None

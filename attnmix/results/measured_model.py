@@ -44,8 +44,8 @@ class MeasuredModel:
             InputError: If its source is unknown, or it has changed since it was measured.
         """
         if isinstance(self.model, SavedModel):
-            self.model = self._load(self.model)
-        change = self._change(self.model)
+            self.model = self._load_saved(self.model)
+        change = self._find_change(self.model)
         if change is not None:
             raise InputError(
                 f"model: {change} changed since measure(model, texts); measure again, or compute matrices, parts and "
@@ -53,7 +53,7 @@ class MeasuredModel:
             )
         return self.model
 
-    def _load(self, saved: SavedModel) -> Model:
+    def _load_saved(self, saved: SavedModel) -> Model:
         """Return the saved model; raise `InputError` if it cannot be loaded or its weights differ."""
         if not saved.source:
             raise InputError(f"model: {saved.name} was not saved with the result; {ADVICE}")
@@ -71,10 +71,10 @@ class MeasuredModel:
         """Return the reason why no further own shares can be computed with the model in memory; None if they can."""
         if isinstance(self.model, SavedModel):
             return "the result was loaded without a model, and this own share was not computed before saving"
-        change = self._change(self.model)
+        change = self._find_change(self.model)
         return None if change is None else f"{change} changed since it was measured"
 
-    def _change(self, model: Model) -> str | None:
+    def _find_change(self, model: Model) -> str | None:
         """Return the changed property of the model, as the beginning of a sentence; None if nothing changed."""
         has_same_weights = not self.weights or self.weights == digest_weights(model)
         if not has_same_weights:
@@ -93,7 +93,8 @@ def digest_weights(model: Model) -> bytes:
     base: Any = model.network.base_model
     with few_threads():
         sums = [sum_bits(weight.detach()) for weight in base.parameters()]
-        return bytes(torch.stack(sums).cpu().numpy().tobytes())
+        array = torch.stack(sums).cpu().numpy()
+        return bytes(array.tobytes())
 
 
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:

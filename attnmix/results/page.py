@@ -47,7 +47,7 @@ def models_page(
     """
     page = known[0].pages if len(known) == 1 else {}
     if whole not in page:
-        page[whole] = _results(models, tokenized, methods, whole, known)
+        page[whole] = _measure_results(models, tokenized, methods, whole, known)
     results: TextResults = page[whole]
     results.model_names = names if len(names) > 1 else None
     subject = models_subject(names)
@@ -66,7 +66,7 @@ def models_subject(names: Sequence[str]) -> Subject:
     return Subject(f"{names[0]} and {names[1]}", origins=[origin])
 
 
-def _results(
+def _measure_results(
     models: Sequence[Model],
     tokenized: TokenizedTexts,
     methods: Sequence[str],
@@ -92,5 +92,6 @@ def _results(
 
 
 def _share_modules(first: PreTrainedModel, second: PreTrainedModel) -> bool:
+    """Return True if two models have a module in common."""
     modules = set(map(id, first.modules()))
     return any(id(module) in modules for module in second.modules())

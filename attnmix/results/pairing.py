@@ -37,12 +37,12 @@ def compare_results(
     methods, differences = _check_comparable(results)
     ratio = preferred_ratio(methods)
     documents = results[0].documents
-    notes = [_sample_note(documents), *differences]
+    notes = [_describe_sample(documents), *differences]
     obstacles = [result.own_share_obstacle(sample) for result in results]
     obstacle = next(filter(None, obstacles), None)
     has_own_share = obstacle is None
     if has_own_share:
-        notes.append(_own_share_note(len(documents), sample))
+        notes.append(_describe_own_share_sample(len(documents), sample))
     else:
         notes.append(f"own_share is omitted, because {obstacle}.")
     if "corpus_value" in results[0].control_names:
@@ -50,8 +50,8 @@ def compare_results(
     lengths = np.array([len(document) for document in documents])
     length_classes = np.unique(length_class(lengths))
     if len(length_classes) > 1:
-        change = _mean_change((before, after), ratio)
-        notes.append(_length_note(ratio, change, lengths))
+        change = _average_change((before, after), ratio)
+        notes.append(_describe_change_by_length(ratio, change, lengths))
     means = []
     for result in results:
         totals = result.quantities(methods)
@@ -59,7 +59,7 @@ def compare_results(
             totals = result.own_share_totals(sample) | totals
         cells, cell_totals = pack_cells(totals)  # all results have the same cells
         means.append(resample_means(cell_totals))
-    names = _model_names(results)
+    names = _list_model_names(results)
     number = len(before)
     first = Trainings(names[:number], means[:number], fixed[0])
     second = Trainings(names[number:], means[number:], fixed[1])
@@ -67,7 +67,7 @@ def compare_results(
     return Comparison(first, second, cells, preferred, notes, ratio, (before, after))
 
 
-def _model_names(results: Sequence[Measures]) -> list[str]:
+def _list_model_names(results: Sequence[Measures]) -> list[str]:
     """Return unique display names of the models."""
     # The same model may have been trained further between two results.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
@@ -124,8 +124,8 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
             raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
-def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the change of a ratio in each text, averaged over layers and models."""
+def _average_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
+    """Return the change of a ratio in each text `[N]`, averaged over layers and models."""
     means_by_side = []
     for side in sides:
         means_of_models = []
@@ -139,7 +139,9 @@ def _mean_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray
     return change_N
 
 
-def _length_note(measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]) -> str:
+def _describe_change_by_length(
+    measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]
+) -> str:
     """Return a sentence on the mean change of a measure for each length class of the texts."""
     classes_N = length_class(lengths_N)
     parts = []
@@ -161,14 +163,14 @@ def _describe_left_out_texts(documents: Sequence[Document]) -> list[str]:
     return [note]
 
 
-def _sample_note(documents: Sequence[Document]) -> str:
+def _describe_sample(documents: Sequence[Document]) -> str:
     """Return a sentence on the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
     return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean number per text."
 
 
-def _own_share_note(texts: int, sample: OwnShareSample) -> str:
+def _describe_own_share_sample(texts: int, sample: OwnShareSample) -> str:
     """Return a sentence on the sample of the own share."""
     number = min(texts, sample.max_texts)
     return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."

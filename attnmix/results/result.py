@@ -113,7 +113,7 @@ class Measures:
         known = self.measurements.token_shares
         is_short = len(self.documents[0]) <= MAX_TOKENS
         if 0 not in known and is_short and self.own_share_obstacle() is None:
-            with self._engine() as engine:
+            with self._open_engine() as engine:
                 engine.add_token_shares(self.measurements, 0)
         is_first_text = self.tokens["text"] == 0
         tokens = self.tokens.loc[is_first_text, "token"].tolist()
@@ -138,9 +138,9 @@ class Measures:
         A ratio is in [0, 1]: the length of the contribution of other tokens, divided by the sum of this length and the
         length of the contribution of the token itself.
         """
-        return tabulate_ratios(self.measurements, self.methods, self._labels)
+        return tabulate_ratios(self.measurements, self.methods, self._label_tokens)
 
-    def _labels(self, text: int, layer: int) -> list[str]:
+    def _label_tokens(self, text: int, layer: int) -> list[str]:
         """Return the input tokens of a layer. In encoder-decoder models, decoder inputs are shifted right by one."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         column = DECODER_TOKEN if is_decoder else "token"
@@ -253,7 +253,7 @@ class Measures:
         """
         self.measured_model.check_unedited()
         if "sinks" not in self.measurements.sums:
-            with self._engine() as engine:
+            with self._open_engine() as engine:
                 engine.add_sums(self.measurements, ["sinks"])
         return mean_table(sink_totals(self.measurements))
 
@@ -308,7 +308,7 @@ class Measures:
         """Return the sums of own shares in a sample of the texts: over all donors, then by donor kind."""
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
-            with self._engine() as engine:
+            with self._open_engine() as engine:
                 added = engine.add_own_share(self.measurements, sample)
             warn_of_total_effects(added)
         sums_by_name = self.measurements.own_share[sample]
@@ -325,7 +325,7 @@ class Measures:
         return sum_quantities(self.measurements, self.methods, self.control_names, methods)
 
     @contextmanager
-    def _engine(self) -> Iterator[Engine]:
+    def _open_engine(self) -> Iterator[Engine]:
         """Yield the engine for the model; raise `InputError` if the model has changed."""
         model = self.measured_model.read()
         with observed_engine(model, self.tokenized.pairs, self.methods, self.measurements) as engine:
@@ -361,7 +361,7 @@ class Measures:
         if name not in self.measurements.matrices.get(text, {}):
             self._add_matrix(text, name)
         matrix_LTT = self.measurements.matrices[text][name]
-        labels = self._labels(text, layer or 1)
+        labels = self._label_tokens(text, layer or 1)
         array = label_matrix(name, matrix_LTT, labels)
         if layer is None:
             return array
@@ -369,7 +369,7 @@ class Measures:
 
     def _add_matrix(self, text: int, name: str) -> None:
         """Compute a matrix of one text, with its rollout; raise `InputError` if the model's family does not have it."""
-        with self._engine() as engine:
+        with self._open_engine() as engine:
             family = family_of(engine.base.config)
             if not family.present([name]):
                 raise InputError(f"matrix: {name} is not available for the model family {family.model_type}")
@@ -409,19 +409,20 @@ class Measures:
         """
         self._check_text(text)
         check_name("rule", rule, RULES)
-        tokens = self._labels(text, layer=1)
+        tokens = self._label_tokens(text, layer=1)
         positions = read_positions(rows, len(tokens))
         self.measured_model.check_unedited()
         selected = None if rows is None else positions
-        key = (text, rule, *(selected or ()))
+        key = (text, rule, *(selected or ()))  # no positions for all rows, because all variables are computed then
         if key not in self.measurements.parts:
             document = self.measurements.texts.document(text)
-            with self._engine() as engine:
+            with self._open_engine() as engine:
                 parts = engine.parts(document, rule, selected)
             self.measurements.parts[key] = parts
         return label_parts(self.measurements.parts[key], tokens, positions)
 
     def _check_text(self, text: Any) -> None:
+        """Raise `InputError` unless `text` is the index of a text."""
         if not is_whole_number(text) or not 0 <= text < len(self.documents):
             raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
 
@@ -446,7 +447,7 @@ class Measures:
 
         path = read_path("path", path, "to_html(path)")
         check_new_file("path", path)
-        return write_text(path, self._page())
+        return write_text(path, self._render_page())
 
     def save(self, path: Path | str) -> Path:
         """Write all values computed so far to a zip file for `load_result`, and return its path.
@@ -482,9 +483,9 @@ class Measures:
         """
         from attnmix.page.viewer import is_in_notebook, show
 
-        return show(self._page(whole or not is_in_notebook()))
+        return show(self._render_page(whole or not is_in_notebook()))
 
-    def _page(self, whole: bool = True) -> str:
+    def _render_page(self, whole: bool = True) -> str:
         """Return the HTML of the page; without heads and matrices if `whole` is False."""
         from attnmix.results.page import models_page
 

@@ -133,7 +133,7 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 
 
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
-    """Return the mean number of tokens per text; NaN for class shares, where every text counts once."""
+    """Return the mean number of tokens per text `[cells]`; NaN for class shares, where every text counts once."""
     counts = np.asarray(means.counts)
     counts_texts_once = counts == means.documents
     lengths = counts / np.maximum(means.documents, 1)

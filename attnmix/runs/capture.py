@@ -95,7 +95,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     units = list(enumerate(plan.units))
     stores = {site: store.open_to_write(place, site) for site in sites}
     row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
-    groups = _groups(units, group_tokens(base.device, row_bytes))
+    groups = _group_units(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
     pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
@@ -104,22 +104,19 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = [(unit, rows) for unit, rows in group if not _done_file(folder, unit).exists()]
+            remaining = [(unit, rows) for unit, rows in group if not _locate_done_file(folder, unit).exists()]
             if not remaining:
                 continue
             # Batches contain the whole group, to be identical in resumed runs.
             group_rows = slice(group[0][1].start, group[-1][1].stop)
-            batches = list(_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
+            batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
             buffer_sets.rotate()
             device_seconds += fill_rows(base, batches, buffers, capture.precision)
             for unit, rows in remaining:
                 buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
-                writes = {}
-                for site, vectors in buffers.items():
-                    write = partial(_write, stores[site], rows, vectors[buffer_rows], memory, capture.elsewhere)
-                    writes[site] = threads.submit(write)
-                    buffers.writes[site].append(writes[site])
+                write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=capture.elsewhere)
+                writes = _submit_writes(threads, write_unit, stores, buffers, buffer_rows)
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
                 rows_written += rows.stop - rows.start
             _trim_heap()
@@ -133,11 +130,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
     state.wait_for_everyone()
     if state.is_main_process:
-        if capture.elsewhere:
-            digests_by_unit = [_read_digests(folder, unit) for unit, _ in units]
-            store.write_manifest(folder / "stores", capture.store, digests_by_unit)
-        publish_output(folder / "stores", run.activations)
-        remove_unfinished(folder)
+        manifest_place = capture.store if capture.elsewhere else None
+        _publish_stores(folder, run, manifest_place, len(units))
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
 
 
@@ -168,7 +162,7 @@ def captured_vectors(
         buffers = targets
         if not on_cpu:
             buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
-        batches = list(_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
+        batches = list(_create_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
         fill_rows(base, batches, buffers)
         for site, target in targets.items():
             target.copy_(buffers[site])  # no operation on a CPU, where both are the same memory
@@ -201,7 +195,7 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     pa.default_memory_pool().release_unused()  # makes the memory of the texts available for vectors
 
 
-def _done_file(folder: Path, unit: int) -> Path:
+def _locate_done_file(folder: Path, unit: int) -> Path:
     """Return the file that marks a unit of rows as written in all stores."""
     return folder / "done" / str(unit)
 
@@ -217,7 +211,7 @@ def _trim_heap() -> None:
 
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     """Write the file that marks a unit as written in all stores, with digests of its rows by site."""
-    file = _done_file(folder, unit)
+    file = _locate_done_file(folder, unit)
     begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
     begun.rename(file)
@@ -225,7 +219,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
 
 def _read_digests(folder: Path, unit: int) -> dict[str, str]:
     """Return the digests by site written by `_mark_done`."""
-    file = _done_file(folder, unit)
+    file = _locate_done_file(folder, unit)
     try:
         digests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -269,9 +263,11 @@ def pass_cost_tokens(device: torch.device) -> int:
     return DEVICE_PASS_COST_TOKENS
 
 
-def _groups(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
+def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
     """Return groups of neighbouring units, with a maximum number of tokens or a single unit."""
-    size = max(1, tokens // max(1, units[0][1].stop))
+    _, first_rows = units[0]
+    unit_rows = max(1, first_rows.stop)
+    size = max(1, tokens // unit_rows)
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
@@ -313,12 +309,16 @@ class Batch(NamedTuple):
         return put  # three kernel launches for any number of texts
 
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
+        """Copy the stored tokens of a feature `[B, T, D]` to their rows of `buffer`, text by text."""
         for text, tokens, rows in self.texts:
             buffer[rows] = feature_BTD[text, tokens]  # reads each feature once
 
 
 class RowBuffers(Mapping[Site, Tensor]):
-    """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written."""
+    """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written.
+
+    `writes` contains the pending writes of each site, and `waiting_seconds` the total duration of the waits.
+    """
 
     def __init__(self, tensors: Mapping[Site, Tensor]) -> None:
         self.tensors = tensors
@@ -326,6 +326,7 @@ class RowBuffers(Mapping[Site, Tensor]):
         self.waiting_seconds = 0.0
 
     def __getitem__(self, site: Site) -> Tensor:
+        """Return the buffer `[rows, width]` of a site after its pending writes."""
         start = time.perf_counter()
         writes = self.writes[site]
         while writes:
@@ -368,7 +369,7 @@ class ThreadMemory(threading.local):
         self.pinned = torch.empty(0, dtype=torch.uint8)
 
     def host_array(self, vectors: Tensor) -> npt.NDArray[Any]:
-        """Return vectors as an array in host memory, valid until the next call in this thread."""
+        """Return vectors `[rows, width]` as an array in host memory, valid until the next call in this thread."""
         if not vectors.is_cuda:
             return vectors.cpu().numpy()
         if self.stream is None:  # independent of the next computation, in the default stream
@@ -382,7 +383,9 @@ class ThreadMemory(threading.local):
         return copy.numpy()
 
 
-def _write(open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool) -> str:
+def _write_unit(
+    open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool
+) -> str:
     """Write the vectors of a unit of rows at one site; return their hash if requested."""
     array = memory.host_array(vectors)
     start = time.perf_counter()
@@ -401,6 +404,34 @@ def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float]
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
     stored = f"{tokens / seconds:,.0f} tokens/s, {size / seconds / 1e6:,.1f} MB/s stored ({threads})"
     return f"{stored}; {describe_limits(limits)}"
+
+
+def _submit_writes(
+    threads: ThreadPoolExecutor,
+    write_unit: Callable[..., str],
+    stores: Mapping[Site, store.OpenStore],
+    buffers: RowBuffers,
+    buffer_rows: slice,
+) -> dict[Site, Future[str]]:
+    """Start the writes of one unit of rows, the `buffer_rows` of `buffers`, and return them by site.
+
+    They are also registered in `buffers`, which waits for them before the next group of rows overwrites the content.
+    """
+    writes = {}
+    for site, vectors in buffers.items():
+        write = threads.submit(write_unit, stores[site], vectors=vectors[buffer_rows])
+        writes[site] = write
+        buffers.writes[site].append(write)
+    return writes
+
+
+def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> None:
+    """Make the finished stores in `folder` the output of `run`, with a manifest if the arrays are at `place`."""
+    if place is not None:
+        digests_by_unit = [_read_digests(folder, unit) for unit in range(units)]
+        store.write_manifest(folder / "stores", place, digests_by_unit)
+    publish_output(folder / "stores", run.activations)
+    remove_unfinished(folder)
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
@@ -426,7 +457,7 @@ def fill_rows(
         def put(site: Site, feature_BTD: Tensor, put_rows: Callable[..., None] = put_function) -> None:
             put_rows(buffers[site], feature_BTD)
 
-        _forward(base, batch.inputs, buffers, put, precision)
+        _run_forward_pass(base, batch.inputs, buffers, put, precision)
     filled = max(text.rows.stop for batch in batches for text in batch.texts)
     extremes: list[Tensor] = []
     for site in buffers:
@@ -452,10 +483,10 @@ def _check_features(
                 vectors_TD = feature_BTD[text, tokens].float().cpu()
                 store.check_fits(vectors_TD.numpy(), site, dtype)
 
-        _forward(base, batch.inputs, buffers, check, precision)
+        _run_forward_pass(base, batch.inputs, buffers, check, precision)
 
 
-def _forward(
+def _run_forward_pass(
     base: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     sites: Iterable[Site],
@@ -470,7 +501,7 @@ def _forward(
         base(**inputs_on_device)
 
 
-def _batches(
+def _create_batches(
     ids: npt.NDArray[np.int32],
     lengths: npt.NDArray[np.int64],
     rows: slice,

@@ -80,8 +80,8 @@ def inspect(
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         engine = Engine(base, methods, tokenizer.pad_token_id)
-        token_shares = partial(_token_shares, base, donors, seed, batch_tokens)
-        _read_texts(name, engine, token_shares, matrices, run, folder, share)
+        token_shares = partial(_compute_token_shares, base, donors, seed, batch_tokens)
+        _measure_texts(name, engine, token_shares, matrices, run, folder, share)
     classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
@@ -89,22 +89,22 @@ def inspect(
         return
     published = folder / PUBLISHED
     columns = [*methods, OWN_SHARE]
-    writers.write_ratios(published, columns, _ratio_rows(checkpoints, columns, tokenizer, run, folder))
+    writers.write_ratios(published, columns, _tabulate_ratios(checkpoints, columns, tokenizer, run, folder))
     _write_scores(run, folder)
     publish_output(published, run.inspected)
     remove_unfinished(folder)
     logging.info("inspected %d texts in %s", len(run.documents), " and ".join(checkpoints))
 
 
-def _numbered(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
+def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
     """Yield the indices and texts of this process's share of the captured texts, with a progress bar."""
-    numbered = enumerate(read_documents(run.captured))
-    mine = islice(numbered, share.start, share.stop, share.step)
+    numbered_texts = enumerate(read_documents(run.captured))
+    share_of_texts = islice(numbered_texts, share.start, share.stop, share.step)
     total = len(range(len(run.documents))[share])
-    yield from tqdm(mine, desc=description, total=total, unit="text", disable=None)
+    yield from tqdm(share_of_texts, desc=description, total=total, unit="text", disable=None)
 
 
-def _token_shares(
+def _compute_token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
     """Return the own share `[layers, tokens]` of each token by exchange, with donors of the same and another class."""
@@ -113,11 +113,12 @@ def _token_shares(
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
     positions = choose_positions(document, TOKEN_POSITIONS, seed)
     displacements = measure_exchange(base, document, exchanged, positions, batch_tokens)
-    shares: npt.NDArray[np.float32] = own_shares(displacements, PRECISION)[1:].astype(np.float32)
-    return shares
+    shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
+    shares_LT: npt.NDArray[np.float32] = shares_KT[1:].astype(np.float32)
+    return shares_LT
 
 
-def _read_texts(
+def _measure_texts(
     checkpoint: str,
     engine: Engine,
     token_shares: Callable[[Document], npt.NDArray[np.float32]],
@@ -128,7 +129,7 @@ def _read_texts(
 ) -> None:
     """Write matrices and heads of the captured texts in their final format, and their ratios as unfinished work."""
     in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
-    for number, document in _numbered(run, share, f"{checkpoint}: captured texts"):
+    for number, document in _iterate_texts(run, share, f"{checkpoint}: captured texts"):
         contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():
@@ -137,8 +138,10 @@ def _read_texts(
         in_float64.add_sums(measurements, [MEASURES])
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
-        with atomic_path(_ratios_file(folder, checkpoint, number)) as part, part.open("wb") as file:
-            np.save(file, np.concatenate([measurements.ratios[0], token_shares(document)[None]]))
+        shares_1LT = token_shares(document)[None]
+        ratios_MLT = np.concatenate([measurements.ratios[0], shares_1LT])
+        with atomic_path(_locate_ratios(folder, checkpoint, number)) as part, part.open("wb") as file:
+            np.save(file, ratios_MLT)
         contributions.mkdir(parents=True, exist_ok=True)
         for method, matrix in measurements.matrices[0].items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
@@ -152,8 +155,8 @@ def _read_texts(
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
     """Write the predicted class and the token scores `IMPORTANCE_NAMES` of each captured text, as unfinished work."""
     generator = np.random.default_rng(seed)
-    for number, document in _numbered(run, share, "token scores"):
-        file = _scores_file(folder, number)
+    for number, document in _iterate_texts(run, share, "token scores"):
+        file = _locate_scores(folder, number)
         if file.exists():
             continue
         review = Review(classifier, document, generator)
@@ -165,13 +168,13 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
             np.savez(opened, **arrays)
 
 
-def _ratio_rows(
+def _tabulate_ratios(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
     """Yield the ratios of each text in each checkpoint as a table."""
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
-            ratios_MLT = np.load(_ratios_file(folder, checkpoint, number))
+            ratios_MLT = np.load(_locate_ratios(folder, checkpoint, number))
             yield labelled_ratio_rows(checkpoint, document, methods, ratios_MLT, tokenizer)
 
 
@@ -179,7 +182,7 @@ def _write_scores(run: Run, folder: Path) -> None:
     """Write `predictions.parquet` and `token_scores.parquet`."""
     predictions, tables = [], []
     for number, document in enumerate(run.documents["document"]):
-        with np.load(_scores_file(folder, number)) as arrays:
+        with np.load(_locate_scores(folder, number)) as arrays:
             prediction = {
                 "document": document,
                 "predicted": str(arrays["predicted"]),
@@ -195,9 +198,11 @@ def _write_scores(run: Run, folder: Path) -> None:
     write_table(folder / PUBLISHED / run.token_scores_file.name, pd.concat(tables, ignore_index=True))
 
 
-def _ratios_file(folder: Path, checkpoint: str, number: int) -> Path:
+def _locate_ratios(folder: Path, checkpoint: str, number: int) -> Path:
+    """Return the file of a text's ratios among the unfinished work."""
     return folder / checkpoint / f"ratios-{number}.npy"
 
 
-def _scores_file(folder: Path, number: int) -> Path:
+def _locate_scores(folder: Path, number: int) -> Path:
+    """Return the file of a text's prediction and token scores among the unfinished work."""
     return folder / f"scores-{number}.npz"

@@ -132,11 +132,7 @@ def measure(
     state.wait_for_everyone()
     if state.is_main_process:
         start = time.perf_counter()
-        corpus_measures = _corpus_measures(measured, random, plan)
-        if "corpus_value" in corpus_measures.sampled.first:
-            _log_left_out(plan, corpus_measures.sampled.first)
-        tables = _tables(corpus_measures, measured, plan)
-        _write_results(corpus_measures, tables, measured, plan, computed_on(arithmetic, device))
+        _write_results(measured, random, plan, computed_on(arithmetic, device))
         table_seconds = time.perf_counter() - start
         names = " and ".join(checkpoints)
         logging.info("measured %d documents in %s; tables: %.1f s", len(corpus), names, table_seconds)
@@ -166,7 +162,7 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
     """Return documents stratified by label and length; None if `size` includes all documents."""
     if size is None or size >= len(corpus):
         return None
-    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)
+    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
     drawn: list[int] = stratified_draw(strata, size, seed).tolist()
     return drawn
 
@@ -211,11 +207,11 @@ class _Plan:
     processes: int
     times: WorkTimes = field(default_factory=WorkTimes)
 
-    def work(self, checkpoint: str) -> "CheckpointWork":
+    def open_work(self, checkpoint: str) -> "CheckpointWork":
         """Return the stored work of one checkpoint."""
         return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
-    def engine(self, base: Any) -> Engine:
+    def create_engine(self, base: Any) -> Engine:
         """Return the engine for a model without a head, on the device of this run."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
@@ -227,11 +223,11 @@ class _Plan:
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
-    def batch_tasks(self) -> Iterator[Task]:
+    def list_batch_tasks(self) -> Iterator[Task]:
         """Yield the batches of the sample, and of all other documents."""
         return batch_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
-    def sampled_tasks(self) -> list[Task]:
+    def list_sampled_tasks(self) -> list[Task]:
         """Return the batches of the documents with controls and statistics."""
         return sampled_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
@@ -249,9 +245,9 @@ class _MeasuredCheckpoint(NamedTuple):
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     """Measure this process's share of the documents in one checkpoint."""
     base = load_base(plan.run.checkpoints[name])
-    engine = plan.engine(base)
+    engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
-    work = plan.work(name)
+    work = plan.open_work(name)
     sample = plan.samples.controls
     start = time.perf_counter()
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
@@ -261,17 +257,17 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
-    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_exchange_sums, base, plan))
-    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_derivative_sums, single, plan))
+    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_compute_exchange_sums, base, plan))
+    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_compute_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle:
         logging.info("parts: not available in the model family %s (%s)", base.config.model_type, obstacle)
     else:
-        engine.read_single(PARTS, plan.samples.parts, work, partial(_parts_sums, engine, plan))
+        engine.read_single(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
     return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
 
 
-def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
+def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the displacements of a document's vectors after exchanges of tokens."""
     parameters = plan.parameters
     document = plan.corpus.document(number).cut(parameters.exchange_max_length)
@@ -282,7 +278,7 @@ def _exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentS
     return exchange_sums(displacements, PRECISION)
 
 
-def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
+def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the derivatives of a truncated document, with random directions for each document.
 
     Donors of inputs are the next measured reviews of the same and of another predicted class.
@@ -293,12 +289,12 @@ def _derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> Docu
     (document_seed,) = np.random.SeedSequence([plan.seed, name_hash]).generate_state(1)
     max_length = plan.parameters.gradient_max_length
     ids = document.cut(max_length).ids
-    donors = [donor.cut(max_length).ids for donor in _donors(plan.corpus, number)]
+    donors = [donor.cut(max_length).ids for donor in _choose_donors(plan.corpus, number)]
     quantities = single.derivatives(ids, donors, GRADIENT_DIRECTIONS, int(document_seed))
     return {name: Sums.over_tokens(values) for name, values in quantities.items()}
 
 
-def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
+def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
     """Yield the next measured review of the same and of another predicted class, or an empty document."""
     for donor in next_donors(number, corpus.predicted):
         if donor is None:
@@ -307,7 +303,7 @@ def _donors(corpus: Corpus, number: int) -> Iterator[Document]:
             yield corpus.document(donor)
 
 
-def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
+def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the parts from the input of a truncated document, by rule."""
     document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
     return engine.parts_sums(document, plan.parameters.parts_rules)
@@ -315,20 +311,22 @@ def _parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     """Measure the control `random_weights`: a model of the architecture in `folder`."""
-    work = plan.work(RANDOM)
-    engine = plan.engine(random_base(folder, plan.seed))
+    work = plan.open_work(RANDOM)
+    engine = plan.create_engine(random_base(folder, plan.seed))
     engine.read_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
     return work
 
 
-def _corpus_measures(
+def _read_corpus_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return the measures of all documents, after all processes have finished."""
-    sampled = _sampled_measures(measured, random, plan)
+    sampled = _read_sampled_measures(measured, random, plan)
     if plan.samples.controls is None:
         return sampled
-    ratio_sums = {name: checkpoint.work.read_ratio_sums(plan.batch_tasks()) for name, checkpoint in measured.items()}
+    ratio_sums = {
+        name: checkpoint.work.read_ratio_sums(plan.list_batch_tasks()) for name, checkpoint in measured.items()
+    }
     return replace(
         sampled,
         sums=ratio_sums,
@@ -338,12 +336,12 @@ def _corpus_measures(
     )
 
 
-def _sampled_measures(
+def _read_sampled_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
     """Return the measures of the documents with controls and statistics; the identities cover all documents."""
     first = next(iter(measured.values()))
-    tasks = plan.sampled_tasks()
+    tasks = plan.list_sampled_tasks()
     texts = plan.corpus.texts
     if plan.samples.controls is not None:
         texts = texts.iloc[list(plan.samples.controls)]
@@ -354,7 +352,7 @@ def _sampled_measures(
         sums[name] = work.read(MEASURES, tasks)
         if "shuffled_words" in plan.parameters.controls:
             sums[name].update(work.read("shuffled_words", tasks))
-        identities[name] = work.read_identities(plan.batch_tasks())
+        identities[name] = work.read_identities(plan.list_batch_tasks())
     return CorpusMeasures(
         sums=sums,
         random={} if random is None else random.read("random_weights", tasks),
@@ -368,7 +366,7 @@ def _sampled_measures(
     )
 
 
-def _tables(
+def _create_tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
     """Return the csv files by name, except `mixing_by_review`, which is written in blocks."""
@@ -391,13 +389,13 @@ def _tables(
 
 
 def _write_results(
-    corpus_measures: CorpusMeasures,
-    tables: Mapping[str, pd.DataFrame],
-    measured: Mapping[str, _MeasuredCheckpoint],
-    plan: _Plan,
-    machine: str,
+    measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan, machine: str
 ) -> None:
     """Write the csv files, the metrics and the ratios of every token; then remove the unfinished work."""
+    corpus_measures = _read_corpus_measures(measured, random, plan)
+    if "corpus_value" in corpus_measures.sampled.first:
+        _log_left_out_texts(plan, corpus_measures.sampled.first)
+    tables = _create_tables(corpus_measures, measured, plan)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, plan.run.tables)
     writers.write_plot("measure/mixing_by_review", by_review(corpus_measures), plan.run.tables)
@@ -405,16 +403,16 @@ def _write_results(
     values["computed_on"] = machine
     writers.write_metrics("measure", values, plan.run.metrics_folder)
     published = plan.folder / PUBLISHED
-    writers.write_ratios(published, plan.methods, _token_ratios(measured, plan))
+    writers.write_ratios(published, plan.methods, _tabulate_token_ratios(measured, plan))
     publish_output(published, plan.run.measured)
     remove_unfinished(plan.folder)
 
 
-def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
+def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
     """Yield the ratios of every document in every checkpoint, with token columns."""
     for name, checkpoint in measured.items():
         files: dict[int, Path] = {}
-        for task in plan.batch_tasks():
+        for task in plan.list_batch_tasks():
             files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
         for number in range(len(plan.corpus)):
             ratios_MLT = np.load(files[number])[str(number)]
@@ -422,7 +420,7 @@ def _token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> I
             yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 
 
-def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:
+def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     """Log the number of reviews without `corpus_value`, and the reason for the first."""
     left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
     if not len(left_out):
@@ -431,10 +429,12 @@ def _log_left_out(plan: _Plan, sums: CorpusSums) -> None:
     sample = corpus_sample(corpus, plan.seed)
     controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
     number = controlled[int(left_out[0])]
-    documents = [corpus.document(drawn) for drawn in sample]
+    sampled_documents = [corpus.document(drawn) for drawn in sample]
     first = corpus.document(number)
-    place = sample.index(number) if number in sample else len(documents)
-    token_class = classes_without_others([*documents, first], range(len(documents)))[place]
+    # `first` follows the sampled documents, in case that it is not among them.
+    place = sample.index(number) if number in sample else len(sampled_documents)
+    classes = classes_without_others([*sampled_documents, first], range(len(sampled_documents)))
+    token_class = classes[place]
     logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
 
 
@@ -454,7 +454,7 @@ class CheckpointWork:
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield this process's share of the unfinished tasks."""
         share = islice(tasks, self.process, None, self.processes)
-        remaining = [task for task in share if not self._file(kind, task).exists()]
+        remaining = [task for task in share if not self._locate_file(kind, task).exists()]
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
@@ -471,7 +471,7 @@ class CheckpointWork:
         for name, (values, counts) in stack_sums(sums).items():
             arrays[f"{name}/values"] = values
             arrays[f"{name}/counts"] = counts
-        self._write_arrays(self._file(kind, task), arrays)
+        self._write_arrays(self._locate_file(kind, task), arrays)
 
     def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
         """Write arrays by name to an npz file atomically."""
@@ -486,7 +486,7 @@ class CheckpointWork:
         tasks = list(tasks)
         if not tasks:
             return {}
-        with np.load(self._file(kind, tasks[0])) as stored:
+        with np.load(self._locate_file(kind, tasks[0])) as stored:
             names = [name.removesuffix("/values") for name in stored.files if name.endswith("/values")]
         return self._read_sums(kind, tasks, names, self.folder / self.checkpoint / kind)
 
@@ -502,7 +502,7 @@ class CheckpointWork:
         arrays: dict[str, npt.NDArray[Any]] = {}
         for task in tasks:
             rows = [row_of_number[number] for number in task.numbers]
-            with np.load(self._file(kind, task)) as stored:
+            with np.load(self._locate_file(kind, task)) as stored:
                 for name in array_names:
                     if name not in arrays:
                         arrays[name] = _create_memory_map(folder / f"{name}.npy", stored[name], len(numbers))
@@ -517,9 +517,10 @@ class CheckpointWork:
 
     def token_file(self, task: Task) -> Path:
         """Return the file of the ratios and identities of a batch."""
-        return self._file(f"tokens-{MEASURES}", task)
+        return self._locate_file(f"tokens-{MEASURES}", task)
 
-    def _file(self, kind: str, task: Task) -> Path:
+    def _locate_file(self, kind: str, task: Task) -> Path:
+        """Return the file with a task's sums."""
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 

@@ -137,45 +137,64 @@ class TextMeasurer:
         measurements = dict(known or {})
         for name in self.engines:
             measurements.setdefault(name, Measurements(Texts(documents_of(results.documents, results.tokens))))
-        first = measurements[self.captured]
-        detailed = choose_detailed_texts(first.texts.lengths.tolist())
-        matrices = self.matrices
-        if not with_heads:
-            matrices = [name for name in matrices if name in PICTURE_MATRICES] or matrices
-        fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
-        matrices_by_text = [matrices if number in detailed else fast_matrices for number in range(len(first.texts))]
+        texts = measurements[self.captured].texts
+        detailed = choose_detailed_texts(texts.lengths.tolist())
+        results.predictions = self._add_values(measurements, detailed, results.tokens, with_heads)
+        detailed_names = [document.name for number, document in enumerate(texts.documents) if number in detailed]
+        if len(detailed_names) < len(texts):
+            results.detailed_documents = detailed_names
+        self._fill_measures(results, measurements)
+        head_shapes = set()
+        for parts in results.heads_by_text.values():
+            if parts:
+                _, heads, _, width = parts["query"].shape
+                head_shapes.add((heads, width))
+        if len(head_shapes) > 1:
+            results.heads_by_text = {}  # the page can only draw heads of equal number and width
+        return results
+
+    def _add_values(
+        self,
+        measurements: Mapping[str, Measurements],
+        detailed: Collection[int],
+        tokens: pd.DataFrame,
+        with_heads: bool,
+    ) -> pd.DataFrame:
+        """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
+
+        `detailed` are the indices of the texts with slow measures, and `tokens` are the rows of the maps.
+        """
+        captured = measurements[self.captured]
+        matrices = self._select_matrices(with_heads)
+        matrices_by_text = _select_matrices_by_text(matrices, len(captured.texts), detailed)
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # A model and its float64 copy can each run one pass at a time. `lacks_matrices` creates the copies, which
             # must exist before any pass runs.
-            lacking = []
+            without_matrices = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
-                    lacking.append(name)
-            jobs = [
-                pool.submit(_add_sums, engine, measurements[name], detailed) for name, engine in self.engines.items()
-            ]
-            captured_sums = jobs[-1]  # `captured` is the last of the engines
-            for name in lacking:
-                jobs.append(
-                    pool.submit(_add_matrices, self.engines[name], measurements[name], matrices_by_text, with_heads)
-                )
-            predictions = pool.submit(self._predictions, first.texts.documents)
-            captured_sums.result()
+                    without_matrices.append(name)
+            sums_jobs = {}
+            for name, engine in self.engines.items():
+                sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
+            jobs = list(sums_jobs.values())
+            for name in without_matrices:
+                arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
+                jobs.append(pool.submit(_add_matrices, *arguments))
+            predictions = pool.submit(self._predict_classes, captured.texts.documents)
+            sums_jobs[self.captured].result()
             # The maps need passes of the captured model, which no other job uses at this point.
-            jobs.append(pool.submit(self._add_layouts, first, results.tokens))
+            jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
                 job.result()
-            results.predictions = predictions.result()
-        detailed_names = [document.name for number, document in enumerate(first.texts.documents) if number in detailed]
-        if len(detailed_names) < len(first.texts):
-            results.detailed_documents = detailed_names
-        self._fill_measures(results, measurements)
-        sizes = {
-            (parts["query"].shape[1], parts["query"].shape[-1]) for parts in results.heads_by_text.values() if parts
-        }
-        if len(sizes) > 1:
-            results.heads_by_text = {}  # the page can only draw heads of equal number and width
-        return results
+            return predictions.result()
+
+    def _select_matrices(self, with_heads: bool) -> list[str]:
+        """Return the matrices of the page; without heads, those of its picture if the models have any of them."""
+        if with_heads:
+            return self.matrices
+        picture_matrices = [name for name in self.matrices if name in PICTURE_MATRICES]
+        return picture_matrices or self.matrices
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
         """Add the tables, ratios, matrices and heads to `results`."""
@@ -200,7 +219,7 @@ class TextMeasurer:
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
-        results.tables = {f"measure/{name}": _as_read(table) for name, table in tables.items()}
+        results.tables = {f"measure/{name}": _round_as_stored(table) for name, table in tables.items()}
         results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
         results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
         ratios = []
@@ -226,7 +245,7 @@ class TextMeasurer:
                 vectors = captured_vectors(self.base, ids, self.points, "float16", self.padding)
                 measurements.layouts = _lay_out(by_site(vectors), tokens)
 
-    def _predictions(self, documents: Sequence[Document]) -> pd.DataFrame:
+    def _predict_classes(self, documents: Sequence[Document]) -> pd.DataFrame:
         """Return the predicted class and probability of each text; an empty table if there is no classifier."""
         if self.classifier is None:
             return pd.DataFrame()
@@ -305,6 +324,12 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
     return chosen or {int(np.argmin(lengths))}
 
 
+def _select_matrices_by_text(matrices: Sequence[str], texts: int, detailed: Collection[int]) -> list[Sequence[str]]:
+    """Return the matrices of each of the `texts`; `SLOW_MATRICES` are limited to the indices in `detailed`."""
+    fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
+    return [matrices if number in detailed else fast_matrices for number in range(texts)]
+
+
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
     """Add the page's sums and own shares to `measurements`, and for `detailed` texts their parts and token shares."""
     engine.add_sums(measurements, PAGE_QUANTITIES)
@@ -322,7 +347,7 @@ def _add_matrices(
         engine.add_matrices(measurements, number, names, with_heads)
 
 
-def _as_read(table: pd.DataFrame) -> pd.DataFrame:
+def _round_as_stored(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as if loaded from its csv file: rounded, with counts as integers unless values are missing."""
     read = table.reset_index(drop=True)
     for name in COUNTS:
@@ -334,7 +359,7 @@ def _as_read(table: pd.DataFrame) -> pd.DataFrame:
 def compile_maps() -> None:
     """Compute a map of random vectors, to compile UMAP before the first text that is long enough for it."""
     random = np.random.default_rng(0).normal(size=(MIN_TYPED_UMAP_TOKENS, 4)).astype(np.float32)
-    _fit(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
+    _fit_maps(LAYOUT, {Site(0, "word_embedding"): random}, UmapParameters(stability_seeds=[]))
 
 
 class Layouts(NamedTuple):
@@ -366,7 +391,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     for layout, mapped in mapped_vectors.items():
         if not mapped:  # too few vectors for UMAP
             continue
-        places = _fit(layout, mapped, umap)[umap.seed]
+        places = _fit_maps(layout, mapped, umap)[umap.seed]
         columns = {}
         for site, xy in places.items():
             columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
@@ -380,7 +405,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     return Layouts(maps, map_quality, components, columns_by_site(tokens, nearest))
 
 
-def _fit(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
+def _fit_maps(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
     """Return the result of `fit_layout`. The slow import of umap-learn is only done for UMAP."""
     if layout == "pca":
         return fit_components(vectors, umap)

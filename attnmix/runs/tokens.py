@@ -39,9 +39,9 @@ class TokenizedTexts(NamedTuple):
 
     def write(self, files: store.TokenizedFiles) -> None:
         """Write the tables in the format of the stage `tokenize`."""
-        store.write_tokenized(files.folder, self._blocks())
+        store.write_tokenized(files.folder, self._split_into_blocks())
 
-    def _blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    def _split_into_blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         """Yield tables of `store.ROW_GROUP_TEXTS` texts at a time and of their tokens."""
         first = 0
         for start in range(0, len(self.texts), store.ROW_GROUP_TEXTS):
@@ -66,13 +66,13 @@ def tokenize_given(
     embedding, and if the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
-    token_ids = _token_ids(items)
+    token_ids = _select_token_ids(items)
     if token_ids:
         items = list(read_ids(tokenizer, token_ids, rows, max_length))
     words = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
     check_words("texts", name, tokenizer, words)
     texts = pd.DataFrame(list(free_texts(items)))
-    texts["text"], tokenized = _tokenized(tokenizer, texts["document"], items, max_length)
+    texts["text"], tokenized = _tokenize(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):
         key = f"texts: number {number}"
         ids = text.table["token_id"].to_numpy()
@@ -81,7 +81,7 @@ def tokenize_given(
             problem = f"the tokenizer returned the token ID {ids.max()}, but the model has {rows} embeddings"
             raise InputError(f"{key}: {problem}; pass the model's own tokenizer")
         check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
-    return TokenizedTexts(*_tables(texts, tokenized, tokenizer, config))
+    return TokenizedTexts(*_create_tables(texts, tokenized, tokenizer, config))
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
@@ -97,10 +97,11 @@ def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path
     """Yield the rows `rows` (sorted) of `reviews` with their texts. One block of texts is in memory at a time."""
     start = 0
     for block in store.read_texts(split, folder):
-        first, last = np.searchsorted(rows, [start, start + len(block)])
+        first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
         if first == len(rows):
             return
-        yield from ({"text": block[row - start], **reviews.iloc[row]} for row in rows[first:last].tolist())
+        for row in rows[first:last].tolist():
+            yield {"text": block[row - start], **reviews.iloc[row]}
         start += len(block)
 
 
@@ -114,18 +115,18 @@ def write_tokens(
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
-    def blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    def tokenize_blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
         """Yield the tables of one block of texts at a time."""
         remaining = iter(texts)
         block = list(islice(remaining, store.ROW_GROUP_TEXTS))
         while block:
             documents, tokens = tokenized_block(block, max_length, tokenizer, config)
             if warn:
-                _warn(documents)
+                _warn_of_lost_tokens(documents)
             yield documents, tokens
             block = list(islice(remaining, store.ROW_GROUP_TEXTS))
 
-    store.write_tokenized(files.folder, blocks())
+    store.write_tokenized(files.folder, tokenize_blocks())
 
 
 def tokenized_block(
@@ -134,14 +135,14 @@ def tokenized_block(
     """Return the tables of a block of texts and of its tokens. `attnmix.core.store.texts` documents the columns."""
     documents = pd.DataFrame(texts)
     tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
-    return _tables(documents, tokenized, tokenizer, config)
+    return _create_tables(documents, tokenized, tokenizer, config)
 
 
-def _tokenized(
+def _tokenize(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
     """Return the texts and their tokens. Token IDs are decoded to text."""
-    token_ids = _token_ids(items)
+    token_ids = _select_token_ids(items)
     if token_ids:
         pairs = any(any(item.types or ()) for item in token_ids)
         spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
@@ -150,12 +151,12 @@ def _tokenized(
     return texts, tokenize_texts(tokenizer, names, texts, max_length)
 
 
-def _token_ids(items: Sequence[Item]) -> list[TokenIds]:
+def _select_token_ids(items: Sequence[Item]) -> list[TokenIds]:
     """Return the items that are token IDs: all items, or none."""
     return [item for item in items if isinstance(item, TokenIds)]
 
 
-def _tables(
+def _create_tables(
     documents: pd.DataFrame,
     tokenized: Sequence[TokenizedText],
     tokenizer: PreTrainedTokenizerFast,
@@ -171,13 +172,15 @@ def _tables(
     return documents.join(counts), table
 
 
-def _warn(texts: pd.DataFrame) -> None:
+def _warn_of_lost_tokens(texts: pd.DataFrame) -> None:
     """Log truncated texts and texts of mostly unknown tokens."""
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
-    for problem, affected in (
-        ("truncated to capture.max_length", texts["tokens"] < texts["whole_tokens"]),
-        ("mostly tokens unknown to the model", 2 * texts["unknown_tokens"] >= texts["tokens"]),
-    ):
-        if affected.any():
-            more = ", ..." if affected.sum() > MAX_SHOWN_TEXTS else ""
-            logging.warning("%s: %s%s", problem, ", ".join(labels[affected][:MAX_SHOWN_TEXTS]), more)
+    problems = {
+        "truncated to capture.max_length": texts["tokens"] < texts["whole_tokens"],
+        "mostly tokens unknown to the model": 2 * texts["unknown_tokens"] >= texts["tokens"],
+    }
+    for problem, is_affected in problems.items():
+        if is_affected.any():
+            shown = ", ".join(labels[is_affected][:MAX_SHOWN_TEXTS])
+            more = ", ..." if is_affected.sum() > MAX_SHOWN_TEXTS else ""
+            logging.warning("%s: %s%s", problem, shown, more)

@@ -92,13 +92,13 @@ def as_command(stage: str) -> Iterator[None]:
             if is_first_process():
                 print(f"\nstopped; {describe_unfinished(stage)}", file=sys.stderr)
             sys.exit(128 + number)
-        message = _explain(error, stage)
+        message = _explain_error(error, stage)
         if message is None:
             raise
         sys.exit(f"error: {printable(message)}")
 
 
-def _explain(error: BaseException, stage: str) -> str | None:
+def _explain_error(error: BaseException, stage: str) -> str | None:
     """Return the message for an error that the user can fix; None for any other error."""
     if isinstance(error, InputError):
         return str(error)

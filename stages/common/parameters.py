@@ -40,7 +40,7 @@ class Parameters(settings.Section):
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
     @model_validator(mode="after")
-    def _texts_are_as_reviews(self) -> Self:
+    def _check_kinds_of_texts(self) -> Self:
         """Raise ValueError if `capture.texts` and the texts of the dataset differ in kind (single texts or pairs)."""
         pairs = not isinstance(self.dataset.text_column, str)
         kinds = ("one text", "a pair of texts")

@@ -41,13 +41,20 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
-    declared, values = _declaration(stage), parameters.model_dump()
+    declared, values = _read_declaration(stage), parameters.model_dump()
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
-    settings = [selected, platform.python_version(), _packages(), computed_on(parameters.arithmetic, chosen_device())]
+    settings = [
+        selected,
+        platform.python_version(),
+        _list_packages(),
+        computed_on(parameters.arithmetic, chosen_device()),
+    ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name in declared["deps"]:
-        path = (REPOSITORY if name.startswith(("attnmix", "stages")) else root) / name  # code, or data of the run
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        is_code = name.startswith(("attnmix", "stages"))
+        path = (REPOSITORY if is_code else root) / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
                 with file.open("rb") as opened:
                     digest.update(hashlib.file_digest(opened, "sha256").digest())
@@ -78,8 +85,13 @@ def lock_stage(stage: str) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    outputs = [out for kind in ("outs", "metrics", "plots") for out in _declaration(stage).get(kind, [])]
-    for path in [UNFINISHED, *(Path(out if isinstance(out, str) else next(iter(out))) for out in outputs)]:
+    declaration = _read_declaration(stage)
+    paths = [UNFINISHED]
+    for kind in ("outs", "metrics", "plots"):
+        for output in declaration.get(kind, []):
+            path = output if isinstance(output, str) else next(iter(output))  # or a mapping from path to options
+            paths.append(Path(path))
+    for path in paths:
         check_writable(path.parent)
     UNFINISHED.mkdir(exist_ok=True)
     lock = FileLock(UNFINISHED / f"{stage}.lock", blocking=False)
@@ -96,19 +108,20 @@ def lock_stage(stage: str) -> Iterator[None]:
         remove_empty(UNFINISHED / stage)
 
 
-def _packages() -> list[str]:
+def _list_packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
     `Distribution.version` would parse each file with its long description, which takes six times as long.
     """
     packages = set()
     for distribution in distributions():
-        header = (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        metadata = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        header, _, _ = metadata.partition("\n\n")
         packages.add(" ".join(NAME_AND_VERSION.findall(header)))
     return sorted(packages)
 
 
-def _declaration(stage: str) -> dict[str, Any]:
+def _read_declaration(stage: str) -> dict[str, Any]:
     """Return the stage's entry in dvc.yaml."""
     path = REPOSITORY / "dvc.yaml"
     try:

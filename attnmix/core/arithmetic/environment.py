@@ -49,7 +49,7 @@ def can_be_portable() -> bool:
     """Return True if this machine supports AVX2; on other machines, results differ from the committed ones."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
-    description = _processor()
+    description = _describe_processor()
     return not description or " avx2 " in description
 
 
@@ -57,7 +57,7 @@ def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
         return "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third"
-    times, machine = _cost_here()
+    times, machine = _find_cost()
     if arithmetic == PORTABLE:
         return (
             f"results are byte-identical on x86-64 processors with AVX2; forward passes take {times} times as long as "
@@ -69,9 +69,9 @@ def note(arithmetic: str) -> str:
     )
 
 
-def _cost_here() -> tuple[str, str]:
+def _find_cost() -> tuple[str, str]:
     """Return the relative duration of portable arithmetic, and the processor type of the measurement."""
-    description = _processor()
+    description = _describe_processor()
     if "GenuineIntel" in description and " avx512f " in description:
         return str(XEON_COST), "an Intel Xeon with AVX-512"
     if "AuthenticAMD" in description:
@@ -79,7 +79,7 @@ def _cost_here() -> tuple[str, str]:
     return f"{EPYC_COST} to {XEON_COST}", "an AMD EPYC and an Intel Xeon with AVX-512"
 
 
-def _processor() -> str:
+def _describe_processor() -> str:
     """Return Linux's description of the processor, or an empty string on other systems."""
     description = Path("/proc/cpuinfo")
     return description.read_text(encoding="utf-8", errors="replace") if description.exists() else ""

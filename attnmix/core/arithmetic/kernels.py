@@ -53,7 +53,7 @@ def set_arithmetic(arithmetic: str) -> None:
     prepare_device(device)
     if arithmetic == PORTABLE and not _registered:
         torch.set_num_threads(TORCH_THREADS)
-        _register()
+        _register_kernels()
     elif arithmetic != PORTABLE and _registered:
         torch.set_num_threads(cores())
         _registered.pop()._destroy()
@@ -81,13 +81,14 @@ def cores() -> int:
 
 
 @cache
-def _product_threads() -> ThreadPoolExecutor:
+def _get_product_threads() -> ThreadPoolExecutor:
     """Return the thread pool for the blocks of a product."""
     return ThreadPoolExecutor(cores())
 
 
 @cache
-def _task_threads() -> ThreadPoolExecutor:
+def _get_task_threads() -> ThreadPoolExecutor:
+    """Return the thread pool of `task_threads`."""
     return ThreadPoolExecutor(cores(), initializer=_prepare_task_thread)
 
 
@@ -121,16 +122,16 @@ def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
     on_own_kernels = device.type == "cpu" and _registered
     if not on_own_kernels or hasattr(_thread, "has_task"):
         return None
-    return _task_threads()
+    return _get_task_threads()
 
 
-def _product(first: Tensor, second: Tensor) -> Tensor:
+def _multiply(first: Tensor, second: Tensor) -> Tensor:
     """Return `[M, K] @ [K, N]`, or a batch of such products."""
     if first.dtype in HALF_DTYPES:
-        exact = _product(first.float(), second.float())
+        exact = _multiply(first.float(), second.float())
         return exact.to(first.dtype)
     result = first.new_empty((*first.shape[:-1], second.shape[-1]))
-    a, b, out = (_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
+    a, b, out = (_arrange_for_blas(matrices).detach().numpy() for matrices in (first, second, result))
     multiplications = out.size * a.shape[-1]
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
@@ -161,7 +162,7 @@ def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], mult
 
     futures = []
     for thread in range(1, threads):
-        future = _product_threads().submit(compute_share, thread)
+        future = _get_product_threads().submit(compute_share, thread)
         futures.append(future)
     compute_share(0)
     for future in futures:
@@ -181,7 +182,7 @@ def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
     return blocks
 
 
-def _for_blas(matrices: Tensor) -> Tensor:
+def _arrange_for_blas(matrices: Tensor) -> Tensor:
     """Return matrices in a layout supported by BLAS; NumPy multiplies others, such as expanded ones, in slow loops."""
     for inner, outer in ((-1, -2), (-2, -1)):
         is_contiguous = matrices.stride(inner) == 1
@@ -192,8 +193,8 @@ def _for_blas(matrices: Tensor) -> Tensor:
 
 
 def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return `beta * to + alpha * first @ second`."""
-    result = _product(first, second)
+    """Return `beta * to + alpha * first @ second` `[..., M, N]`, for matrices or batches of matrices."""
+    result = _multiply(first, second)
     if alpha != 1:
         result.mul_(alpha)
     if not beta:
@@ -203,21 +204,22 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
-    """Return `beta * to + alpha * matrix @ vector`."""
+    """Return `beta * to + alpha * matrix @ vector` `[M]`."""
     column = _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors)
     return column.squeeze(-1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Return the product of two vectors."""
-    product_11 = _product(first.unsqueeze(0), second.unsqueeze(1))
+    """Return the product of two vectors `[K]`, as a tensor without dimensions."""
+    product_11 = _multiply(first.unsqueeze(0), second.unsqueeze(1))
     return product_11.reshape(())
 
 
-def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
+def _create_elementwise_kernel(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that applies a NumPy function to every element."""
 
-    def kernel(values: Tensor) -> Tensor:
+    def compute_elements(values: Tensor) -> Tensor:
+        """Return the function's values in the dtype of torch's result: floating point also for integers."""
         is_whole = not (values.is_floating_point() or values.is_complex())
         dtype = torch.get_default_dtype() if is_whole else values.dtype
         computed_in = torch.float32 if dtype in HALF_DTYPES else dtype
@@ -226,14 +228,15 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
             result = np.asarray(function(array))
         return torch.from_numpy(result).to(dtype)
 
-    return kernel
+    return compute_elements
 
 
-def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
+def _create_elementwise_in_place_kernel(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
     """Return a kernel that replaces every element by the value of a NumPy function."""
-    compute_copy = _elementwise(function)
+    compute_copy = _create_elementwise_kernel(function)
 
-    def kernel(values: Tensor) -> Tensor:
+    def replace_elements(values: Tensor) -> Tensor:
+        """Overwrite the elements, without a copy for dtypes that NumPy supports."""
         if values.dtype not in (torch.float32, torch.float64):
             return values.copy_(compute_copy(values))
         array = values.detach().numpy()
@@ -241,10 +244,10 @@ def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], 
             function(array, out=array)
         return values
 
-    return kernel
+    return replace_elements
 
 
-def _attention(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -260,20 +263,21 @@ def _attention(
     outputs = outputs_BTHd.swapaxes(1, 2)
     log_sums = np.empty((batch, heads, length), outputs.dtype)
 
-    def compute(block: tuple[slice, slice]) -> None:
+    def compute_block(block: tuple[slice, slice]) -> None:
+        """Fill the outputs and log-sum-exp of some texts and heads."""
         value_TGSd = attention.value[block]
-        for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.softmax(block):
+        for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.compute_softmax(block):
             place = (*block, rows)
             np.matmul(exponentials_TGNS, value_TGSd, out=outputs[place])
             outputs[place] /= sums_TGN[..., None]
             log_sums[place] = np.log(sums_TGN) + largest_TGN
 
     multiplications = 2 * outputs.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute, multiplications)
+    _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
     return torch.from_numpy(outputs).to(query.dtype), torch.from_numpy(log_sums)
 
 
-def _attention_backward(
+def _differentiate_attention(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -287,16 +291,17 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, in their shapes."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
-    grad_BHTd = _to_numpy(_for_blas(grad))
+    grad_BHTd = _to_numpy(_arrange_for_blas(grad))
     out_BHTd = _to_numpy(out)
     grad_query = np.empty_like(attention.query)
     grad_key = np.zeros_like(attention.key)
     grad_value = np.zeros_like(attention.value)
 
-    def compute(block: tuple[slice, slice]) -> None:
+    def compute_block(block: tuple[slice, slice]) -> None:
+        """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i) for scores s."""
         key_TGSd = attention.key[block]
         value_TGdS = attention.value[block].swapaxes(-1, -2)
-        for rows, weights_TGNS, _, sums_TGN in attention.softmax(block):
+        for rows, weights_TGNS, _, sums_TGN in attention.compute_softmax(block):
             place = (*block, rows)
             query_TGNd = attention.query[place]
             grad_TGNd = grad_BHTd[place]
@@ -310,7 +315,7 @@ def _attention_backward(
             grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
 
     multiplications = 5 * grad_query.size * key.shape[-2]
-    _compute_in_threads(attention.blocks(), compute, multiplications)
+    _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
     groups = (key.shape[1], -1)  # query heads that share a key and a value
     by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
     by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
@@ -334,6 +339,7 @@ class _Attention:
         mask: Tensor | None,
         scale: float | None,
     ) -> None:
+        """Convert tensors `[B, H, T, d]` to arrays, with keys and values repeated for grouped queries."""
         if dropout_p:
             raise NotImplementedError("the portable attention does not support dropout")
         self.batch, self.heads, self.length, width = query.shape
@@ -341,9 +347,9 @@ class _Attention:
             sharing = self.heads // key.shape[1]
             key = key.repeat_interleave(sharing, dim=1)
             value = value.repeat_interleave(sharing, dim=1)
-        self.query = _to_numpy(_for_blas(query))
-        self.key = _to_numpy(_for_blas(key))
-        self.value = _to_numpy(_for_blas(value))
+        self.query = _to_numpy(_arrange_for_blas(query))
+        self.key = _to_numpy(_arrange_for_blas(key))
+        self.value = _to_numpy(_arrange_for_blas(value))
         self.keys = key.shape[-2]
         factor = width**-0.5 if scale is None else scale
         self.factor = self.query.dtype.type(factor)
@@ -353,9 +359,9 @@ class _Attention:
             self.mask = _to_numpy(mask_BHTS)
         self.causal = causal
 
-    def blocks(self) -> list[tuple[slice, slice]]:
+    def list_blocks(self) -> list[tuple[slice, slice]]:
         """Return the texts and heads of each block."""
-        heads_in_cache = max(1, CACHED_WEIGHTS // (self.rows() * self.keys))
+        heads_in_cache = max(1, CACHED_WEIGHTS // (self.count_rows() * self.keys))
         heads = min(self.heads, heads_in_cache)
         texts = max(1, heads_in_cache // self.heads)
         blocks = []
@@ -363,13 +369,13 @@ class _Attention:
             blocks.append((slice(text, text + texts), slice(head, head + heads)))
         return blocks
 
-    def rows(self) -> int:
+    def count_rows(self) -> int:
         """Return the number of rows that are computed together."""
-        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
+        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)  # of one head's weights
         parts = min(parts, self.length)
         return math.ceil(self.length / parts)
 
-    def softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
+    def compute_softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
         """Yield the rows of a block in parts, with `exp(score - largest)`, the largest scores, and sums over keys.
 
         For rows without a visible key, these values are 0, 0 and 1.
@@ -381,7 +387,7 @@ class _Attention:
             has_equal_rows = mask_TGNS.strides[-2] == 0
             if has_equal_rows and not mask_TGNS[..., 0, :].any():
                 mask_TGNS = None  # no padding in these texts
-        size = self.rows()
+        size = self.count_rows()
         for start in range(0, self.length, size):
             rows = slice(start, start + size)
             query_TGNd = self.query[(*block, rows)]
@@ -409,8 +415,8 @@ def _to_numpy(tensor: Tensor) -> Array:
     return values.numpy()
 
 
-def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
-    """Return the QR decomposition, with an empty Q for the mode `r`."""
+def _decompose_qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced") -> tuple[Tensor, Tensor]:
+    """Return the QR decomposition of matrices `[..., M, N]`, with an empty Q for the mode `r`."""
     if mode == "r":
         only_r = np.linalg.qr(matrices.numpy(), mode="r")
         return matrices.new_empty(0), torch.from_numpy(only_r)
@@ -418,15 +424,17 @@ def _qr(matrices: Tensor, mode: Literal["reduced", "complete", "r"] = "reduced")
     return torch.from_numpy(q), torch.from_numpy(r)
 
 
-def _eigh(matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices."""
+def _decompose_symmetric(
+    matrices: Tensor, UPLO: Literal["L", "U"] = "L", compute_v: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues and, with `compute_v`, the eigenvectors of symmetric matrices `[..., N, N]`."""
     if not compute_v:
-        return _eigenvalues(matrices, UPLO), matrices.new_empty(0)
+        return _compute_eigenvalues(matrices, UPLO), matrices.new_empty(0)
     values, vectors = np.linalg.eigh(matrices.numpy(), UPLO=UPLO)
     return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
-def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
+def _compute_eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     """Return the eigenvalues `[..., N]` of symmetric matrices `[..., N, N]`."""
     values = matrices.new_empty(matrices.shape[:-1])
     if not values.numel():
@@ -439,36 +447,36 @@ def _eigenvalues(matrices: Tensor, UPLO: Literal["L", "U"]) -> Tensor:
     for start in range(0, len(all_matrices), matrices_per_part):
         parts.append(slice(start, start + matrices_per_part))
 
-    def compute(part: slice) -> None:
+    def compute_part(part: slice) -> None:
         all_values[part] = np.linalg.eigvalsh(all_matrices[part], UPLO=UPLO)
 
-    _compute_in_threads(parts, compute, matrices.numel() * size)
+    _compute_in_threads(parts, compute_part, matrices.numel() * size)
     return values
 
 
-def _register() -> None:
+def _register_kernels() -> None:
     """Register all kernels of this module for tensors on the CPU."""
     library = torch.library.Library("aten", "IMPL")
     fused = "_scaled_dot_product_flash_attention_for_cpu"
     unary: dict[str, Callable[..., Any]] = {}
     for name, function in UNARY.items():
-        unary[name] = _elementwise(function)
+        unary[name] = _create_elementwise_kernel(function)
     with_sum: dict[str, Callable[..., Any]] = {
         "addmm": _addmm,
         "baddbmm": _addmm,
         "addmv": _addmv,
     }
-    with_out = {**unary, **with_sum, "mm": _product, "bmm": _product}
+    with_out = {**unary, **with_sum, "mm": _multiply, "bmm": _multiply}
     kernels: dict[str, Callable[..., Any]] = {
         **with_out,
         "dot": _dot,
-        "linalg_qr": _qr,
-        "_linalg_eigh": _eigh,
-        fused: _attention,
-        f"{fused}_backward": _attention_backward,
+        "linalg_qr": _decompose_qr,
+        "_linalg_eigh": _decompose_symmetric,
+        fused: _attend,
+        f"{fused}_backward": _differentiate_attention,
     }
     for name, function in UNARY.items():
-        kernels[f"{name}_"] = _elementwise_in_place(function)
+        kernels[f"{name}_"] = _create_elementwise_in_place_kernel(function)
     for name, kernel in with_sum.items():
         kernels[f"{name}_"] = _create_in_place_kernel(kernel)
     for name, kernel in with_out.items():

@@ -7,6 +7,7 @@ another location, the arrays are there, and `<root>/manifest.json` contains the 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,8 +46,9 @@ class StorePlan(NamedTuple):
 def plan_store(tokens: int, hidden: int, dtype: str, chunk_tokens: int) -> StorePlan:
     """Return a plan with chunks of `chunk_tokens` rows, and as many chunks in a shard as fit into `SHARD_BYTES`."""
     chunk_rows = min(chunk_tokens, tokens)
-    chunks_in_store = -(-tokens // chunk_rows)
-    chunks_that_fit = SHARD_BYTES // (chunk_rows * hidden * np.dtype(dtype).itemsize)
+    chunks_in_store = ceil(tokens / chunk_rows)
+    chunk_bytes = chunk_rows * hidden * np.dtype(dtype).itemsize
+    chunks_that_fit = SHARD_BYTES // chunk_bytes
     chunks_in_shard = max(1, min(chunks_that_fit, chunks_in_store))
     return StorePlan(tokens, dtype, chunk_rows, chunk_rows * chunks_in_shard)
 
@@ -56,14 +58,15 @@ def place_of(store: str) -> Place:
     return store if "://" in store else Path(store)
 
 
-def _path(place: Place, site: Site) -> Place:
+def _locate_array(place: Place, site: Site) -> Place:
+    """Return the path or URL of a site's array."""
     name = f"{site}.zarr"
     if isinstance(place, Path):
         return place / name
     return f"{place}/{name}"
 
 
-def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
+def _locate_arrays(root: Path) -> tuple[Place, dict[str, str]]:
     """Return the location of a run's arrays, and the digests by site of arrays outside `root`."""
     if not (root / MANIFEST).is_file():
         return root, {}
@@ -86,7 +89,7 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
         unit_digests = "".join(unit[name] for unit in digests)
         digest = hashlib.sha256(unit_digests.encode()).hexdigest()
         by_site[name] = digest
-        path = _path(place_of(store), Site.named(name))
+        path = _locate_array(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
     manifest = json.dumps({"store": store, "digests": by_site}, indent=2)
@@ -100,7 +103,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
     for site, width in widths.items():
         shards = (plan.unit_rows, width) if has_shards else None
         create_array(
-            _path(place, site),
+            _locate_array(place, site),
             shape=(plan.tokens, width),
             dtype=plan.dtype,
             chunks=(plan.chunk_rows, width),
@@ -132,7 +135,7 @@ class OpenStore(NamedTuple):
 
 def open_to_write(place: Place, site: Site) -> OpenStore:
     """Return the writable store of one site, created by `create_stores`."""
-    path = _path(place, site)
+    path = _locate_array(place, site)
     return OpenStore(path, open_array(path, "capture", "r+"))
 
 
@@ -162,14 +165,14 @@ def write_unit(
 
 def open_store(root: Path, site: Site) -> Any:
     """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if it is damaged or from another run."""
-    array, _ = _open(root, site)
+    array, _ = _open_checked(root, site)
     return array
 
 
-def _open(root: Path, site: Site) -> tuple[Any, Place]:
+def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
     """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
-    place, digests = _arrays(root)
-    path = _path(place, site)
+    place, digests = _locate_arrays(root)
+    path = _locate_array(place, site)
     array = open_array(path, "capture")
     if digests and array.attrs.get(DIGEST) != digests.get(str(site)):
         raise InputError(
@@ -180,17 +183,17 @@ def _open(root: Path, site: Site) -> tuple[Any, Place]:
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
-    """Return rows of one store, in the store's dtype; raise `InputError` if they are damaged."""
-    array, path = _open(root, site)
+    """Return rows `[rows, width]` of one store, in the store's dtype; raise `InputError` if they are damaged."""
+    array, path = _open_checked(root, site)
     return read_array(array, path, "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
-    """Return the vectors of the sorted `rows` of one store; raise `InputError` if it is damaged.
+    """Return the vectors `[rows, width]` of the sorted `rows` of one store; raise `InputError` if it is damaged.
 
     One unit of rows is in memory at a time.
     """
-    array, path = _open(root, site)
+    array, path = _open_checked(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
@@ -210,7 +213,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
-    _, digests = _arrays(root)
+    _, digests = _locate_arrays(root)
     names = list(digests)
     if not names:
         names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]

@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -153,11 +154,12 @@ def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -
     from fsspec.implementations.local import LocalFileSystem
 
     with reading(path, stage):
-        size = (array.shards or array.chunks)[0]
+        file_rows = (array.shards or array.chunks)[0]
         first, last, _ = rows.indices(array.shape[0])
         files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)
-        for number in range(first // size, -(-last // size)):
-            name = array.metadata.encode_chunk_key((number, *(0,) * (array.ndim - 1)))
+        zeros = [0] * (array.ndim - 1)  # arrays are split along their first axis only
+        for number in range(first // file_rows, ceil(last / file_rows)):
+            name = array.metadata.encode_chunk_key((number, *zeros))
             chunk = f"{folder}/{name}"
             if not files.isfile(chunk) or not files.size(chunk):  # zarr would return zeros
                 raise ValueError(f"{name} is missing or empty")

@@ -156,10 +156,10 @@ class TextResults(MixingTables):
 
     def without_heads(self) -> TextResults:
         """Return a copy without heads and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
-        shown = {
-            key: {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES} or by_name
-            for key, by_name in self.matrices_by_text.items()
-        }
+        shown = {}
+        for key, by_name in self.matrices_by_text.items():
+            of_picture = {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES}
+            shown[key] = of_picture or by_name
         return replace(self, heads_by_text={}, matrices_by_text=shown)
 
     @property
@@ -217,10 +217,11 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     if not squares_2[0] > 0:
         return None
     # Along a direction v with X'Xv = bv, the coordinates are p = sXv. Hence |p|^2 = s^2 b and |X'p| = sb.
+    # The strengths are b = |X'p|^2 / |p|^2, and the scale is 1 / s = |X'p| / |p|^2.
     lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
     strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
-    first_N = centred_ND @ (centred_ND.T @ places_N2[:, 0] / lengths_2[0])
+    first_N = centred_ND @ (centred_ND.T @ places_N2[:, 0] / lengths_2[0])  # Xv
     if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=COMPONENTS_TOLERANCE * np.abs(first_N).max()):
         return None
     first, second = (strengths_2 / np.square(centred_ND).sum()).tolist()

@@ -67,6 +67,7 @@ class Run(MixingTables):
     """All files that the stages read and write in the folder `root`, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
+        """Store the paths, without access to the files."""
         self.root = root
         self.reviews = root / "data/reviews"
         self.pretrained = root / "models/pretrained"
@@ -266,10 +267,12 @@ class Run(MixingTables):
 
 
 def _read_array(path: Path) -> npt.NDArray[Any]:
+    """Return an array written by the stage `inspect`."""
     return read_array(open_array(path, "inspect"), path, "inspect")
 
 
 def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
+    """Return the table of ratios by token written by `stage`."""
     table = read_table(folder / "tokens.parquet", stage, **options)
     if "word" in table:
         table = table.astype({"word": "Int32"})
@@ -301,14 +304,14 @@ class Features:
     dtype: np.dtype[Any]
 
     def numpy(self) -> Array:
-        """Return all vectors as an array in memory."""
+        """Return all vectors as an array `[layers, tokens, hidden]` in memory."""
         vectors = np.empty(self.shape, self.dtype)
         for part, site in zip(vectors, self.sites, strict=True):
             part[:] = stored.read_features(self.run.activations, site, self.rows)
         return vectors
 
     def torch(self) -> torch.Tensor:
-        """Return all vectors as a tensor on the CPU."""
+        """Return all vectors as a tensor `[layers, tokens, hidden]` on the CPU."""
         import torch
 
         return torch.from_numpy(self.numpy())
@@ -319,7 +322,8 @@ class Features:
         import xarray
         from dask import array
 
-        def read(site: Site, block_info: Any) -> Array:
+        def read_block(site: Site, block_info: Any) -> Array:
+            """Return the rows `[rows, hidden]` of one block, whose location dask passes in `block_info`."""
             (start, stop), _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(start, stop))
 
@@ -328,7 +332,7 @@ class Features:
         meta = np.empty((0, 0), self.dtype)
         layers = []
         for site in self.sites:
-            whole = array.map_blocks(partial(read, site), chunks=chunks, meta=meta)
+            whole = array.map_blocks(partial(read_block, site), chunks=chunks, meta=meta)
             layers.append(whole[self.rows])
         tokens = self.run.tokens.iloc[self.rows]
         labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}

@@ -50,6 +50,7 @@ class ShardWriter:
 
     def _fill_buffer(self, content: Array, chunk_bytes: int, chunks: int) -> int:
         """Fill the buffer with the chunks of `content`, checksums and index; return the size of the file."""
+        # Layout: each chunk with its checksum, then the index (offset and size of each chunk) with its checksum.
         stride = chunk_bytes + CHECKSUM_BYTES
         starts = range(0, content.size, chunk_bytes)
         index = np.full((chunks, 2), MISSING_CHUNK, "<u8")
@@ -87,7 +88,7 @@ def allocate_pages(size: int) -> Array:
     """Return uninitialised, page-aligned bytes: `size` rounded up to whole pages."""
     size = round_to_pages(size)
     memory = np.empty(size + PAGE_BYTES, np.uint8)
-    start = -memory.ctypes.data % PAGE_BYTES
+    start = -memory.ctypes.data % PAGE_BYTES  # offset of the first page boundary
     return memory[start : start + size]
 
 

@@ -30,12 +30,13 @@ class Repository:
     """The hub repository `name` at a branch, tag or commit; raises `InputError` if it is unavailable."""
 
     def __init__(self, kind: Literal["model", "dataset"], name: str, revision: str | None) -> None:
+        """Resolve `revision` to a commit, and download the listing of its files."""
         self.kind, self.name, self._revision = kind, name, revision
-        _use_retries()
-        with self._errors_in_words():
+        _register_retrying_client()
+        with self._convert_errors():
             self.commit = client.resolve_revision(name, revision=revision, repo_type=kind).resolved
             # Downloads only the listing, which the client caches for HF_HUB_OFFLINE.
-            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _bar(disable=True)}
+            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _create_progress_bar(disable=True)}
             client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
             try:
                 tree = client.get_cached_repo_tree(name, revision=self.commit, repo_type=kind)
@@ -49,13 +50,13 @@ class Repository:
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
         """Return the verified path of each file in the client's cache, after downloading missing files."""
-        with self._errors_in_words(), _plain_http():
-            return {path: self._file(path) for path in paths}
+        with self._convert_errors(), _disable_xet():
+            return {path: self._fetch_verified_file(path) for path in paths}
 
-    def _file(self, path: str) -> Path:
+    def _fetch_verified_file(self, path: str) -> Path:
         """Return the path of a verified file in the client's cache; download it again if it does not match."""
         listed = self._listing[path]
-        bar = _bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
+        bar = _create_progress_bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
         for _ in range(DOWNLOADS_PER_FILE):
             try:
@@ -64,7 +65,7 @@ class Repository:
                 if type(error) is not OSError or error.errno is not None:
                     raise  # only the error for a wrong size is retried
                 continue
-            if _is_as_listed(file, listed):
+            if _matches_listing(file, listed):
                 return file
             for spoilt in (file.resolve(), file):
                 spoilt.unlink(missing_ok=True)
@@ -73,7 +74,7 @@ class Repository:
         raise UnavailableError(f"{problem}; check the proxy, or try again later")
 
     @contextmanager
-    def _errors_in_words(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """Convert every error of the client into a one-line `InputError`."""
         try:
             with without_library_messages():
@@ -89,14 +90,14 @@ class Repository:
                 raise InputError(f"files of the hub cannot be cached ({place}); {remedy}") from error
             revision = f" at revision {self._revision}" if self._revision else ""
             problem = f"{self.name} is not a local folder and cannot be downloaded from the hub{revision}"
-            raise InputError(f"{self.kind}.name: {problem}: {self._reason(error)}") from error
+            raise InputError(f"{self.kind}.name: {problem}: {self._explain_failure(error)}") from error
 
-    def _reason(self, error: BaseException) -> str:
+    def _explain_failure(self, error: BaseException) -> str:
         """Return the reason for a failed download, with the next step."""
         causes = error_chain(error)
         for cause in causes:
             if isinstance(cause, errors.HfHubHTTPError):
-                return self._refusal(cause)
+                return self._explain_status(cause)
             if isinstance(cause, UnavailableError) and not client.is_offline_mode():
                 return str(cause)
         if client.is_offline_mode():
@@ -108,10 +109,11 @@ class Repository:
             return f"the server at {constants.ENDPOINT} is not a hub; {remedy}"
         return first_line(causes[-1])
 
-    def _refusal(self, error: errors.HfHubHTTPError) -> str:
+    def _explain_status(self, error: errors.HfHubHTTPError) -> str:
         """Return the reason for an error status of the hub, with the next step."""
         status = error.response.status_code
-        address = f"{constants.ENDPOINT}/{'datasets/' * (self.kind == 'dataset')}{self.name}"
+        folder = "datasets/" if self.kind == "dataset" else ""
+        address = f"{constants.ENDPOINT}/{folder}{self.name}"
         if isinstance(error, errors.GatedRepoError):
             return f"it is gated; accept its terms at {address} and {LOGIN}"
         if isinstance(error, errors.RevisionNotFoundError):
@@ -122,26 +124,29 @@ class Repository:
             return f"the hub has no public {self.kind} of this name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
             return f"the hub denies access; {LOGIN} with an account that has access"
-        return " ".join(f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}".split())
+        answer = f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}"
+        return " ".join(answer.split())
 
 
-def _is_as_listed(path: Path, listed: RepoFile) -> bool:
+def _matches_listing(path: Path, listed: RepoFile) -> bool:
     """Return True if git's hash of the file, or of the Git LFS pointer of a large file, matches the listing."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         pointer = LFS_POINTER.format(digest=digest, size=path.stat().st_size).encode()
-        if listed.blob_id == _git_hash(len(pointer), pointer).hexdigest():
+        pointer_hash = _create_git_hash(len(pointer), pointer).hexdigest()
+        if pointer_hash == listed.blob_id:
             return True
         file.seek(0)
-        return hashlib.file_digest(file, lambda: _git_hash(listed.size)).hexdigest() == listed.blob_id
+        file_hash = hashlib.file_digest(file, lambda: _create_git_hash(listed.size)).hexdigest()
+        return file_hash == listed.blob_id
 
 
-def _git_hash(size: int, content: bytes = b"") -> Any:
+def _create_git_hash(size: int, content: bytes = b"") -> Any:
     """Return a git hash object for a file of `size` bytes, updated with `content`."""
     return hashlib.sha1(b"blob %d\0" % size + content, usedforsecurity=False)
 
 
-def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
+def _create_progress_bar(size: float = inf, **fixed: Any) -> type[tqdm]:
     """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
 
     class Bar(tqdm):
@@ -161,7 +166,7 @@ def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
 
 
 @contextmanager
-def _plain_http() -> Iterator[None]:
+def _disable_xet() -> Iterator[None]:
     """Disable transfers by hf_xet, which bypass the client and its time limits."""
     disabled = constants.HF_HUB_DISABLE_XET
     constants.HF_HUB_DISABLE_XET = True
@@ -172,7 +177,7 @@ def _plain_http() -> Iterator[None]:
 
 
 @cache
-def _use_retries() -> None:
+def _register_retrying_client() -> None:
     """Set `RetryingClient` as the client of all subsequent requests of `huggingface_hub`."""
     hooks = client.get_session().event_hooks  # these implement HF_HUB_OFFLINE
     client.set_client_factory(lambda: RetryingClient(event_hooks=hooks, follow_redirects=True))

@@ -44,12 +44,12 @@ class Backoff:
     def check(self) -> None:
         """Raise `UnavailableError` if a response has not ended within the time limit."""
         if self.remaining() <= 0:
-            raise _out_of_time("the response is incomplete")
+            raise _create_timeout_error("the response is incomplete")
 
     def wait(self, cause: str) -> None:
         """Wait before the next attempt; raise `UnavailableError` if the wait would exceed the time limit."""
         if self.remaining() <= self._wait:
-            raise _out_of_time(cause)
+            raise _create_timeout_error(cause)
         logging.info("the hub: %s; retrying in %.1f s", cause, self._wait)
         time.sleep(self._wait)
         self._wait = min(2 * self._wait, LONGEST_WAIT_SECONDS)
@@ -74,7 +74,7 @@ class RetryingClient(httpx2.Client):
             try:
                 response.read()
             except httpx2.TransportError as error:
-                backoff.wait(_failure(error))
+                backoff.wait(_describe_failure(error))
             else:
                 return response
             finally:
@@ -86,7 +86,7 @@ class RetryingClient(httpx2.Client):
         if position:
             headers["Range"] = f"bytes={position}-"
         while True:
-            extensions = request.extensions | {"timeout": _timeouts(request, backoff)}
+            extensions = request.extensions | {"timeout": _compute_timeouts(request, backoff)}
             attempt = httpx2.Request(
                 request.method, request.url, headers=headers, stream=request.stream, extensions=extensions
             )
@@ -96,7 +96,7 @@ class RetryingClient(httpx2.Client):
                 root = error_chain(error)[-1]
                 if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
                     raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
-                backoff.wait(_failure(error))
+                backoff.wait(_describe_failure(error))
                 continue
             self._has_answered = True
             if response.status_code not in TEMPORARY_STATUSES:
@@ -140,12 +140,14 @@ class ResumedBody(httpx2.SyncByteStream):
         self._backoff = backoff
 
     def __iter__(self) -> Iterator[bytes]:
+        """Yield each byte of the file once, in order, across all responses."""
         position, known = 0, 0  # number of yielded bytes; number of bytes repeated by the current response
         while True:
             try:
                 for part in self._stream:
                     new = part[known:]
-                    known -= len(part) - len(new)
+                    skipped = len(part) - len(new)
+                    known -= skipped
                     if not new:
                         self._backoff.check()
                         continue
@@ -155,7 +157,7 @@ class ResumedBody(httpx2.SyncByteStream):
                 return
             except httpx2.TransportError as error:
                 self._stream.close()
-                self._backoff.wait(_failure(error))
+                self._backoff.wait(_describe_failure(error))
             response = self._client.begin(self._request, self._backoff, position, **self._options)
             self._stream = response.stream
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -175,7 +177,7 @@ def error_chain(error: BaseException) -> list[BaseException]:
     return [error, *error_chain(cause)] if cause else [error]
 
 
-def _timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
+def _compute_timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
     """Return the timeout in seconds of each phase of an attempt, at most the remaining time limit."""
     limits = request.extensions.get("timeout", {})
     return {
@@ -184,11 +186,11 @@ def _timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
     }
 
 
-def _out_of_time(cause: str) -> UnavailableError:
+def _create_timeout_error(cause: str) -> UnavailableError:
     return UnavailableError(f"{cause}, even after {TIME_LIMIT_SECONDS:g} s; try again later")
 
 
-def _failure(error: httpx2.TransportError) -> str:
+def _describe_failure(error: httpx2.TransportError) -> str:
     """Return a description of a connection failure."""
     if isinstance(error, httpx2.TimeoutException):
         return "the server does not respond"
