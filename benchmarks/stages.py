@@ -179,7 +179,7 @@ def machine(threads: int) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
     return (
-        f"{processor()}, {os.cpu_count()} cores, {memory}, {gpu}; load average before the runs: {load:.1f}."
+        f"{processor()}, {os.cpu_count()} cores, {memory}, {gpu}; initial load average: {load:.1f}."
         f"\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
         f"{joblib}.\nPython {platform.python_version()}, {packages}."
     )
@@ -520,8 +520,8 @@ def same_vectors() -> str:
     return (
         f"{texts} texts have {tokens} tokens{padded}, and {len(sites)} points of {hidden} numbers occupy "
         f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times exclude "
-        "imports and include loading. All ways use the same batches and `sdpa`. Numbers of points that equal those of "
-        f"the stage up to the last digit of float16: {', '.join(compared)}."
+        "imports and include loading. Points equal to those of the stage up to the last digit of float16: "
+        f"{', '.join(compared)}."
     )
 
 
@@ -764,7 +764,7 @@ def main() -> None:
         in_this_process(*arguments.way)
         return
     command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
-    made_by = f"`{command}`; runs of each way: {arguments.repeats}.\n{machine(arguments.threads)}"
+    made_by = f"`{command}`.\n{machine(arguments.threads)}"
     for name in arguments.cases:
         section = run_case(name, made_by, arguments)
         print(section, flush=True)
