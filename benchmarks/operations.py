@@ -83,7 +83,7 @@ def main() -> None:
         folder = Path(temporary)
         prepare(folder)
         seconds = {stage: profiled(stage, folder) for stage in tqdm(STAGES, disable=None)}
-    made_by = "`python -m benchmarks.operations`, arithmetic `portable`"
+    made_by = "`python -m benchmarks.operations`, with `arithmetic: portable`"
     replace_section(f"{TITLE}Where the time goes\n\n{made_by}.\n{machine(threads=1)}\n\n{table(seconds)}\n")
 
 

@@ -179,7 +179,7 @@ def machine(threads: int) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
     return (
-        f"{processor()}, {os.cpu_count()} cores, {memory}, {gpu}; load average before: {load:.1f}."
+        f"{processor()}, {os.cpu_count()} cores, {memory}, {gpu}; initial load average: {load:.1f}."
         f"\n{threads} threads ({', '.join(THREAD_VARIABLES)}): torch says {torch}, numba {numba}, joblib "
         f"{joblib}.\nPython {platform.python_version()}, {packages}."
     )
@@ -516,12 +516,12 @@ def same_vectors() -> str:
             if not np.allclose(stored.astype(np.float64), plain, **ROUNDING):
                 raise AssertionError(f"{folder.name}, {site}: {np.abs(stored.astype(float) - plain).max()} apart")
         compared.append(f"{folder.name.removesuffix(', numpy.save')} {len(names)}")
-    padded = f", {texts * PADDED} with padding to {PADDED}" if tokens < texts * PADDED else ""
+    padded = f" ({texts * PADDED} with padding to {PADDED})" if tokens < texts * PADDED else ""
     return (
-        f"{texts} texts, {tokens} tokens{padded}, {len(sites)} points of {hidden} numbers, "
-        f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times without "
-        "imports, with loading; the same batches, with `sdpa`. Points that match the stage up to the last digit "
-        f"of float16: {', '.join(compared)}."
+        f"{texts} texts have {tokens} tokens{padded}, and {len(sites)} points of {hidden} numbers occupy "
+        f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times exclude "
+        "imports and include loading. Points equal to those of the stage up to the last digit of float16: "
+        f"{', '.join(compared)}."
     )
 
 
@@ -657,9 +657,9 @@ def same_ratios() -> str:
     real = [np.s_[place, : len(document)] for place, document in enumerate(batch)]
     apart = max(float((sdpa[where] - eager[where]).abs().max()) for where in real)
     return (
-        f"{len(lengths)} texts, {sum(lengths)} tokens, {len(ready.batches)} batches, {len(RATIOS)} ratios. In the "
-        f"first batch the parts sum to the model's own vectors with a relative error of at most {wrong:.1e}, and "
-        f"hidden states of `sdpa` and eager attention are at most {apart:.1e} apart."
+        f"{len(lengths)} texts with {sum(lengths)} tokens are measured in {len(ready.batches)} batches. In the first "
+        f"batch, the parts sum to the model's vectors with a relative error of at most {wrong:.1e}, and hidden states "
+        f"of `sdpa` and eager attention differ by at most {apart:.1e}."
     )
 
 
@@ -688,13 +688,16 @@ def capture_documents(documents: int) -> None:
 
 
 def measured_corpus() -> str:
-    return f"Texts of {LENGTH} tokens, {BATCH_TOKENS} tokens per batch; BERT with random weights, {in_words(TINY)}."
+    return (
+        f"Texts have {LENGTH} tokens, and batches {BATCH_TOKENS} tokens. The model is BERT with random weights "
+        f"({in_words(TINY)})."
+    )
 
 
 def captured_corpus() -> str:
     return (
-        f"Texts of {LONG} tokens; BERT with random weights, {in_words(WIDE)}; all points; "
-        f"{len(Run(Path()).tokens):,} tokens in the last row."
+        f"Texts have {LONG} tokens ({len(Run(Path()).tokens):,} tokens in the last row). The model is BERT with random "
+        f"weights ({in_words(WIDE)}). All points are captured."
     )
 
 
@@ -761,7 +764,7 @@ def main() -> None:
         in_this_process(*arguments.way)
         return
     command = " ".join(["python -m benchmarks.stages", *sys.argv[1:]])
-    made_by = f"`{command}`: {arguments.repeats} runs of each.\n{machine(arguments.threads)}"
+    made_by = f"`{command}`.\n{machine(arguments.threads)}"
     for name in arguments.cases:
         section = run_case(name, made_by, arguments)
         print(section, flush=True)

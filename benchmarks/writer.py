@@ -42,7 +42,7 @@ def main() -> None:
             rates.setdefault(name, []).append(rate)
     files = f"{FILES} new files of {vectors.nbytes / 1e6:.1f} MB"
     head = f"`python -m benchmarks.writer`: {files} in one thread, medians of {ROUNDS} rounds."
-    machine = f"{processor()}, {os.cpu_count()} cores; load average after: {os.getloadavg()[0]:.1f}."
+    machine = f"{processor()}, {os.cpu_count()} cores; final load average: {os.getloadavg()[0]:.1f}."
     replace_section(f"{TITLE}Writers of shards\n\n{head}\n{machine}\n\n{table(rates)}\n")
 
 

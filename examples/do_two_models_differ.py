@@ -2,8 +2,8 @@
 
     python examples/do_two_models_differ.py [BEFORE AFTER]
 
-Without arguments, compares a randomly initialised model with the default model. After `make repro`, try
-`models/pretrained models/finetuned`. Cautions follow the table. With twenty texts of the sample:
+Without arguments, the program compares a randomly initialised model with the default model. After `make repro`, try
+`models/pretrained models/finetuned`. Cautions follow the table. For twenty texts of the sample, it prints:
 
                             measure layer before after difference [over texts] between_models mixing between_seeds texts tokens
                           own_share     6  0.948 0.562 -0.387 [-0.421, -0.352]          lower   more  too few runs    20      8

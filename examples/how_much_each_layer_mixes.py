@@ -1,11 +1,12 @@
-"""Measure the mixing ratio of each layer, others / (others + own) by length, with intervals over texts.
+"""Measure the mixing ratio of each layer, with intervals over texts.
 
-The ratio describes one attention block; `result.own_share()` measures how much of a vector is still the token's own.
+The ratio others / (others + own) compares the lengths of two contributions in one attention block; `result.own_share()`
+measures how much of a vector is still the token's own.
 
     python examples/how_much_each_layer_mixes.py [MODEL]
 
-MODEL is a hub identifier, a folder, or `package://<package>/<folder>`. With the default model and twenty texts of
-the sample:
+MODEL is a hub identifier, a folder, or `package://<package>/<folder>`. For the default model and twenty texts of the
+sample, the program prints:
 
     method  attn_n  attn_w  attnresln_n
     layer

@@ -1,13 +1,13 @@
-"""Capture the vectors of texts, lay them out with UMAP, and write them for other programs.
+"""Capture the vectors of texts, compute a UMAP, and write both for other programs.
 
     python examples/vectors_to_a_map.py [FOLDER] [MODEL]
 
-Writes Zarr stores and `map.parquet` to FOLDER (default: `map/`). The table has a row for each token with its
-coordinates `x` and `y` on the map of the last layer, its `token`, and its text as `context`. For embedding-atlas:
+The program writes Zarr stores and `map.parquet` to FOLDER (default: `map/`). The table has a row for each token with
+its coordinates `x` and `y` on the map of the last layer, its `token`, and its text as `context`. To view it, run:
 
     embedding-atlas map/map.parquet --x x --y y --text context
 
-Prints the number of tokens and dimensions, and the first rows:
+The program prints the number of tokens and dimensions, and the first rows:
 
     1797 tokens, 384 dimensions -> map/map.parquet
 """

@@ -2,8 +2,8 @@
 
     python examples/what_a_word_takes.py [MODEL] [TEXT] [TOKEN]
 
-Each column shows the three largest sources with their shares. The rollout covers all layers up to the row's
-layer, and the other columns a single layer. With the default model, text and token:
+Each column shows the three largest sources with their shares. The rollout covers all layers up to the layer of the
+row, and the other columns cover a single layer. For the default model, text and token, the program prints:
 
     'flies' in 'time flies like an arrow'
                                    attention                               alti                       alti_rollout

@@ -2,8 +2,8 @@
 
     python examples/what_the_class_needs.py
 
-Reads the outputs of `make repro` in the current folder. Prints the test accuracy and the share of texts with unchanged
-predicted class for each edit. With the default parameters, 101 texts:
+The program reads the outputs of `make repro` in the current folder. For each edit, it prints the test accuracy and the
+share of texts with unchanged predicted class. With the default parameters, these are for 101 texts:
 
                                              accuracy  class kept
     none                                        0.881       1.000

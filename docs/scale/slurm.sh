@@ -1,5 +1,5 @@
 #!/bin/bash
-# Submit in a clone that all nodes see: sbatch docs/scale/slurm.sh
+# Submit this script in a clone on a shared file system: sbatch docs/scale/slurm.sh
 #SBATCH --job-name=mixing
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -8,9 +8,9 @@
 #SBATCH --time=08:00:00
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# A job that is preempted or out of time is submitted again by Slurm, or by you; it goes on where it stopped.
+# Slurm requeues a preempted job. Submit the script again after a timeout; the run resumes in both cases.
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?start it by sbatch}"
+cd "${SLURM_SUBMIT_DIR:?submit this script with sbatch}"
 export PATH="$PWD/.venv/bin:$PATH" HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-0}"
 
 stale() { [[ $(dvc repro --dry --single-item "$1") == *"Running stage"* ]]; }
@@ -25,4 +25,4 @@ for stage in finetune capture inspect measure; do
     dvc commit --force "$stage"
   fi
 done
-dvc repro # the stages that one process runs
+dvc repro # the remaining stages, in one process
