@@ -102,6 +102,7 @@ def _columns(base: Any, heads: Sequence[int], width: int) -> list[slice]:
 
 
 def _zero_input(base: Any, output: nn.Module, heads: Layers) -> None:
+    """Set the inputs of the shared W_O to 0 for these heads, by the number of the call."""
     calls: list[int] = []
     base.register_forward_pre_hook(lambda *_: calls.clear())
 
@@ -538,11 +539,11 @@ def test_batch_edits_match_single_text_edits() -> None:
     with torch.no_grad():
         with model.intervene(text_mean_values(mask)) as network:
             together = network(**inputs, position_ids=positions).last_hidden_state
-        for place, text in enumerate(TEXTS):
+        for row, text in enumerate(TEXTS):
             alone = model.tokenizer(text, return_tensors="pt")
             with model.intervene(text_mean_values(alone["attention_mask"])) as network:
                 expected = network(**alone).last_hidden_state[0]
-            torch.testing.assert_close(together[place, mask[place] == 1], expected, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(together[row, mask[row] == 1], expected, rtol=1e-8, atol=1e-8)
 
 
 def test_shared_layer_outside_its_stack_is_an_error() -> None:

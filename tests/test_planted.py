@@ -194,7 +194,7 @@ FOOLED = {
         for name in ("attention", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
     },
 }
-"""Cases in which a measure's zeros or order are wrong."""
+"""Cases for which the value of a measure is wrong, as defined by `planted.fooled`."""
 
 
 @pytest.fixture(scope="module")
