@@ -212,7 +212,7 @@ def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
 
 
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Return the tokenized texts, which are given by name."""
+    """Return the tokenized texts of a mapping from names to texts."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
     return documents_of(table, pd.concat([each.table for each in tokenized]))
@@ -322,7 +322,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def threads_of_a_stage() -> Iterator[None]:
-    """Use the thread number of a stage in this process, because it determines the last digits of sums."""
+    """Use as many threads as a stage in this process, because their number determines the last digits of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(environment.TORCH_THREADS)
     yield

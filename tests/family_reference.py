@@ -158,7 +158,7 @@ def cosine(u: Array, v: Array) -> float:
 
 
 def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
-    """Return the arrays of a model of the family `name` by role, given the parameter names by role."""
+    """Return the arrays of a model of the family `name` by role; `names` maps roles to parameter names."""
     arrays = {}
     for role, path in names.items():
         weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
@@ -280,6 +280,7 @@ def find_position_scores(
     middle = len(table) // 2
 
     def disentangled(w: Weights, query: Array, key: Array) -> Array:
+        """Return DeBERTa's scores between contents and relative positions, in both directions."""
         position_query, position_key = (
             w.split(role if f"position_{role}" not in w.arrays else f"position_{role}", table)
             for role in ("query", "key")
@@ -559,6 +560,7 @@ def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> l
         return [part @ W[:-1] + W[-1] * (index == tokens) for index, part in enumerate(parts)]
 
     def added(layer: ReferenceLayer, stream: list[Array]) -> list[Array]:
+        """Return the parts of the feed-forward network's output."""
         w = layer.weights
         entering = normed(w, "feed_forward_norm", stream, sum(stream))
         ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}

@@ -68,6 +68,7 @@ class Repository:
         return self.refs.get(revision, revision if revision in self.commits else None)
 
     def trouble_at(self, place: str, has_body: bool) -> str | None:
+        """Record a request, and return the kind of its failure, or None."""
         self.asked.append(place)
         if self.trouble is None or self.trouble.place != place or self.troubled == self.trouble.times:
             return None
@@ -82,6 +83,7 @@ def _blob(content: bytes) -> str:
 
 
 def _entry(path: Path, folder: Path) -> dict[str, Any]:
+    """Return the entry of a file or folder in a listing."""
     kind, content = ("directory", b"") if path.is_dir() else ("file", path.read_bytes())
     entry = {"type": kind, "path": path.relative_to(folder).as_posix(), "size": len(content), "oid": _blob(content)}
     if path.suffix in LARGE:

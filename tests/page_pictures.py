@@ -64,7 +64,7 @@ class Picture:
         if element.tag == f"{SVG}text":
             x, y = x + in_pixels(element.get("x", "0")), y + in_pixels(element.get("y", "0"))
             parts = [element] if element.text else list(element)
-            for part in parts:  # parts of a line have no positions of their own
+            for part in parts:  # all parts of a line have the position of the line
                 looks = attributes | dict(part.attrib)
                 yield Label(
                     "".join(part.itertext()).replace("\u2212", "-").strip(),

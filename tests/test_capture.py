@@ -250,14 +250,14 @@ def test_unknown_documents_and_truncated_texts_are_reported(
         assert not ACTIVATIONS.exists()
 
 
-def test_drawn_reviews_are_stratified_and_follow_named_ones(workspace: Workspace, tiny_bert: Path) -> None:
+def test_drawn_reviews_are_stratified_and_follow_listed_ones(workspace: Workspace, tiny_bert: Path) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     run, parameters = Run(Path()), read_parameters()
     reviews, rows = read_split("test", run.reviews), captured_rows(parameters)
     assert run.texts == {f"test/{row}": reviews["text"][row] for row in rows}
     assert rows == [7, *sorted(set(rows) - {7})]
-    unnamed = parameters.capture.model_copy(update={"documents": []})
-    drawn = captured_rows(parameters.model_copy(update={"capture": unnamed}))
+    only_drawn = parameters.capture.model_copy(update={"documents": []})
+    drawn = captured_rows(parameters.model_copy(update={"capture": only_drawn}))
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
     assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1

@@ -178,6 +178,7 @@ def folder_without_splits(folder: Folder) -> None:
 
 
 def saved_folder(folder: Folder) -> None:
+    """Write a dataset in the format of `save_to_disk`, with files of its cache."""
     folder.suffix = ".arrow"
     splits = ("train", "test")[: folder.way.randint(1, 2)]
     (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))

@@ -1,4 +1,4 @@
-"""Results on a second device equal the CPU's in any state of torch, and with models or inputs on different devices."""
+"""Results on a second device match the CPU's in any state of torch, also if inputs are on a different device."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
-    """Return the squared displacements by the own token, the others and all tokens, and |y|^2, `[4, levels]`.
+    """Return squared displacements of a position by its own, other and all tokens, and |y|^2, as `[4, levels]`.
 
-    They belong to one position, and are averaged over donors.
+    The displacements are averaged over donors.
     """
     moves = []
     for donor in donors:

@@ -91,6 +91,7 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
+    """Return a measurer and its measures of texts in one batch."""
     measurer = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id or 0)
     documents = []
     for number, ids in enumerate(texts):

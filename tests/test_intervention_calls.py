@@ -47,6 +47,7 @@ class InDouble(TorchFunctionMode):
 
 
 def in_memory(family: str, kind: Any = AutoModel, dtype: torch.dtype = torch.float64) -> attnmix.Model:
+    """Return a random model of a family in memory, with the padding token of its tokenizer."""
     folder = tiny_folder(family)
     config = AutoConfig.from_pretrained(folder)
     config.update({"pad_token_id": load_tokenizer(folder).pad_token_id})
@@ -61,6 +62,7 @@ def batch(model: attnmix.Model, texts: Sequence[str] = TEXTS) -> dict[str, Tenso
 
 
 def vectors(network: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits if the network has a head, or else the last vectors."""
     options = dict(inputs)
     if hasattr(network.base_model, "_shift_right"):
         options["decoder_input_ids"] = network.base_model._shift_right(inputs["input_ids"])
@@ -403,7 +405,7 @@ def test_changing_attention_implementation_inside_is_an_error(tiny_bert: Path) -
             network(**batch(model))
 
 
-@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.long  # importing torch.compile takes seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 def test_torch_compile_works_after_last_intervention(tiny_bert: Path) -> None:
     models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
@@ -450,7 +452,7 @@ def test_derivatives_after_context_use_the_edited_pass(family: str, use_reentran
     assert network.is_gradient_checkpointing
 
 
-@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.long  # importing torch.compile takes seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
 def test_compiled_wrapper_is_edited(family: str) -> None:

@@ -1,4 +1,4 @@
-"""Edited attention gives the outputs of manually changed weights or hooks, and identity edits change nothing."""
+"""Edited attention matches manually changed weights or hooks, and identity edits change nothing."""
 
 from __future__ import annotations
 

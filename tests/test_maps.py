@@ -1,4 +1,4 @@
-"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes, also for degenerate inputs."""
+"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes. Degenerate inputs also have maps."""
 
 from __future__ import annotations
 
@@ -200,6 +200,7 @@ def test_component_scale_and_variance_need_euclidean_metric() -> None:
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:
+    """Write random features of three points with their tokens, and return the features."""
     plan = store.plan_store(tokens, 20, "float16", 64)
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}

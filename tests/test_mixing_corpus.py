@@ -1,4 +1,4 @@
-"""`measure` needs constant memory for any corpus, is independent of blocks, and shuffles words reproducibly."""
+"""`measure` needs constant memory, its results do not depend on blocks, and words are shuffled reproducibly."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
+        """Return the result of a method, computed only for the first text of each length."""
         index = 1 if name == "control_sums" else 0  # for controls, the documents are the second argument
         options, documents = arguments[:index], arguments[index]
         keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]

@@ -190,4 +190,4 @@ def test_comparison_is_accessible_on_every_screen(
     assert violations(page) == []
     if width == 1280:
         box = page.locator("#grid-canvas").bounding_box()
-        assert box["y"] + box["height"] <= 720  # both texts and their difference fit the first screen
+        assert box["y"] + box["height"] <= 720  # both texts and their difference fit on the first screen

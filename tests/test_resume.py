@@ -97,6 +97,7 @@ def test_changed_code_or_inputs_discard_unfinished_work(
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:
+        """Return True if the unfinished work still exists after a change."""
         nonlocal used
         (used / "work").touch()
         change()

@@ -118,7 +118,7 @@ def test_loaded_result_computes_with_its_model(
 ) -> None:
     result = attnmix.measure(model, TEXTS[:2])
     file = result.save(tmp_path / "local.zip")
-    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # save it like a hub identifier
+    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # save the path, like a hub name
     by_source = attnmix.load_result(result.save(tmp_path / "source.zip"))
     for loaded in (attnmix.load_result(file, model=model), by_source):
         assert loaded.matrix("alti").identical(result.matrix("alti"))
@@ -144,6 +144,7 @@ def test_saved_file_contains_no_local_path(result: attnmix.Measures, tmp_path: P
 
 
 def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
+    """Write an invalid result file of this kind."""
     if kind == "no zip":
         path.write_text("<html>", encoding="utf-8")
     elif kind == "another zip":
