@@ -5,10 +5,10 @@
     python -m benchmarks.card --checkpoint models/mine       # also compares the results of a real model
     python -m benchmarks.card --pack models/mine mine.int8   # compresses a real model for the transfer
 
-No network is needed: the model has the shape of BERT-base and random weights, and the texts are random words, including
-words that determine the class. Each row of the table is computed by a function below and written immediately.
-benchmarks/RESULTS.md explains the rows. If a row fails, it states the reason, the remaining rows still run, and the
-exit status is 1.
+No network is needed, because the model is a random BERT-base, and the texts are random words, including words that
+determine the class. Each row of the table is computed by a function below and written immediately.
+benchmarks/RESULTS.md explains the rows. A failed row states the reason, the remaining rows still run, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8
 
 @dataclass(frozen=True)
 class Card:
-    """State shared by the rows: the working folder of the stages, the device, and the user's options."""
+    """The working folder of the stages, the device, and the user's options."""
 
     run: Run
     size: Size
@@ -401,7 +401,7 @@ def collect_messages(phrase: str) -> Iterator[list[str]]:
 
 @contextmanager
 def training_speed() -> Iterator[list[float]]:
-    """Yield a list for the samples per second of each training run, as reported by the Trainer of transformers."""
+    """Yield a list for the samples per second of each training run, as reported by `Trainer`."""
     speeds: list[float] = []
     train = transformers.Trainer.train
 

@@ -77,8 +77,7 @@ REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
-# Constants, by module and name, for shards of 16 rows of the tiny models' float16 features. They require a
-# `capture.chunk_tokens` of at most 16.
+# Constants for shards of 16 rows of the tiny models' float16 features; `capture.chunk_tokens` must be at most 16.
 SMALL_SHARDS = {"attnmix.core.store.features:SHARD_BYTES": 16 * 24 * 2}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
@@ -177,7 +176,7 @@ PROBE_TEXTS = 16
 
 @contextmanager
 def few_samples() -> Iterator[None]:
-    """Use `BOOTSTRAP_SAMPLES`, because ten times as many, the default, would dominate the time of a tiny run."""
+    """Use `BOOTSTRAP_SAMPLES`, because the default of 2,000 dominates the time of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         for name, number in FEW_SAMPLES.items():
             patch.setattr(name.replace(":", "."), number)
@@ -221,8 +220,8 @@ def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: in
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
     """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels.
 
-    `special` has the classes of special tokens by label. The notation of the labels is that of WordPiece or, if any
-    label begins with a space, of tokenizers that mark spaces.
+    `special` has the classes of special tokens by label. Labels follow WordPiece or, if any begins with a space,
+    tokenizers that mark spaces.
     """
     spaced, end, word, before, rows = any(label[0] == SPACE for label in labels if label), 0, -1, "", []
     for label in labels:
@@ -322,7 +321,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def threads_of_a_stage() -> Iterator[None]:
-    """Use as many threads as a stage in this process, because their number determines the last digits of sums."""
+    """Use a stage's number of threads, because it determines the last digits of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(environment.TORCH_THREADS)
     yield

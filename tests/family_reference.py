@@ -1,7 +1,7 @@
 """Independent float64 reference for the features and measures of every family, with explicit sums token by token.
 
 The reference uses a base model's configuration and state dictionary, processes one unpadded text, and shares no code
-with the library. The arrays of a layer are stored by role; a missing role has no effect (zero or identity).
+with the library. A layer's arrays are stored by role; missing roles count as zero or identity.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def cosine(u: Array, v: Array) -> float:
 
 
 def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
-    """Return the arrays of a model of the family `name` by role; `names` maps roles to parameter names."""
+    """Return arrays by role; `names` maps roles to parameter names."""
     arrays = {}
     for role, path in names.items():
         weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
@@ -307,10 +307,7 @@ def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
 
 
 def bucket(distance: int, both: bool = True) -> int:
-    """Return T5's bucket of a distance, of 16 for each of two directions or of 32 for one direction.
-
-    Half of the buckets contain a single distance; the others grow logarithmically up to 128.
-    """
+    """Return T5's bucket, of 16 per direction or 32 for one; half have a single distance, half grow up to 128."""
     far, exact = abs(distance), 8 if both else 16
     number = far if far < exact else min(2 * exact - 1, exact + int(np.log(far / exact) / np.log(128 / exact) * exact))
     return number + 16 * (both and distance > 0)

@@ -1,4 +1,4 @@
-"""A fake hub on the loopback interface, which serves listings and files to hub clients and can fail in several ways.
+"""A fake hub on the loopback interface, which serves listings and files, and can fail in several ways.
 
 Large files are redirected to a second origin, as on the real hub. That origin serves ranges and rejects tokens.
 """
@@ -34,8 +34,8 @@ class Trouble(NamedTuple):
     """A failure of the first `times` requests to `place`, or of all requests if `times` is None.
 
     `place`: `info` (of a revision), `tree` (the listing), `file` (at the hub) or `storage` (at the second origin).
-    `cut`, `stall` and `reset` end the body, stop sending or reset the connection at byte `CUT`. `further` resets it
-    `CUT` bytes after the start of the requested range. `drip` sends spaces and `endless` the content without end.
+    `cut`, `stall` and `reset` end, pause or reset the body at byte `CUT`. `further` resets it `CUT` bytes after the
+    start of the requested range. `drip` and `endless` repeat a space or the content without end.
     """
 
     place: str
@@ -90,8 +90,7 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
         digest = hashlib.sha256(content).hexdigest()
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n".encode()
         lfs = {"oid": digest, "size": len(content), "pointerSize": len(pointer)}
-        # With the hash of the xet protocol, clients by default start their own transfers, which bypass this server and
-        # the project's limits.
+        # The client must ignore the hash of the xet protocol, which bypasses this server and the project's limits.
         entry |= {"oid": _blob(pointer), "lfs": lfs, "xetHash": digest}
     return entry
 

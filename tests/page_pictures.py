@@ -56,7 +56,7 @@ class Picture:
         self.labels = list(self._labels(self.root, 0, 0, {}))
 
     def _labels(self, element: Any, x: float, y: float, inherited: dict[str, str]) -> Any:
-        """Yield the labels in an element at the offset (x, y) that inherits these attributes."""
+        """Yield the labels in an element at the offset (x, y)."""
         attributes = inherited | dict(element.attrib)
         moved = re.search(r"translate\(([-\d.e]+)[ ,]*([-\d.e]*)", element.get("transform", ""))
         if moved:
@@ -64,7 +64,7 @@ class Picture:
         if element.tag == f"{SVG}text":
             x, y = x + in_pixels(element.get("x", "0")), y + in_pixels(element.get("y", "0"))
             parts = [element] if element.text else list(element)
-            for part in parts:  # all parts of a line have the position of the line
+            for part in parts:  # all parts have the position of the line
                 looks = attributes | dict(part.attrib)
                 yield Label(
                     "".join(part.itertext()).replace("\u2212", "-").strip(),

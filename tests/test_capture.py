@@ -108,7 +108,7 @@ def test_batches_and_shards_match_single_texts(
 
 
 def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> None:
-    """The CPU reads one number per group, because on a GPU each of these reads waits for the device."""
+    """On a GPU, each number that the CPU reads waits for the device."""
     numbers = []
 
     class Numbers(TorchDispatchMode):

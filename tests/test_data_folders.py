@@ -1,4 +1,4 @@
-"""All data files of a folder, and no others, are read, listed in the log, and watched in reports/sources.json."""
+"""Exactly the data files of a folder are read, logged, and listed in reports/sources.json."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Folder:
         self.root, self.way = root, way
         self.folder = root / way.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
-        for name in ("x 1", "ab", "xy", "a"):  # siblings that the folder's name would match as a glob pattern
+        for name in ("x 1", "ab", "xy", "a"):  # siblings that match the folder's name as a glob pattern
             if name != self.folder.name:
                 self.write(root / name / "train.csv", self.rows(), ".csv")
         self.suffix = way.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
@@ -178,7 +178,7 @@ def folder_without_splits(folder: Folder) -> None:
 
 
 def saved_folder(folder: Folder) -> None:
-    """Write a dataset in the format of `save_to_disk`, with files of its cache."""
+    """Write a dataset as `save_to_disk` does, with caches."""
     folder.suffix = ".arrow"
     splits = ("train", "test")[: folder.way.randint(1, 2)]
     (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
@@ -466,7 +466,7 @@ def test_damaged_description_of_saved_set_is_an_error(tmp_path: Path, content: s
     for name in "ab":
         write_rows(tmp_path / f"train/{name}.csv")
     description.write_text(content)
-    assert len(read(tmp_path)["train"]) == 8  # without a saved dataset, `state.json` is an unrelated file
+    assert len(read(tmp_path)["train"]) == 8  # this `state.json` is unrelated to saved datasets
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:

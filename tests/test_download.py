@@ -480,7 +480,7 @@ def test_stage_writes_reviews_model_and_sources(own: Path, caplog: pytest.LogCap
     sources = json.loads(Path("reports/sources.json").read_text())  # watched by DVC after this run
     assert (sources["watched"], sources["files"].keys()) == (["own"], {"dataset.name", "model.name"})
     assert Path("models/pretrained/model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
-    # A third of the words is unknown to the tiny vocabulary, which the log must state.
+    # A third of the words is unknown to the tiny vocabulary.
     words = " ".join(expected["test"]["text"]).replace(".", "").split()
     unknown = sum(word not in WORDS for word in words) / len(words)
     assert f"unknown to the model's tokenizer: {100 * unknown:.1f} % of the words of 9 texts" in caplog.messages

@@ -28,7 +28,7 @@ SITE = Site(1, "layer_output")
 
 @pytest.fixture(scope="module")
 def bucket_server() -> Iterator[str]:
-    """Yield the address of an S3 server, which all tests share because fsspec keeps its first connection."""
+    """Yield the address of one S3 server for all tests, because fsspec keeps its first connection."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
@@ -37,7 +37,7 @@ def bucket_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create an empty bucket, set the environment variables for its server, and return the address of a run in it."""
+    """Create a bucket, set the environment variables of its server, and return the address of a run in it."""
     name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
     urllib.request.urlopen(urllib.request.Request(f"{bucket_server}/{name}", method="PUT")).close()
     for variable, value in (KEYS | {"AWS_ENDPOINT_URL": bucket_server}).items():

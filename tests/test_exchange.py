@@ -45,10 +45,7 @@ def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
 
 
 def states(model: Any, ids: Any) -> list[Array]:
-    """Return the vectors `[T, D]` of T tokens after each layer, before final norms.
-
-    A decoder's inputs are shifted right by one; its vectors are returned at the positions of their input tokens.
-    """
+    """Return the vectors `[T, D]` of each level before final norms; decoder vectors are at their input tokens."""
     before_norm: dict[int, Any] = {}  # transformers returns the last layer's vectors after the norm
     norms = [stack.final_norm for stack in family_of(model.config).stacks]
     hooks = []
@@ -74,10 +71,7 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
-    """Return squared displacements of a position by its own, other and all tokens, and |y|^2, as `[4, levels]`.
-
-    The displacements are averaged over donors.
-    """
+    """Return squared displacements by own, other and all tokens, and |y|^2, `[4, levels]`, averaged over donors."""
     moves = []
     for donor in donors:
         own, others = ids.copy(), donor.copy()
@@ -159,12 +153,12 @@ def test_displacements_do_not_depend_on_batches() -> None:
 
 
 def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
-    """Return displacements of one level `[K, 1, T]` for K kinds of donors and T tokens."""
+    """Return displacements of one level `[K, 1, T]` for K kinds of donors."""
     return Displacements(*(np.array(values, float)[:, None] for values in (own, others, joint, length)))
 
 
 def test_sums_follow_from_displacements() -> None:
-    nothing = np.nan  # the second token only has rounding errors, and the third token was not exchanged
+    nothing = np.nan  # the second token only has rounding errors, and the third was not exchanged
     moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
     sums = exchange_sums(moves, precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {

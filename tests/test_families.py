@@ -91,7 +91,7 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
-    """Return a measurer and its measures of texts in one batch."""
+    """Return a measurer and its measures of texts."""
     measurer = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id or 0)
     documents = []
     for number, ids in enumerate(texts):
@@ -108,10 +108,7 @@ def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """Return mean values of other texts `[heads, tokens, width]` in groups of positions: 0, 1, 2-3, 4-7, ...
-
-    Groups without tokens in other texts have the mean over all positions.
-    """
+    """Return other texts' mean values `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ... (if none, at all)."""
     others = [each for index, each in enumerate(values) if index != number]
     everything, means = np.concatenate(others, axis=1).mean(1), []
     for position in range(values[number].shape[1]):
@@ -293,7 +290,7 @@ def test_derivatives_match_autograd(base: Any, texts: list[list[int]]) -> None:
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """Return Jacobians of layer outputs (T tokens, width D) by word embeddings (width W) as `[T, D, T, W]`."""
+    """Return Jacobians of layer outputs by word embeddings `[T, D, T, W]` (widths D and W of T tokens)."""
     words = base.get_input_embeddings()(ids).detach()
     decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
@@ -309,7 +306,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
 @pytest.mark.parametrize(
     ("model_type", "key", "wrong", "broken"),
     [
-        # Modules that are one step too early or too late, which are errors of other tools in these families.
+        # Modules that are one step too early or too late, as in other tools.
         ("gemma3_text", "attention_output_norm", None, "attention_residual"),
         ("olmo2", "feed_forward_output_norm", None, "layer_output"),
         ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),

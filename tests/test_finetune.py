@@ -83,7 +83,7 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # The distance of each end of Wilson's interval from the observed share is 1.96 standard errors at this end.
+    # The ends of Wilson's interval are 1.96 of their own standard errors from the observed share.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
@@ -252,7 +252,7 @@ def test_killed_training_resumes_to_identical_bytes(
 ) -> None:
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert))
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
-    # Leave an incomplete checkpoint, which contains weights but no training state.
+    # Leave an incomplete checkpoint: weights without a training state.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-14/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-14")
     curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
@@ -263,11 +263,11 @@ def test_killed_training_resumes_to_identical_bytes(
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0
     state_file.write_text(json.dumps(state))
-    # Stop while the oldest checkpoint is removed, after the newest was completed.
+    # Stop during the removal of the oldest checkpoint; the newest is complete.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
     assert "resumes from checkpoint-7\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
-    # Stop after the model was published, before the unfinished work is removed. DVC would then remove the outputs.
+    # Stop between publication and clean-up; DVC would then remove the outputs.
     log = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
     assert f"resumes from {newest.name}\n" in log
     for output in OUTPUTS:

@@ -452,7 +452,7 @@ def test_texts_are_validated_without_model() -> None:
 
 @pytest.fixture(scope="module", params=each_family("gpt2"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """Return a model of each family in memory; its tokenizer has a padding token and truncates on the left."""
+    """Return a model of each family in memory, with a padding token and truncation on the left."""
     folder = write_family(request.param, tmp_path_factory.mktemp(request.param))
     tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
     if tokenizer.pad_token is None:
@@ -462,7 +462,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def has_page(family: attnmix.Model) -> bool:
-    """Return True for one family of each kind of tokenizer; pages depend on the family only by its tokenizer."""
+    """Return True for one family per kind of tokenizer, the only property of a family that pages use."""
     return family.network.config.model_type in one_of_each_tokenizer()
 
 

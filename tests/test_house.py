@@ -157,9 +157,9 @@ def test_stages_use_portable_decompositions() -> None:
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-# Parameters that the comparison ignores: keys for hub sources, folders and runs without training; keys of later
-# stages, which `download` and `finetune` only validate; numbers of texts, in stages that use the texts of `tokenize`;
-# and the arithmetic of `reduce`, which uses no torch tensors and reads the environment.
+# Ignored parameters: keys for hub sources, folders and runs without training; keys of later stages that `download` and
+# `finetune` only validate; numbers of texts in stages that use the texts of `tokenize`; and the arithmetic of `reduce`,
+# which uses no torch tensors and reads the environment.
 EXEMPT = {
     "sources": {"dataset.test_split", "dataset.train_split"},
     "download": {"dataset.revision", "dataset.test_split", "model.revision", "finetune.epochs"},
@@ -222,7 +222,7 @@ def observed(folder: Path) -> dict[str, Observed]:
     keys, opened = set[str](), set[str]()
 
     def record(section: BaseModel, name: str) -> Any:
-        """Return an attribute, and record the parameters that this access reads."""
+        """Return an attribute, and record the parameters that it reads."""
         value = object.__getattribute__(section, name)
         prefix = SECTIONS.get(type(section), "")
         if name in type(section).model_fields and not isinstance(value, BaseModel):
@@ -232,7 +232,7 @@ def observed(folder: Path) -> dict[str, Observed]:
         return value
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
-        """Record opened files of the run, and data files of the code (an audit hook)."""
+        """Audit hook that records opened files."""
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
             path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
             if path.is_relative_to(folder) and path.is_file():
@@ -280,7 +280,7 @@ def test_stage_accesses_exactly_its_declared_files(observed: dict[str, Observed]
 
 
 def rerun(key: str, changed_out: str) -> set[str]:
-    """Return the stages that DVC reruns if the parameter `key` changes the output `changed_out` of `tokenize`."""
+    """Return the stages that DVC reruns if `key` changes the output `changed_out` of `tokenize`."""
     stages = {"tokenize"}
     changed = {changed_out}
     for name, stage in STAGES.items():  # in order of execution

@@ -47,7 +47,7 @@ class InDouble(TorchFunctionMode):
 
 
 def in_memory(family: str, kind: Any = AutoModel, dtype: torch.dtype = torch.float64) -> attnmix.Model:
-    """Return a random model of a family in memory, with the padding token of its tokenizer."""
+    """Return a random model of a family in memory."""
     folder = tiny_folder(family)
     config = AutoConfig.from_pretrained(folder)
     config.update({"pad_token_id": load_tokenizer(folder).pad_token_id})
@@ -62,7 +62,7 @@ def batch(model: attnmix.Model, texts: Sequence[str] = TEXTS) -> dict[str, Tenso
 
 
 def vectors(network: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits if the network has a head, or else the last vectors."""
+    """Return the logits, or the last vectors of a network without head."""
     options = dict(inputs)
     if hasattr(network.base_model, "_shift_right"):
         options["decoder_input_ids"] = network.base_model._shift_right(inputs["input_ids"])
@@ -104,7 +104,7 @@ def _columns(base: Any, heads: Sequence[int], width: int) -> list[slice]:
 
 
 def _zero_input(base: Any, output: nn.Module, heads: Layers) -> None:
-    """Set the inputs of the shared W_O to 0 for these heads, by the number of the call."""
+    """Set the inputs of a shared W_O to 0 for the heads of each call."""
     calls: list[int] = []
     base.register_forward_pre_hook(lambda *_: calls.clear())
 

@@ -36,7 +36,7 @@ def write_labels(folder: Path, labels: Sequence[Any], names: Sequence[str] | Non
 
 
 def read_labels(folder: Path) -> list[str]:
-    """Return the labels in the order in which `write_labels` received them."""
+    """Return the labels in the order of `write_labels`."""
     table = read_source(DatasetParameters(name=str(folder)), COLUMNS)[0]["train"]
     labels: list[str] = (
         table.assign(number=table["text"].str.removeprefix("text ").astype(int)).sort_values("number")["label"].tolist()

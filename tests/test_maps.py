@@ -1,4 +1,4 @@
-"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes. Degenerate inputs also have maps."""
+"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes, and exist for degenerate inputs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def chain() -> list[Any]:
     return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
 
 
-# umap.UMAP warns about its own settings. The library calls umap's functions, which have no such warnings.
+# umap.UMAP warns about its own settings; the library calls umap's functions instead.
 @pytest.mark.filterwarnings("ignore:.*transform will be unavailable", "ignore:n_jobs value 1 overridden")
 def test_maps_match_umap_exactly(chain: list[Any]) -> None:
     import umap
@@ -200,7 +200,7 @@ def test_component_scale_and_variance_need_euclidean_metric() -> None:
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:
-    """Write random features of three points with their tokens, and return the features."""
+    """Write and return random features of three points, with their tokens."""
     plan = store.plan_store(tokens, 20, "float16", 64)
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
@@ -414,7 +414,7 @@ def outputs() -> dict[str, bytes]:
 
 
 def reduced(workspace: Workspace) -> dict[str, bytes]:
-    """Run `reduce` on fixed features, with a second seed for the stability of maps, and return its outputs."""
+    """Run `reduce` on fixed features with a second seed, and return its outputs."""
     workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
     reduce.main(read_parameters())

@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "
 
 
 def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3, **settings: int) -> Path:
-    """Write the inputs of `measure`, with `documents` reviews of `length` words each, and return their folder."""
+    """Return a folder with the inputs of `measure` and `documents` reviews of `length` words."""
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
     folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -62,15 +62,15 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small blocks, and compute the measures once per text length, to observe the memory of the stage itself."""
+    """Use small blocks, and compute measures once per text length, to observe the stage's own memory."""
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", BLOCK_TEXTS)
     monkeypatch.setattr(mixing_tables, "CHUNK_DOCUMENTS", BLOCK_TEXTS)
-    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the file of the tokens' ratios
+    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the tokens' ratios
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
-        """Return the result of a method, computed only for the first text of each length."""
-        index = 1 if name == "control_sums" else 0  # for controls, the documents are the second argument
+        """Compute only the first text of each length."""
+        index = 1 if name == "control_sums" else 0  # the documents follow the name of a control
         options, documents = arguments[:index], arguments[index]
         keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]
         for key, document in zip(keys, documents, strict=True):
@@ -100,7 +100,7 @@ def little_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 def peak(workspace: Workspace, documents: int) -> int:
     """Return the peak of traced memory, including NumPy's, while `documents` texts are measured.
 
-    The minimum of two runs excludes occasional reallocations of tables in the interpreter or in libraries.
+    The minimum of two runs excludes occasional reallocations of tables.
     """
     reached = []
     for run in range(2):

@@ -65,7 +65,7 @@ def output(case: Case, x: Array) -> Array:
 
 
 def moved(case: Case) -> float:
-    """Return the distance between the vectors of TOKEN in two texts that differ only in the tokens of interest."""
+    """Return the distance of TOKEN's vectors in two texts that differ only in the tokens of interest."""
     of_interest = case.others_TT[TOKEN].numpy() == 1
     first, second = contents_of(case.name, 2).numpy()
     mixed = np.where(of_interest[:, None], second, first)
@@ -217,7 +217,7 @@ def test_only_listed_cases_fool_measures(table: pd.DataFrame) -> None:
 
 def test_committed_table_and_document_have_same_verdicts(table: pd.DataFrame) -> None:
     committed, keys = pd.read_csv(REPOSITORY / "docs/measures/planted.csv"), ["case", "measure", "fooled"]
-    # Without a skip connection both ratios are near 1, and the sign of their difference depends on the sampled texts.
+    # Without a skip connection, both ratios are near 1, and the sampled texts determine the sign of the difference.
     stable = committed["measure"] != "attn_n - corpus_value"
     # The projection is relative to the squared norm of the attention output, which is almost 0 in this case.
     stable &= (committed["measure"] != "contribution_weights") | (committed["case"] != "elsewhere")

@@ -143,7 +143,7 @@ def load_plain(folder: Path) -> Any:
 
 
 def review_in_float64(folder: Path) -> Review:
-    """Return `TEXT` for a float64 classifier that predicts `LABEL`."""
+    """Return `TEXT` for a float64 classifier and `LABEL`."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     classifier.model.double()
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 40)

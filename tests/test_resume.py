@@ -97,7 +97,7 @@ def test_changed_code_or_inputs_discard_unfinished_work(
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:
-        """Return True if the unfinished work still exists after a change."""
+        """Return True if unfinished work exists after a change."""
         nonlocal used
         (used / "work").touch()
         change()
@@ -161,7 +161,7 @@ def test_killed_process_resumes_to_identical_bytes(
     outputs: list[str],
     nodes: int,
 ) -> None:
-    """Kill one of two processes, and resume the stage with two launchers as on two machines, or in one process."""
+    """Kill one of two processes, and resume the stage with two launchers or in one process."""
     for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
         write_reviews(folder / "data/reviews")
         for seed, checkpoint in enumerate(("finetuned", "pretrained")):
@@ -186,6 +186,6 @@ def test_killed_process_resumes_to_identical_bytes(
 
 
 def run_here(folder: Path, stage: str) -> None:
-    """Run a stage in this process, to avoid the imports of a new process."""
+    """Run a stage in this process, to avoid imports."""
     with chdir(folder), few_samples(), lock_stage(stage):
         import_module(f"stages.{stage}").main(read_parameters())

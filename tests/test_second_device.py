@@ -55,9 +55,8 @@ TOLERANCE = 1e-3 if REAL_GPU else 1e-5
 SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
-# Operators in the list of `torch.use_deterministic_algorithms` that text models could call. `cumsum` is excluded
-# because only its floating-point version is affected, and models sum masks. On a GPU, each operator would stop the
-# stage.
+# Operators that `torch.use_deterministic_algorithms` rejects on a GPU and text models could call. `cumsum` is excluded,
+# because it is rejected for floating-point numbers only, and models sum masks.
 NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
     "aten::bincount",
@@ -222,7 +221,7 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     [
         ("bert", True),
         ("bert", False),
-        # Own attention code, shared keys, and cross-attention. The measures of these families are tested above.
+        # Own attention code, shared keys, and cross-attention. Their measures are tested above.
         *(pytest.param(name, True, marks=pytest.mark.families) for name in ("gpt_neo", "qwen3", "bart")),
         pytest.param("t5", False, marks=pytest.mark.families),
     ],

@@ -31,7 +31,7 @@ ONE_TEXT = [control for control in SAME_PASS if control != "corpus_value"]
 X1, X2, X3 = 1, 2, 3
 """Token IDs."""
 VECTORS = {X1: (1.0, -1.0, 0.0, 0.0), X2: (0.0, 0.0, 1.0, -1.0), X3: (1.0, 0.0, -1.0, 0.0)}
-"""Inputs of the first layer. They are centred and of equal length, so `GAMMA` reverts the norm of the embedding."""
+"""Inputs of the first layer, centred and of equal length, so that `GAMMA` reverts the norm of the embedding."""
 GAMMA = 0.5**0.5
 
 
@@ -79,7 +79,7 @@ def both_rows(own: float, other: float) -> list[list[float]]:
 
 
 def randomised(seed: int = 0) -> Any:
-    """Return a toy model of three layers with random weights, except for the position embeddings, which remain 0."""
+    """Return a toy model with random weights, except for the position embeddings, which remain 0."""
     base = toy(layers=3)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in base.named_parameters():
@@ -104,8 +104,8 @@ def test_matrices_of_two_orthogonal_tokens() -> None:
     np.testing.assert_allclose(actual["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
     for method in ("alti", "globenc"):
         np.testing.assert_allclose(actual[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
-    # In units of x_1 / 2 and x_2 / 2, the first output before the norm is (3, 1); without value 1 it is (2, 1), and
-    # without value 2 it is (3, 0). The own value hardly changes the direction, so the other token has the larger part.
+    # In units of x_1 / 2 and x_2 / 2, the first output is (3, 1) before the norm, (2, 1) without value 1, and (3, 0)
+    # without value 2. The own value hardly changes the direction, so the other token has the larger part.
     own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
     assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
     expected = both_rows(own / (own + other), other / (own + other))

@@ -1,4 +1,4 @@
-"""A trained classifier can be analysed without fine-tuning; its head is matched to the class names of the data."""
+"""A trained classifier is used without fine-tuning, with its head matched to the class names of the data."""
 
 from __future__ import annotations
 
