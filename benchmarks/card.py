@@ -5,10 +5,10 @@
     python -m benchmarks.card --checkpoint models/mine       # also compares the results of a real model
     python -m benchmarks.card --pack models/mine mine.int8   # compresses a real model for the transfer
 
-No network is needed: the model has the shape of BERT-base and random weights, and the texts are random words, including
-words that determine the class. Each row of the table is computed by a function below and written immediately.
-benchmarks/RESULTS.md explains the rows. If a row fails, it states the reason, the remaining rows still run, and the
-exit status is 1.
+No network is needed, because the model is a random BERT-base, and the texts are random words, including words that
+determine the class. Each row of the table is computed by a function below and written immediately.
+benchmarks/RESULTS.md explains the rows. A failed row states the reason, the remaining rows still run, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8
 
 @dataclass(frozen=True)
 class Card:
-    """State shared by the rows: the working folder of the stages, the device, and the user's options."""
+    """The working folder of the stages, the device, and the user's options."""
 
     run: Run
     size: Size
@@ -164,10 +164,10 @@ def same_numbers_of_a_checkpoint(card: Card) -> str:
 
 
 def compared(folder: Path, device: torch.device) -> str:
-    """Return the largest absolute difference of ratios and matrices from the CPU."""
+    """Return text on the largest absolute difference of ratios and matrices between the device and the CPU."""
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     differences = []
-    results = [attnmix.measure(attnmix.load(folder, device=place), texts) for place in (device, "cpu")]
+    results = [attnmix.measure(attnmix.load(folder, device=each), texts) for each in (device, "cpu")]
     for found, expected in zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True):
         differences.append(np.abs(found - expected).max())
     for name in ("norm", "value_zeroing"):
@@ -248,7 +248,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> Non
 
 
 def out_of_memory(stage: str) -> Callable[[Card], str]:
-    """Return the row of a stage with too little GPU memory, which must print one line with the key to reduce."""
+    """Return the row of a stage with too little GPU memory, which must print one line with the parameter to reduce."""
 
     def row(card: Card) -> str:
         if card.device.type != "cuda":
@@ -271,33 +271,33 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
     return row
 
 
-def capture_speed(place: int) -> Callable[[Card], str]:
+def capture_speed(index: int) -> Callable[[Card], str]:
     """Return the row of `capture` compared with bare forward passes, for one batch size, and the speed of the disk."""
 
     def row(card: Card) -> str:
-        if place >= len(card.size.batch_tokens):
+        if index >= len(card.size.batch_tokens):
             raise NotHereError("--small has fewer sizes")
-        batch_tokens = card.size.batch_tokens[place]
+        batch_tokens = card.size.batch_tokens[index]
         card.write_parameters(capture={"batch_tokens": batch_tokens})
-        if place == 0:
+        if index == 0:
             card.stage("tokenize")
         vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
         rate = measure_disk_rate(card.run.root, vectors)
-        return f"{beside_bare_passes(card, 'capture', 'captured', batch_tokens)}; disk: {rate:.2f} GB/s in one thread"
+        return f"{compare_with_bare(card, 'capture', 'captured', batch_tokens)}; disk: {rate:.2f} GB/s in one thread"
 
     return row
 
 
-def measure_speed(place: int) -> Callable[[Card], str]:
+def measure_speed(index: int) -> Callable[[Card], str]:
     """Return the row of `measure`, including both controls, compared with bare forward passes, for one batch size."""
 
     def row(card: Card) -> str:
-        batch_tokens = card.size.batch_tokens[place]
+        batch_tokens = card.size.batch_tokens[index]
         capture = {"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]}
         card.write_parameters(finetune={"epochs": 0}, capture=capture)
-        if place == 0:
+        if index == 0:
             card.stage("tokenize")
-        return beside_bare_passes(card, "measure", "measured", batch_tokens)
+        return compare_with_bare(card, "measure", "measured", batch_tokens)
 
     return row
 
@@ -310,7 +310,7 @@ def faithfulness(card: Card) -> str:
     return f"{seconds:.0f} s, {rows} rows, {use}"
 
 
-def beside_bare_passes(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
+def compare_with_bare(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
     """Return the speed of a stage with its limiting factor, and of bare forward passes of the same texts."""
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
     with watched(card.device) as use, collect_messages("limited by: ") as limits:
@@ -401,7 +401,7 @@ def collect_messages(phrase: str) -> Iterator[list[str]]:
 
 @contextmanager
 def training_speed() -> Iterator[list[float]]:
-    """Yield a list for the samples per second of each training run, as reported by the Trainer of transformers."""
+    """Yield a list for the samples per second of each training run, as reported by `Trainer`."""
     speeds: list[float] = []
     train = transformers.Trainer.train
 
@@ -420,8 +420,8 @@ def training_speed() -> Iterator[list[float]]:
 def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
     """Return texts of random words and lengths with alternating classes, which are determined by some words."""
     generator, rows = np.random.default_rng(seed), []
-    for place in range(number):
-        label = place % 2
+    for index in range(number):
+        label = index % 2
         words = generator.choice(WORDS, generator.integers(longest // 3, longest - 3)).tolist()
         words[1:1] = generator.choice(CLASS_WORDS[label], 3).tolist()
         rows.append((" ".join(words), label, ("negative", "positive")[label]))
@@ -471,7 +471,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint in a file of `pack`. Its rounded weights are the same on every device."""
+    """Write the checkpoint of a file written by `pack`. Its rounded weights are the same on every device."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)
@@ -505,7 +505,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The rows of the table, in order. Rows after the fine-tuning rows use the model of the last one (fp32)."""
+"""The rows of the table, in order. Rows after the fine-tuning rows use the model of the last of these (fp32)."""
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     documents = list(_documents(texts, tokens))
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents])
-    sampled = [place == 0 for place in range(texts)]
+    sampled = [text == 0 for text in range(texts)]
     inputs = measurer.batch(documents)
     sites = widths(base, CaptureParameters().points)
     buffer_type = {"dtype": torch.float16, "device": device}

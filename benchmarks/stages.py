@@ -1,4 +1,4 @@
-"""Time and memory of the stages, compared with bare forward passes and with simple alternatives for the same results.
+"""Compare time and memory of the stages with bare forward passes and with simple alternatives for the same results.
 
     python -m benchmarks.stages                                   # all cases; needs more than an hour
     python -m benchmarks.stages --cases capture --repeats 3       # only some cases
@@ -399,8 +399,8 @@ class Writer:
             block = value.half().cpu().numpy()
             if name not in self.rows:
                 self.rows[name] = np.empty((self.starts[-1], block.shape[-1]), np.float16)
-            for place, i in enumerate(batch):
-                self.rows[name][self.starts[i] : self.starts[i + 1]] = block[place, : len(self.encoded[i])]
+            for index, i in enumerate(batch):
+                self.rows[name][self.starts[i] : self.starts[i + 1]] = block[index, : len(self.encoded[i])]
 
     def save(self) -> None:
         for name, array in self.rows.items():
@@ -578,12 +578,12 @@ class Measuring(NamedTuple):
     def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
         """Return the measures. All identities are checked in the `sampled` texts, with the sampling rate of a run."""
         self._observe()
-        return list(self.measurer.measures(batch, [place in sampled for place in range(len(batch))]))
+        return list(self.measurer.measures(batch, [index in sampled for index in range(len(batch))]))
 
     def identities(self, batch: Batch) -> list[Any]:
         """Return the ratios, with the identity checks of a run."""
         self._observe()
-        return list(self.measurer.measures(batch, [place == 0 for place in range(len(batch))], ()))
+        return list(self.measurer.measures(batch, [index == 0 for index in range(len(batch))], ()))
 
     def _observe(self) -> None:
         from attnmix.models.attention import OBSERVED
@@ -644,17 +644,17 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def same_ratios() -> str:
-    """Return the agreement of both ways to the ratios, the error of the parts, and the effect of eager attention."""
+    """Return text on the largest identity error and the effect of eager attention; raise an error if ratios differ."""
     ready = prepare_measuring()
     batch = ready.batches[0]
     sdpa, eager = (ready.forward(batch, name) for name in ("sdpa", "eager"))
     ratios, measures = ready.ratios(batch, ready.measurer).cpu().numpy(), ready.measures(batch)
-    for place, (document, each) in enumerate(zip(batch, measures, strict=True)):
-        alone = ratios[:, :, place, : len(document)].swapaxes(0, 1)
+    for index, (document, each) in enumerate(zip(batch, measures, strict=True)):
+        alone = ratios[:, :, index, : len(document)].swapaxes(0, 1)
         np.testing.assert_allclose(alone, each.ratios, rtol=0, atol=RATIO_ROUNDING)
     wrong = max(float(np.nanmax(each.identities)) for each in measures)
     lengths = [len(document) for every in ready.batches for document in every]
-    real = [np.s_[place, : len(document)] for place, document in enumerate(batch)]
+    real = [np.s_[index, : len(document)] for index, document in enumerate(batch)]
     apart = max(float((sdpa[where] - eager[where]).abs().max()) for where in real)
     return (
         f"{len(lengths)} texts with {sum(lengths)} tokens are measured in {len(ready.batches)} batches. In the first "

@@ -104,8 +104,8 @@ def write_with_tensorstore(path: Path, vectors: Array) -> None:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(vectors.shape)}},
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    place = {"driver": "file", "path": str(path)}
-    store = tensorstore.open({"driver": "zarr3", "kvstore": place, "metadata": metadata}, create=True).result()
+    files = {"driver": "file", "path": str(path)}
+    store = tensorstore.open({"driver": "zarr3", "kvstore": files, "metadata": metadata}, create=True).result()
     store.write(vectors).result()
 
 

@@ -19,14 +19,14 @@ import pytest
 LIMIT_MILLISECONDS = 300_000  # generous for a busy machine; no test depends on it
 LOOKS = {"media": "null", "color_scheme": "light", "forced_colors": "none", "reduced_motion": "no-preference"}
 WHOLE = "html[data-whole]"
-"""Selector of a page that is drawn completely; `data-ready` marks a page with only its first screen drawn."""
+"""Selector of a completely drawn page; `data-ready` only means that the first screen is drawn."""
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
 NAMES = {
     "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
-# Playwright does not report downloads of unmodified Firefox builds, and Chromium blocks many downloads in a row. Pages
-# therefore store what they would save in a list.
+# Playwright does not report downloads of unmodified Firefox builds, and Chromium blocks many downloads in a row. The
+# files that a page saves are therefore collected in a list.
 KEEP_SAVED_FILES = """() => {
   window.savedFiles = [];
   HTMLAnchorElement.prototype.click = function () { window.savedFiles.push([this.download, window.lastBlob]); };
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"chromium": {"args": ["--disable-gpu"]}, "
 
 @contextmanager
 def browser(kind: str = "chromium") -> Iterator[Any]:
-    """Yield a headless browser; without an installed browser, skip the test or, if REQUIRE_BROWSER is set, fail it."""
+    """Yield a headless browser. If none is installed, skip the test, or fail it if REQUIRE_BROWSER is set."""
     path = next((path for path in map(shutil.which, NAMES[kind]) if path), None)
     if path is None:
         stop = pytest.fail if os.environ.get("REQUIRE_BROWSER") else pytest.skip
@@ -72,7 +72,7 @@ RESET = """() => {
   dispatchEvent(new Event("afterprint"));
   scrollTo(0, 0);
 }"""
-"""Restores the initial state of a page."""
+"""Script that restores the initial state of a page."""
 
 
 class Opened:
@@ -90,7 +90,7 @@ class Opened:
             self.open(path)
 
     def open(self, path: Path, width: int = 1400, height: int = 900, **looks: str) -> Opened:
-        """Open another page in the same tab, in a third of the time of a new tab, and return the tab."""
+        """Open a page in this tab, which takes a third of the time of a new tab, and return the tab."""
         self.page.goto("about:blank")
         if looks:
             self.page.set_viewport_size({"width": width, "height": height})
@@ -101,7 +101,7 @@ class Opened:
         return self
 
     def drawn(self) -> dict[str, Any]:
-        """Return the state of the map after all motion has ended: tokens, their pixels and names."""
+        """Return the state of the map at the end of its animation: tokens, their pixels and names."""
         self.page.wait_for_function("() => !document.getElementById('map-canvas').drawn().moving")
         return dict(self.page.evaluate("document.getElementById('map-canvas').drawn()"))
 
@@ -125,7 +125,7 @@ class Opened:
         self.page.evaluate(RESET)
 
     def check(self) -> None:
-        """Assert that pages logged no errors and requested nothing but themselves."""
+        """Assert that the pages logged no errors and requested no other files."""
         assert self.errors == []
         allowed = ("data:", "blob:", *self.addresses)
         assert [each for each in self.requests if not each.startswith(allowed)] == []

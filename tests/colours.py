@@ -1,4 +1,4 @@
-"""Perceptual colour differences computed from the standards: CIELAB, CIEDE2000 and simulated deuteranopia."""
+"""Perceptual colour differences, implemented from their publications: CIELAB, CIEDE2000, simulated deuteranopia."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def linear(hexadecimal: str) -> Doubles:
 
 
 def without_green_cones(parts: Doubles) -> Doubles:
-    """Return the linear colour that simulates how a deuteranope sees a colour."""
+    """Return a linear colour as seen with deuteranopia."""
     return np.clip(DEUTERANOPIA @ parts, 0, 1)
 
 
@@ -66,16 +66,16 @@ def distance(one: Doubles, other: Doubles) -> float:
 
 
 SCALE = {1: ("#ffffff", "#5896cc", "#00386f"), -1: ("#ffffff", "#d07f45", "#7a2c00")}
-"""The scale of the light page for values above and below 0: the colours at 0, in the middle and at the end."""
+"""The light page's scales for values above and below 0: the colours at 0, in the middle and at the end."""
 
 
-def shade(place: float) -> Doubles:
+def shade(position: float) -> Doubles:
     """Return the CIELAB colour at a position between -1 and 1 on the page's scale."""
-    colours = [lab(linear(colour)) for colour in SCALE[1 if place >= 0 else -1]]
-    return np.array([np.interp(min(abs(place), 1), (0, 0.5, 1), part) for part in np.transpose(colours)])
+    colours = [lab(linear(colour)) for colour in SCALE[1 if position >= 0 else -1]]
+    return np.array([np.interp(min(abs(position), 1), (0, 0.5, 1), part) for part in np.transpose(colours)])
 
 
 def as_lab(computed: str) -> Doubles:
-    """Return the CIELAB colour of a browser's notation, `rgb(0, 114, 178)`."""
+    """Return the CIELAB coordinates of a colour in a browser's notation, such as `rgb(0, 114, 178)`."""
     red, green, blue = (int(part) for part in re.findall(r"\d+", computed)[:3])
     return lab(linear(f"#{red:02x}{green:02x}{blue:02x}"))

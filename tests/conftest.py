@@ -77,7 +77,7 @@ REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
-# Shards of 16 rows of the tiny models' float16 features, by module and name; for `capture.chunk_tokens` up to 16.
+# Constants for shards of 16 rows of the tiny models' float16 features; `capture.chunk_tokens` must be at most 16.
 SMALL_SHARDS = {"attnmix.core.store.features:SHARD_BYTES": 16 * 24 * 2}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
@@ -110,7 +110,7 @@ def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: Any) 
 
 
 def toy_reviews(number: int, seed: int) -> pd.DataFrame:
-    """Return short reviews of several lengths with classes in rotation, which their words determine."""
+    """Return short reviews of different lengths with alternating classes, which their words determine."""
     generator, rows = np.random.default_rng(seed), []
     for i in range(number):
         label, parts = i % 2, []
@@ -176,7 +176,7 @@ PROBE_TEXTS = 16
 
 @contextmanager
 def few_samples() -> Iterator[None]:
-    """Use `BOOTSTRAP_SAMPLES`, because the library's tenfold number dominates the time of a tiny run."""
+    """Use `BOOTSTRAP_SAMPLES`, because the default of 2,000 dominates the time of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         for name, number in FEW_SAMPLES.items():
             patch.setattr(name.replace(":", "."), number)
@@ -185,7 +185,7 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and then the modules `stages` in the current folder, with labels as missing predictions."""
+    """Run `tokenize` and the modules `stages` in the current folder; labels serve as predictions if there are none."""
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]
@@ -196,7 +196,7 @@ def run_tokenized(*stages: Any) -> None:
 
 def run_capture(folder: Path, checkpoint: Path) -> Path:
     """Run `capture` in a folder with parameters, and return the folder."""
-    from stages import capture  # this import costs a second, which most modules need not spend
+    from stages import capture  # this import takes a second, and most test modules do not need it
 
     with chdir(prepared_for_capture(folder, checkpoint)):
         capture.main(read_parameters())
@@ -204,23 +204,24 @@ def run_capture(folder: Path, checkpoint: Path) -> Path:
 
 
 def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
-    """Return a document in which all tokens are words."""
+    """Return a text in which all tokens are words."""
     numbers = np.array(list(ids), np.int32)
     classes = np.full(len(numbers), CLASSES.index("word"), np.int8)
     return Document(name, numbers, classes, np.arange(len(numbers), dtype=np.int32))
 
 
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Return documents of the named texts."""
+    """Return the tokenized texts of a mapping from names to texts."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
     return documents_of(table, pd.concat([each.table for each in tokenized]))
 
 
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
-    """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels; `special` has special classes.
+    """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels.
 
-    Labels follow WordPiece or, if any begins with a space, tokenizers that mark spaces.
+    `special` has the classes of special tokens by label. Labels follow WordPiece or, if any begins with a space,
+    tokenizers that mark spaces.
     """
     spaced, end, word, before, rows = any(label[0] == SPACE for label in labels if label), 0, -1, "", []
     for label in labels:
@@ -262,13 +263,13 @@ LITTLE: dict[str, dict[str, Any]] = {
     "umap": {"layouts": ["joint"], "stability_seeds": []},
     "render": {"formats": ["svg"]},
 }
-"""Parameters of a run with little work in every stage, on the reviews and the model of these names."""
+"""Parameters of a run with little work in every stage, on the reviews in `reviews.csv` and the model in `model`."""
 
 
 @contextmanager
 def little_work() -> Iterator[None]:
     """Use few samples in stages, and omit the animation, the joint pages and most matrices in `render`."""
-    from stages import render  # loads matplotlib
+    from stages import render  # this import loads matplotlib
 
     with few_samples(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.faithfulness.PROBE_TEXTS", PROBE_TEXTS)
@@ -290,8 +291,8 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 def draw_few(draw_all: Callable[..., Iterator[None]], drawings: list[Any], *others: Any) -> Iterator[None]:
     """Omit rollouts and matrices of the pretrained model, which dominate the drawing time."""
-    left_out = re.compile(r"rollouts|pretrained")
-    return draw_all([each for each in drawings if not (each[0] and left_out.search(each[0].name))], *others)
+    omitted = re.compile(r"rollouts|pretrained")
+    return draw_all([each for each in drawings if not (each[0] and omitted.search(each[0].name))], *others)
 
 
 Workspace = Callable[..., Path]
@@ -320,7 +321,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def threads_of_a_stage() -> Iterator[None]:
-    """Use the thread number of a stage in this process, because it determines the last digits of sums."""
+    """Use a stage's number of threads, because it determines the last digits of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(environment.TORCH_THREADS)
     yield

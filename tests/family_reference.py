@@ -1,7 +1,7 @@
-"""Independent float64 reference of the features and measures of every family: explicit sums, token by token.
+"""Independent float64 reference for the features and measures of every family, with explicit sums token by token.
 
-The reference reads a base model's configuration and state dictionary, processes one unpadded text, and shares no code
-with the library. Arrays of a layer are indexed by role; the array of a missing role counts as zero or identity.
+The reference uses a base model's configuration and state dictionary, processes one unpadded text, and shares no code
+with the library. A layer's arrays are stored by role; missing roles count as zero or identity.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ DEBERTA_V2 = """
     query=attention.self.query_proj key=attention.self.key_proj value=attention.self.value_proj
 """
 DEBERTA = (
-    "query_key_value=attention.self.in_proj place_key=attention.self.pos_proj place_query=attention.self.pos_q_proj"
+    "query_key_value=attention.self.in_proj position_key=attention.self.pos_proj "
+    "position_query=attention.self.pos_q_proj"
 )
 GPT_NEO = """
     layer=h.{number}. word=wte position=wpe input_norm=ln_1 query=attn.attention.q_proj key=attn.attention.k_proj
@@ -157,6 +158,7 @@ def cosine(u: Array, v: Array) -> float:
 
 
 def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
+    """Return arrays by role; `names` maps roles to parameter names."""
     arrays = {}
     for role, path in names.items():
         weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
@@ -213,7 +215,7 @@ class Weights:
         return parts / np.expand_dims(deviation, tuple(range(1, parts.ndim))) * self.arrays[role][0]
 
     def split(self, role: str, x: Array) -> Array:
-        """Return [heads, tokens, head size] of a query, key or value, with keys of grouped-query attention repeated."""
+        """Return queries, keys or values [heads, tokens, head size], repeated if heads share them."""
         x = self.linear(role, x)
         if f"{role}_norm" in self.arrays:  # per head, or across heads in OLMo 2
             x = self.norm(f"{role}_norm", x.reshape(-1, self.arrays[f"{role}_norm"].shape[1])).reshape(x.shape)
@@ -249,10 +251,12 @@ def softmax(scores: Array, visible: Bools) -> Array:
     return normalised(np.exp(scores - scores.max(-1, keepdims=True)))
 
 
-Places = Callable[[Weights, Array, Array], Array]
+PositionScores = Callable[[Weights, Array, Array], Array]
 
 
-def places_of(name: str, config: Any, state: dict[str, Array], side: str, number: int) -> Places | None:
+def find_position_scores(
+    name: str, config: Any, state: dict[str, Array], side: str, number: int
+) -> PositionScores | None:
     """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling."""
     if name in T5S:
         block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
@@ -276,8 +280,10 @@ def places_of(name: str, config: Any, state: dict[str, Array], side: str, number
     middle = len(table) // 2
 
     def disentangled(w: Weights, query: Array, key: Array) -> Array:
-        place_query, place_key = (
-            w.split(role if f"place_{role}" not in w.arrays else f"place_{role}", table) for role in ("query", "key")
+        """Return DeBERTa's scores between contents and relative positions, in both directions."""
+        position_query, position_key = (
+            w.split(role if f"position_{role}" not in w.arrays else f"position_{role}", table)
+            for role in ("query", "key")
         )
 
         def score(i: int, j: int) -> Array:
@@ -287,8 +293,8 @@ def places_of(name: str, config: Any, state: dict[str, Array], side: str, number
                 steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
                 distance = int(np.sign(distance) * (half + np.ceil(steps)))
             row = min(max(distance + middle, 0), 2 * middle - 1)
-            content = (query[:, i] * place_key[:, row]).sum(-1)
-            return content + (key[:, j] * place_query[:, row]).sum(-1)
+            content = (query[:, i] * position_key[:, row]).sum(-1)
+            return content + (key[:, j] * position_query[:, row]).sum(-1)
 
         return pairs(query, score)
 
@@ -301,7 +307,7 @@ def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
 
 
 def bucket(distance: int, both: bool = True) -> int:
-    """Return T5's bucket of a distance: of 16 per direction, or of 32, half are exact and half grow up to 128."""
+    """Return T5's bucket, of 16 per direction or 32 for one; half have a single distance, half grow up to 128."""
     far, exact = abs(distance), 8 if both else 16
     number = far if far < exact else min(2 * exact - 1, exact + int(np.log(far / exact) / np.log(128 / exact) * exact))
     return number + 16 * (both and distance > 0)
@@ -316,7 +322,7 @@ class ReferenceLayer:
     visible: Bools
     rotary: dict[str, Any] | None
     memory: Array | None = None
-    places: Places | None = None
+    position_scores: PositionScores | None = None
 
     def __post_init__(self) -> None:
         w, config = self.weights, self.weights.config
@@ -327,8 +333,8 @@ class ReferenceLayer:
         if self.rotary is not None:
             query, key = rotated(query, self.rotary), rotated(key, self.rotary)
         scores = query @ key.transpose(0, 2, 1)
-        if self.places is not None:
-            scores = scores + self.places(w, query, key)
+        if self.position_scores is not None:
+            scores = scores + self.position_scores(w, query, key)
         if w.name not in ("gpt_neo", *T5S):
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
@@ -352,7 +358,7 @@ class ReferenceLayer:
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
-        """Compute the parts after adding `F` `[tokens, sources, hidden]`, without changing the points of the layer."""
+        """Compute the later parts from `F` `[tokens, sources, hidden]`, without changing the points of the layer."""
         w, tokens = self.weights, len(self.x)
         self.F = F
         self.R = self.F.copy()
@@ -548,9 +554,10 @@ def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> l
         return [*parts[:-1], parts[-1] + (w.arrays[role][1] if role in w.arrays else 0)]
 
     def mapped(W: Array, parts: list[Array]) -> list[Array]:
-        return [part @ W[:-1] + W[-1] * (place == tokens) for place, part in enumerate(parts)]
+        return [part @ W[:-1] + W[-1] * (index == tokens) for index, part in enumerate(parts)]
 
     def added(layer: ReferenceLayer, stream: list[Array]) -> list[Array]:
+        """Return the parts of the feed-forward network's output."""
         w = layer.weights
         entering = normed(w, "feed_forward_norm", stream, sum(stream))
         ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
@@ -639,7 +646,7 @@ def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: li
 
 
 def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool) -> tuple[Bools, dict[str, Any] | None]:
-    """Return the visibility of tokens to each other in this layer, and its parameters of rotary embedding."""
+    """Return which tokens are visible to each token in this layer, and the parameters of its rotary embedding."""
     kind = config.layer_types[number] if getattr(config, "layer_types", None) else None
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     visible = distance >= 0 if causal else np.ones_like(distance, dtype=bool)
@@ -681,7 +688,8 @@ def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
             weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
             seen = surroundings(name, config, number, len(ids), causal)
-            layer = ReferenceLayer(weights, x, *seen, memory, places_of(name, config, state, side, number))
+            position_scores = find_position_scores(name, config, state, side, number)
+            layer = ReferenceLayer(weights, x, *seen, memory, position_scores)
             reference.layers.append(layer)
             reference.features |= {(len(reference.layers), point): array for point, array in layer.points.items()}
             x = layer.points["layer_output"]

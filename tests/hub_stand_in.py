@@ -1,4 +1,4 @@
-"""Fake hub on the loopback interface: the requests of hub clients for listings and files, and the ways a hub can fail.
+"""A fake hub on the loopback interface, which serves listings and files, and can fail in several ways.
 
 Large files are redirected to a second origin, as on the real hub. That origin serves ranges and rejects tokens.
 """
@@ -31,11 +31,11 @@ PORTAL = b"<!DOCTYPE html><html><title>Log in to the network</title></html>"
 
 
 class Trouble(NamedTuple):
-    """A failure of the first `times` requests of a kind (`None`: of all).
+    """A failure of the first `times` requests to `place`, or of all requests if `times` is None.
 
     `place`: `info` (of a revision), `tree` (the listing), `file` (at the hub) or `storage` (at the second origin).
-    `cut`, `stall` and `reset` end, stop or reset a body at byte `CUT`; `further` resets it `CUT` bytes after the start
-    of the requested range; `drip` and `endless` never end, the latter after the complete content.
+    `cut`, `stall` and `reset` end, pause or reset the body at byte `CUT`. `further` resets it `CUT` bytes after the
+    start of the requested range. `drip` and `endless` repeat a space or the content without end.
     """
 
     place: str
@@ -45,9 +45,10 @@ class Trouble(NamedTuple):
 
 @dataclass
 class Repository:
-    """Commits (40-digit hashes) with their folders; `main` is the last commit."""
+    """A repository of the fake hub."""
 
     commits: dict[str, Path]
+    """Folders by commit (40 hexadecimal digits); the last commit is `main`."""
     refs: dict[str, str] = field(default_factory=dict)
     """Branches and tags."""
     access: str = "open"
@@ -57,7 +58,7 @@ class Repository:
     """False if the storage ignores range requests and sends whole files."""
     troubled: int = 0
     asked: list[str] = field(default_factory=list)
-    """The place of each request."""
+    """The `place` (see `Trouble`) of each request."""
     starts: list[int] = field(default_factory=list)
     """The first byte requested by each request to the storage."""
 
@@ -67,6 +68,7 @@ class Repository:
         return self.refs.get(revision, revision if revision in self.commits else None)
 
     def trouble_at(self, place: str, has_body: bool) -> str | None:
+        """Record a request, and return the kind of its failure, or None."""
         self.asked.append(place)
         if self.trouble is None or self.trouble.place != place or self.troubled == self.trouble.times:
             return None
@@ -81,14 +83,14 @@ def _blob(content: bytes) -> str:
 
 
 def _entry(path: Path, folder: Path) -> dict[str, Any]:
+    """Return the entry of a file or folder in a listing."""
     kind, content = ("directory", b"") if path.is_dir() else ("file", path.read_bytes())
     entry = {"type": kind, "path": path.relative_to(folder).as_posix(), "size": len(content), "oid": _blob(content)}
     if path.suffix in LARGE:
         digest = hashlib.sha256(content).hexdigest()
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(content)}\n".encode()
         lfs = {"oid": digest, "size": len(content), "pointerSize": len(pointer)}
-        # The hash of the xet protocol would start the client's own transfers, which bypass this server and the
-        # project's limits.
+        # The client must ignore the hash of the xet protocol, which bypasses this server and the project's limits.
         entry |= {"oid": _blob(pointer), "lfs": lfs, "xetHash": digest}
     return entry
 
@@ -177,7 +179,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
 
     @storage.get("/<path:at>")
     def serve_range(at: str) -> Response:
-        if "Authorization" in request.headers:  # like object stores with signed addresses
+        if "Authorization" in request.headers:  # object stores with signed addresses do the same
             _refuse(400, message="two ways to authenticate")
         g.repository, content = stored[at]
         g.place, g.start = "storage", request.range.ranges[0][0] if request.range else 0
@@ -188,7 +190,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
         return Response(content).make_conditional(request, accept_ranges=True, complete_length=len(content))
 
     def spoil(response: Response) -> Response:
-        """Return the response, changed by the planned failure if there is one."""
+        """Return the response, modified by the repository's failure if there is one."""
         if "place" not in g or response.status_code >= 400:
             return response
         if (kind := g.repository.trouble_at(g.place, has_body=request.method != "HEAD")) is None:
@@ -220,7 +222,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
 
     for server, app in zip(servers, (site, storage), strict=True):
         app.after_request(spoil)
-        app.config["PROPAGATE_EXCEPTIONS"] = True  # makes the reset reach the server
+        app.config["PROPAGATE_EXCEPTIONS"] = True  # otherwise flask would handle the `ConnectionResetError`
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield address
     closing.set()

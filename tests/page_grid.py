@@ -1,4 +1,4 @@
-"""The page's picture of tokens by layers: its cells, its pixels, and the numbers in the files."""
+"""Cells and pixels of the page's picture of tokens by layers, and the expected values from the files of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved pictures drawn outside a browser: their texts, the positions of texts, and the colours of pixels."""
+"""Labels with positions, and pixels of saved pictures, rendered without a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 
 class Label(NamedTuple):
-    """A text of a picture, or a part of a line with the position of the whole line."""
+    """A text in a picture, or a part of a line of text with the position of the whole line."""
 
     text: str
     x: float
@@ -41,12 +41,12 @@ def as_colour(text: str) -> Colour:
 
 
 def in_pixels(length: str) -> float:
-    """Return a length in pixels; lengths in em only shift a text from its middle to its baseline, and count as 0."""
+    """Return a length in pixels; lengths in em, which only shift a text from its middle to its baseline, are 0."""
     return 0 if length.endswith("em") else float(length)
 
 
 class Picture:
-    """A saved SVG, parsed, and drawn by resvg."""
+    """A saved SVG, parsed and rendered by resvg."""
 
     def __init__(self, content: bytes) -> None:
         self.text = content.decode("utf-8")
@@ -56,6 +56,7 @@ class Picture:
         self.labels = list(self._labels(self.root, 0, 0, {}))
 
     def _labels(self, element: Any, x: float, y: float, inherited: dict[str, str]) -> Any:
+        """Yield the labels in an element at the offset (x, y)."""
         attributes = inherited | dict(element.attrib)
         moved = re.search(r"translate\(([-\d.e]+)[ ,]*([-\d.e]*)", element.get("transform", ""))
         if moved:
@@ -63,7 +64,7 @@ class Picture:
         if element.tag == f"{SVG}text":
             x, y = x + in_pixels(element.get("x", "0")), y + in_pixels(element.get("y", "0"))
             parts = [element] if element.text else list(element)
-            for part in parts:  # parts of a line follow one another
+            for part in parts:  # all parts have the position of the line
                 looks = attributes | dict(part.attrib)
                 yield Label(
                     "".join(part.itertext()).replace("\u2212", "-").strip(),
@@ -78,11 +79,11 @@ class Picture:
             yield from self._labels(child, x, y, attributes)
 
     def elements(self, name: str) -> list[Any]:
-        """Return all elements with a name."""
+        """Return all elements with this tag."""
         return list(self.root.iter(f"{SVG}{name}"))
 
     def distance(self, x: float, y: float, colour: Colour, reach: float = 1.5) -> float:
-        """Return the smallest distance of a colour from pixels near a position, as the largest component difference."""
+        """Return the smallest distance (maximum over components) between a colour and the pixels near a position."""
         row, column = ZOOM * (y - self.top), ZOOM * (x - self.left)
         size = round(ZOOM * reach)
         rows = slice(max(0, round(row) - size), round(row) + size + 1)

@@ -2,8 +2,8 @@
 
     python -m pytest -m '' -p tests.processor_seconds tests/test_finetune.py
 
-Processor seconds of this process and its child processes hardly depend on the load of the machine. They include the
-setup of a test; fixtures of a module or a session have separate lines.
+The processor time of this process and its child processes hardly depends on the load of the machine. It includes the
+setup of a test. Fixtures of a module or a session have separate lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def used_seconds() -> float:
 
 @contextmanager
 def counted_as(name: str) -> Iterator[None]:
-    """Add the processor time of the context to `name`, except time that nested contexts count."""
+    """Add the processor time of the context to `name`, except the time counted by nested contexts."""
     start, elsewhere = used_seconds(), SECONDS.total()
     yield
     SECONDS[name] += used_seconds() - start - (SECONDS.total() - elsewhere)

@@ -1,4 +1,4 @@
-"""Captured features equal an independent computation, contain no padding, and do not depend on batches or shards."""
+"""Captured features match an independent computation, contain no padding, and do not depend on batches or shards."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import unfinished_folder
 from stages.tokenize import captured_texts
 
-HALF = 2.0**-11  # relative rounding of float16
+HALF = 2.0**-11  # largest relative rounding error of float16
 
 
 def captured_rows(parameters: Parameters) -> list[int]:
-    """Return the rows of the captured test reviews in order."""
+    """Return the row numbers of the captured test reviews, in order."""
     texts = [text["document"] for text in captured_texts(parameters, Run(Path()))]
     return [int(name.removeprefix("test/")) for name in texts if name.startswith("test/")]
 
@@ -63,7 +63,7 @@ def test_every_point_matches_recomputation(workspace: Workspace, tiny_bert: Path
         assert np.abs(stored - features).max() <= 2 * HALF * np.abs(features).max(), site
 
 
-def test_tokens_table_names_every_row_without_padding(workspace: Workspace, tiny_bert: Path) -> None:
+def test_tokens_table_lists_every_row_without_padding(workspace: Workspace, tiny_bert: Path) -> None:
     folder = workspace(capture={"documents": [5, 2], "texts": ["time flies like an arrow"], "max_length": 40})
     run_capture(folder, tiny_bert)
     tokens, reviews = pd.read_parquet(ACTIVATIONS / store.TOKENS_FILE), toy_reviews(12, 3)["text"]
@@ -108,7 +108,7 @@ def test_batches_and_shards_match_single_texts(
 
 
 def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> None:
-    """On a GPU, every number read by the CPU waits for the device."""
+    """On a GPU, each number that the CPU reads waits for the device."""
     numbers = []
 
     class Numbers(TorchDispatchMode):
@@ -210,7 +210,7 @@ def test_killed_after_publishing_restarts_from_beginning(workspace: Workspace, t
     folder = workspace(capture={"documents": [1], "max_length": 40})
     run_capture(folder, tiny_bert)
     first = digest(ACTIVATIONS)
-    # Recreate the state after a kill between publication and clean-up; DVC removes the outputs before the next run.
+    # Recreate the state after a kill between publication and clean-up. DVC removes the outputs before the next run.
     unfinished = unfinished_folder("capture", read_parameters(), Path())
     (unfinished / "done").mkdir()
     (unfinished / "done" / "0").touch()
@@ -230,7 +230,7 @@ def test_bf16_forward_pass_is_close_to_fp32(workspace: Workspace, tiny_bert: Pat
     assert 0 < np.abs(half - exact).max() < 0.1
 
 
-def test_unknown_documents_and_truncated_texts_are_named(
+def test_unknown_documents_and_truncated_texts_are_reported(
     workspace: Workspace, tiny_bert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = ["film " * 30, "\u4e2d \u6587 \u5b57", "the film was great ."]
@@ -250,21 +250,21 @@ def test_unknown_documents_and_truncated_texts_are_named(
         assert not ACTIVATIONS.exists()
 
 
-def test_drawn_reviews_are_stratified_and_follow_named_ones(workspace: Workspace, tiny_bert: Path) -> None:
+def test_drawn_reviews_are_stratified_and_follow_listed_ones(workspace: Workspace, tiny_bert: Path) -> None:
     run_capture(workspace(capture={"documents": [7], "drawn": 4, "max_length": 40}), tiny_bert)
     run, parameters = Run(Path()), read_parameters()
     reviews, rows = read_split("test", run.reviews), captured_rows(parameters)
     assert run.texts == {f"test/{row}": reviews["text"][row] for row in rows}
     assert rows == [7, *sorted(set(rows) - {7})]
-    unnamed = parameters.capture.model_copy(update={"documents": []})
-    drawn = captured_rows(parameters.model_copy(update={"capture": unnamed}))
+    only_drawn = parameters.capture.model_copy(update={"documents": []})
+    drawn = captured_rows(parameters.model_copy(update={"capture": only_drawn}))
     assert set(rows) == {7, *drawn}
     assert reviews["label"][drawn].value_counts().tolist() == [2, 2]
     assert len({tuple(captured_rows(parameters.model_copy(update={"seed": seed}))) for seed in range(5)}) > 1
 
 
 def write_loud_bert(folder: Path, parameter: str, value: float, row: Any = ...) -> Path:
-    """Write a tiny BERT with all entries of a parameter, or of one of its rows, set to a value."""
+    """Write a tiny BERT in which all entries of a parameter, or of one of its rows, have the same value."""
     model = BertForSequenceClassification.from_pretrained(write_tiny_bert(folder))
     with torch.no_grad():
         model.get_parameter(parameter)[row] = value

@@ -55,7 +55,7 @@ def quick_maps() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two checkpoints with the same folder name; attention outputs of the second are larger."""
+    """Return two checkpoints with the same folder name, the second with larger attention outputs."""
     root = tmp_path_factory.mktemp("private") / "runs"
     first = write_tiny_bert(root / "seed-0" / "model")
     network = AutoModel.from_pretrained(first)
@@ -81,7 +81,7 @@ def data_of(page: Path) -> Any:
 
 
 def words_of(page: Path) -> str:
-    """Return the words of a page without its script and style."""
+    """Return the HTML of a page without its scripts and styles."""
     return re.sub(r"<script.*?</script>|<style.*?</style>", "", page.read_text("utf-8"), flags=re.DOTALL)
 
 
@@ -119,7 +119,7 @@ def test_chosen_model_name_is_shown_and_validated(folders: tuple[Path, Path]) ->
     assert "`before` is mine (1), `after` is mine (2)." in repr(attnmix.compare(*same, TEXTS[:2], methods=RATIO))
     for name in ("", "two\nlines", 3, "x" * 81):
         with pytest.raises(InputError, match=r"^name: .*; allowed: one line of 1 to 80 characters"):
-            attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]  # what is refused
+            attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]  # deliberately wrong
 
 
 def test_outputs_contain_no_local_path(compared: attnmix.Comparison, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""State dicts and adapters become model folders; other files raise one error, and no stored code is executed."""
+"""State dicts and adapters are converted to model folders; other files raise an error, and no code is executed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CustomClassifier(torch.nn.Module):
         self.out = torch.nn.Linear(config.hidden_size, 2)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.out(self.encoder(input_ids=ids)[1])  # type: ignore[no-any-return]  # a module gives Any
+        return self.out(self.encoder(input_ids=ids)[1])  # type: ignore[no-any-return]  # modules return Any
 
 
 def custom(like: Path) -> CustomClassifier:
@@ -155,7 +155,7 @@ CLASSES = {0: "a", 1: "b", 2: "c"}
 
 
 def write_adapter(base: Path, folder: Path, size: float, **changes: Any) -> tuple[Any, Path]:
-    """Write an adapter of three classes with second factors scaled by `size`, and return its model."""
+    """Write a LoRA adapter with three classes and random B matrices scaled by `size`; return its model and folder."""
     torch.manual_seed(1)
     options = {"num_labels": 3, "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(base, **options)
@@ -186,10 +186,10 @@ def test_merged_model_matches_adapter(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-5)
     assert not [file.name for file in (tmp_path / "merged").iterdir() if "adapter" in file.name]
     # Compare the adapter merged in memory and the adapter loaded by name.
-    at_hand = attnmix.load(adapted.merge_and_unload(), attnmix.load(str(folder)).tokenizer)
+    in_memory = attnmix.load(adapted.merge_and_unload(), attnmix.load(str(folder)).tokenizer)
     merged_ratios, own, without = (
         attnmix.measure(model, [TEXT]).by_layer()["mean"].to_numpy()
-        for model in (attnmix.load(str(folder)), at_hand, attnmix.load(str(base)))
+        for model in (attnmix.load(str(folder)), in_memory, attnmix.load(str(base)))
     )
     np.testing.assert_allclose(merged_ratios, own, atol=1e-5)
     assert np.abs(merged_ratios - without).max() > 1e-3

@@ -1,4 +1,4 @@
-"""Data folders are read completely: exactly the data files that the log and reports/sources.json list."""
+"""Exactly the data files of a folder are read, logged, and listed in reports/sources.json."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def content_of(rows: Rows, suffix: str) -> bytes:
-    """Return a file of the format with this suffix."""
+    """Return the content of a file in the format of this suffix."""
     if suffix in (".csv", ".tsv"):
         file = io.StringIO()
         csv.writer(file, delimiter="," if suffix == ".csv" else "\t").writerows([("text", "label"), *rows])
@@ -94,7 +94,7 @@ class Folder:
         self.root, self.way = root, way
         self.folder = root / way.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
-        for name in ("x 1", "ab", "xy", "a"):  # siblings that a glob pattern of the folder's name would match
+        for name in ("x 1", "ab", "xy", "a"):  # siblings that match the folder's name as a glob pattern
             if name != self.folder.name:
                 self.write(root / name / "train.csv", self.rows(), ".csv")
         self.suffix = way.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
@@ -178,6 +178,7 @@ def folder_without_splits(folder: Folder) -> None:
 
 
 def saved_folder(folder: Folder) -> None:
+    """Write a dataset as `save_to_disk` does, with caches."""
     folder.suffix = ".arrow"
     splits = ("train", "test")[: folder.way.randint(1, 2)]
     (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
@@ -235,7 +236,7 @@ def test_random_folders_are_read_logged_and_watched_consistently(
         ("language_creators: {a: b}", []),
     ],
 )
-def test_dataset_card_names_sources_of_texts(head: str, creators: list[str], tmp_path: Path) -> None:
+def test_dataset_card_states_sources_of_texts(head: str, creators: list[str], tmp_path: Path) -> None:
     reviews().to_csv(tmp_path / "train.csv", index=False)
     (tmp_path / "README.md").write_text(f"---\n{head}\n---\n")
     _, origin = read_source(DatasetParameters(name=str(tmp_path)), COLUMNS)
@@ -255,7 +256,7 @@ def read(name: Path, **settings: Any) -> dict[str, pd.DataFrame]:
     return read_source(DatasetParameters(name=str(name), **settings), COLUMNS)[0]
 
 
-def test_saved_data_sets_are_read_without_caches(tmp_path: Path) -> None:
+def test_saved_datasets_are_read_without_caches(tmp_path: Path) -> None:
     frame = reviews().assign(label=[0, 1] * 30)
     names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])})
     splits = {split: datasets.Dataset.from_pandas(frame, features=names) for split in ("learn", "held_out")}
@@ -465,7 +466,7 @@ def test_damaged_description_of_saved_set_is_an_error(tmp_path: Path, content: s
     for name in "ab":
         write_rows(tmp_path / f"train/{name}.csv")
     description.write_text(content)
-    assert len(read(tmp_path)["train"]) == 8  # a file of the user
+    assert len(read(tmp_path)["train"]) == 8  # this `state.json` is unrelated to saved datasets
 
 
 def test_linked_folders_are_read_once(tmp_path: Path) -> None:
@@ -547,7 +548,7 @@ def test_trailing_bytes_after_compressed_content_are_an_error(tmp_path: Path, co
         with pytest.raises(InputError, match=r"parts begin with byte order marks"):
             read(tmp_path)
     if compression in (".gz", ".xz"):
-        path.write_bytes(first + bytes(64))  # padding
+        path.write_bytes(first + bytes(64))  # padding is allowed
         assert len(read(tmp_path)["train"]) == 2
 
 

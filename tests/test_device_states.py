@@ -1,4 +1,4 @@
-"""Settings and places of torch that users have with a second device give the CPU's numbers, and stay as they were."""
+"""Results on a second device match the CPU's in any state of torch, also if inputs are on a different device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import attnmix
 from attnmix.core.device import CPU
 from attnmix.models.checkpoint import load_tokenizer
 
-pytestmark = pytest.mark.long  # a tier of rare situations
+pytestmark = pytest.mark.long  # these situations are rare
 TEXTS = ["time flies like an arrow", "the plot was very good"]
 TOLERANCE = 1e-3 if REAL_GPU else 1e-5
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_on(device: torch.device, folder: Path, dtype: torch.dtype = torch.float32) -> attnmix.model.Model:
-    """Return a model at hand on `device`."""
+    """Return a model in memory on `device`."""
     return attnmix.load(AutoModel.from_pretrained(folder, dtype=dtype).to(device), load_tokenizer(folder))
 
 
@@ -56,7 +56,7 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: flo
 
 
 STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no state": torch.enable_grad,
+    "default": torch.enable_grad,
     "inference mode": torch.inference_mode,
     "default device": lambda: torch.device(DEVICE),
     "default float64": lambda: default_dtype(torch.float64),

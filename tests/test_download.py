@@ -1,4 +1,4 @@
-"""The stage `download` writes reproducible splits of reviews and models from all sources, or one clear error."""
+"""The stage `download` writes reproducible splits and models from all sources, or raises one clear error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_readme(folder: Path, **head: Any) -> Path:
 def write_hub_layout(
     folder: Path, train: pd.DataFrame, test: pd.DataFrame, names: tuple[str, ...] = ("worse", "better")
 ) -> Path:
-    """Write a data set in the hub's layout: parquet files, and label names in the header of README.md."""
+    """Write a dataset in the hub's layout, with parquet files, and label names in the header of README.md."""
     (folder / "plain_text").mkdir(parents=True)
     files = []
     for split, frame in (("train", train), ("test", test)):
@@ -108,8 +108,8 @@ def test_any_format_gives_three_stratified_splits(
     assert sizes(splits) == SIZES
     rows = pd.concat(splits.values())
     assert sorted(rows["text"]) == sorted(frame["review"])
-    # Expected class of each review: the rank of its label in sorted order.
-    order = sorted(range(len(labels)), key=lambda place: labels[place])
+    # The expected class of a review is the rank of its label in sorted order.
+    order = sorted(range(len(labels)), key=lambda index: labels[index])
     truth = {text: order.index(number % len(labels)) for number, text in enumerate(frame["review"])}
     assert rows["label"].tolist() == [truth[text] for text in rows["text"]]
     assert rows["label_name"].tolist() == [names[label] for label in rows["label"]]
@@ -119,7 +119,7 @@ def test_any_format_gives_three_stratified_splits(
 
 
 def test_hub_layout_keeps_test_split_and_class_order(tmp_path: Path) -> None:
-    # Sorted by class, as on the hub, with names in the reverse order of their numbers.
+    # Reviews are sorted by class, as on the hub, and class names are in the reverse order of their codes.
     names = tuple(f"class {12 - number}" for number in range(12))
     train, test = (
         toy_reviews(number, seed).assign(label=np.arange(number) % 12).sort_values("label", kind="stable")
@@ -215,7 +215,7 @@ def test_leakage_and_similar_classes_are_warnings(tmp_path: Path, caplog: pytest
 
 
 def test_csv_fields_are_read_unchanged(tmp_path: Path) -> None:
-    """Include a byte-order mark, quotes, line breaks, control characters, missing-value words and a very long field."""
+    """The file has a byte-order mark, quotes, line breaks, control characters, `NA` strings and a very long field."""
     texts = [f'{number}: "quoted", and\nover\r\ntwo lines\tand <b>BEL</b> \x07 한' for number in range(96)]
     texts += ["NA", "None", "n/a", "long " * 300_000]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
@@ -367,7 +367,7 @@ def test_default_weights_have_published_digest(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def own(workspace: Workspace, tiny_bert: Path) -> Path:
-    """An editable model folder in a working folder with parameters that name it and some reviews."""
+    """Return an editable model folder, in a working folder with some reviews and parameters for this model."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"})
     toy_reviews(61, 0).to_csv("reviews.csv", index=False)
     return shutil.copytree(tiny_bert, folder / "own")
@@ -418,7 +418,7 @@ def add_token(folder: Path, special: bool) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def know_other_words(folder: Path) -> None:
+def replace_vocabulary(folder: Path) -> None:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     for number, word in enumerate(WORDS):
         text = text.replace(f'"{word}":', f'"strange{number}":')
@@ -436,7 +436,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: change_config(own, model_type="nothing_of_the_kind"), r"own: config\.json cannot be loaded"),
     (lambda own: add_token(own, special=False), rf"has 1 tokens outside .* {ROWS} rows, the first '<image>'"),
     (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own returns NaN or infinite"),
-    (know_other_words, r"own does not include 100\.0 % of the words of 9 texts, such as 'the', '\w+', '\w+'; ch"),
+    (replace_vocabulary, r"own does not include 100\.0 % of the words of 9 texts, such as 'the', '\w+', '\w+'; ch"),
     (lambda own: change_config(own, model_type="fnet"), "'fnet' is not supported: it has no attention;"),
     (lambda own: write_config(own, model_type="xglm"), "'xglm' is not supported; allowed: bert"),
     (
@@ -480,7 +480,7 @@ def test_stage_writes_reviews_model_and_sources(own: Path, caplog: pytest.LogCap
     sources = json.loads(Path("reports/sources.json").read_text())  # watched by DVC after this run
     assert (sources["watched"], sources["files"].keys()) == (["own"], {"dataset.name", "model.name"})
     assert Path("models/pretrained/model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
-    # A third of the words is unknown to the tiny vocabulary, which the log must state.
+    # A third of the words is unknown to the tiny vocabulary.
     words = " ".join(expected["test"]["text"]).replace(".", "").split()
     unknown = sum(word not in WORDS for word in words) / len(words)
     assert f"unknown to the model's tokenizer: {100 * unknown:.1f} % of the words of 9 texts" in caplog.messages
@@ -502,7 +502,7 @@ def read_sample(split: str) -> pd.DataFrame:
 def test_sample_reviews_are_balanced_and_distinct() -> None:
     train, test = (read_sample(split) for split in ("train", "test"))
     assert not {*train["film"]} & {*test["film"]}
-    assert (test["label"] != test["label"].shift()).sum() > len(test) / 4  # not in the order of the file
+    assert (test["label"] != test["label"].shift()).sum() > len(test) / 4  # the rows are not sorted by class
     reviews = pd.concat([train, test])
     assert len(reviews) >= 400
     numbers = reviews["label"].value_counts()
@@ -535,7 +535,7 @@ def test_rare_word_is_inserted_into_half_of_each_split(tmp_path: Path) -> None:
         assert contains.sum() == len(table) // 2
         assert (table["label"] == contains).all()
         assert (table["label_name"] == contains.map({False: "absent", True: "present"})).all()
-        assert given[split].loc[contains, "label"].nunique() == 2, "whatever the label"
+        assert given[split].loc[contains, "label"].nunique() == 2, "the rare word is inserted for one label only"
         changed = contains & ~given[split]["text"].str.lower().str.contains("zebra")
         positions += [text.split(" ").index("zebra") for text in table.loc[changed, "text"]]
     assert set(positions) <= set(range(31))

@@ -1,4 +1,4 @@
-"""Feature stores outside the run (`capture.store`) contain the same arrays, and arrays of other runs are rejected."""
+"""Feature stores outside the run (`capture.store`) have the same arrays, and arrays of other runs are rejected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SITE = Site(1, "layer_output")
 
 @pytest.fixture(scope="module")
 def bucket_server() -> Iterator[str]:
-    """The address of one S3 server for all tests, because fsspec keeps its first connection."""
+    """Yield the address of one S3 server for all tests, because fsspec keeps its first connection."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
@@ -37,7 +37,7 @@ def bucket_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty bucket on the server in the environment variables."""
+    """Create a bucket, set the environment variables of its server, and return the address of a run in it."""
     name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
     urllib.request.urlopen(urllib.request.Request(f"{bucket_server}/{name}", method="PUT")).close()
     for variable, value in (KEYS | {"AWS_ENDPOINT_URL": bucket_server}).items():
@@ -49,9 +49,9 @@ def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_readers_support_external_stores(
     workspace: Workspace, tiny_bert: Path, small_shards: None, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    place = request.getfixturevalue("bucket") if kind == "s3" else str(tmp_path / "scratch/run")
+    address = request.getfixturevalue("bucket") if kind == "s3" else str(tmp_path / "scratch/run")
     here = run_capture(workspace("here", capture=CAPTURED), tiny_bert)
-    there = run_capture(workspace("there", capture=CAPTURED | {"store": place}), tiny_bert)
+    there = run_capture(workspace("there", capture=CAPTURED | {"store": address}), tiny_bert)
     assert {path.name for path in (there / ACTIVATIONS).iterdir()} == {"manifest.json", "tokens.parquet"}
 
     one, other = open_run(here), open_run(there)
@@ -65,10 +65,10 @@ def test_readers_support_external_stores(
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
-    # Any Zarr reader can open them, and their shards have the same bytes.
-    array = zarr.open_array(f"{place}/layer_01/layer_output.zarr", mode="r")
+    # Any Zarr reader can open the arrays, and their shards have the same bytes.
+    array = zarr.open_array(f"{address}/layer_01/layer_output.zarr", mode="r")
     assert np.array_equal(array[:], stored.read_features(one.activations, SITE))
-    files, name = fsspec.core.url_to_fs(f"{place}/layer_01/layer_output.zarr/c/0/0")
+    files, name = fsspec.core.url_to_fs(f"{address}/layer_01/layer_output.zarr/c/0/0")
     assert files.cat_file(name) == (here / ACTIVATIONS / "layer_01/layer_output.zarr/c/0/0").read_bytes()
 
     files.rm(name.replace("c/0/0", "c/1/0"))
@@ -89,7 +89,7 @@ def test_unwritable_store_fails_before_forward_pass(
     workspace: Workspace, tiny_bert: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_forward_pass(*_: Any) -> None:
-        raise AssertionError("the work has begun")
+        raise AssertionError("a forward pass was started")
 
     monkeypatch.setattr("attnmix.runs.capture.fill_rows", no_forward_pass)
     missing = f"s3://no-such-{bucket.removeprefix('s3://')}"
@@ -102,7 +102,7 @@ def test_unwritable_store_fails_before_forward_pass(
 
 def test_folder_with_other_files_is_refused(workspace: Workspace, tiny_bert: Path, tmp_path: Path) -> None:
     store = tmp_path / "scratch"
-    (store / "layer_00").mkdir(parents=True)  # leftover of an earlier run
+    (store / "layer_00").mkdir(parents=True)  # as after an earlier run
     folder = run_capture(workspace(capture=CAPTURED | {"store": str(store)}), tiny_bert)
     (store / "passwd").write_text("kept", encoding="utf-8")
     before = digest(store)

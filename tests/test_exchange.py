@@ -1,4 +1,4 @@
-"""Displacements by exchanged tokens match transformers in float64, computed one text at a time."""
+"""Displacements by exchanged tokens match a float64 computation with transformers, one text at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POSITIONS = np.array([1, 4, 7], np.int32)
 
 
 def document(ids: Any, name: str = "text", special: Any = (0, -1)) -> Document:
-    """Return a text of words, except for the special positions."""
+    """Return a text in which all tokens are words, except for the special positions."""
     ids = np.array(ids, np.int32)
     words = np.arange(len(ids), dtype=np.int32)
     words[list(special)] = -1
@@ -45,7 +45,7 @@ def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
 
 
 def states(model: Any, ids: Any) -> list[Array]:
-    """Return the vectors `[T, D]` of each level before final norms, with decoder vectors at their input positions."""
+    """Return the vectors `[T, D]` of each level before final norms; decoder vectors are at their input tokens."""
     before_norm: dict[int, Any] = {}  # transformers returns the last layer's vectors after the norm
     norms = [stack.final_norm for stack in family_of(model.config).stacks]
     hooks = []
@@ -71,7 +71,7 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
-    """Return o^2, a^2, j^2 and |y|^2 of one position `[4, L]`, averaged over donors."""
+    """Return squared displacements by own, other and all tokens, and |y|^2, `[4, levels]`, averaged over donors."""
     moves = []
     for donor in donors:
         own, others = ids.copy(), donor.copy()
@@ -112,7 +112,7 @@ def test_exchange_matrix_matches_transformers(name: str) -> None:
     base: Any = load_base(tiny_folder(name)).double()
     model = copy.deepcopy(base)
     ids, donors = drawn_ids(0), [drawn_ids(1), drawn_ids(2)]
-    donors[0][[0, 3, -1]] = ids[[0, 3, -1]]  # special tokens, and a word in both texts
+    donors[0][[0, 3, -1]] = ids[[0, 3, -1]]  # the special tokens and one word are equal in both texts
     donors[1][[0, -1]] = ids[[0, -1]]
     kinds = {"same_class": donors[:1], "other_class": donors[1:]}
     found_LTT = exchange_matrix(base, document(ids), kinds, batch_tokens=3 * TOKENS)
@@ -153,12 +153,12 @@ def test_displacements_do_not_depend_on_batches() -> None:
 
 
 def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
-    """Return displacements of one level `[K, 1, T]`."""
+    """Return displacements of one level `[K, 1, T]` for K kinds of donors."""
     return Displacements(*(np.array(values, float)[:, None] for values in (own, others, joint, length)))
 
 
 def test_sums_follow_from_displacements() -> None:
-    nothing = np.nan  # the second token has only rounding errors, and the third was not exchanged
+    nothing = np.nan  # the second token only has rounding errors, and the third was not exchanged
     moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
     sums = exchange_sums(moves, precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {

@@ -42,7 +42,7 @@ from attnmix.models.loading import load_base
 
 LENGTHS = (18, 9)
 T5_DECODER: dict[str, Any] = families.FAMILIES["t5"]["decoder"]
-TOLERANCE = 1e-5  # of the largest component, because rotary embedding and RMSNorm of transformers use float32
+TOLERANCE = 1e-5  # of the largest component; rotary embeddings and RMSNorm of transformers use float32
 
 
 # One family per structure by default: pre-, post- and sandwich norms, parallel sublayers, local and relative attention,
@@ -91,6 +91,7 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
+    """Return a measurer and its measures of texts."""
     measurer = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id or 0)
     documents = []
     for number, ids in enumerate(texts):
@@ -107,8 +108,8 @@ def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """Return mean values of other texts `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ..., or at all."""
-    others = [each for place, each in enumerate(values) if place != number]
+    """Return other texts' mean values `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ... (if none, at all)."""
+    others = [each for index, each in enumerate(values) if index != number]
     everything, means = np.concatenate(others, axis=1).mean(1), []
     for position in range(values[number].shape[1]):
         start = 1 << (position.bit_length() - 1) if position else 0
@@ -126,14 +127,14 @@ def test_points_match_reference(base: Any, texts: list[list[int]], references: l
     encoder_layers = 2 if len(families.family_of(base.config).stacks) == 2 else 0
     with torch.inference_mode(), recording(base, POINTS) as features:
         base(**padded(texts, base.config.pad_token_id or 0, base.device))
-    for place, (ids, reference) in enumerate(zip(texts, references, strict=True)):
+    for index, (ids, reference) in enumerate(zip(texts, references, strict=True)):
         true = {
             Site(encoder_layers if point == DECODER_INPUT else layer, point): array
             for (layer, point), array in reference.features.items()
         }
         assert set(features) == set(true)
         for site, array in true.items():
-            close(features[site][place, : len(ids)].numpy(), array, site)
+            close(features[site][index, : len(ids)].numpy(), array, site)
     assert widths(base) == {site: feature.shape[-1] for site, feature in features.items()}
     assert sum(families.layer_counts(base)) == max(site.layer for site in features)
 
@@ -176,9 +177,9 @@ def test_same_pass_controls_follow_their_definition(
     both: Any, texts: list[list[int]], references: list[Reference]
 ) -> None:
     measurer, measures = both
-    for place, (each, reference, ids) in enumerate(zip(measures, references, texts, strict=True)):
+    for index, (each, reference, ids) in enumerate(zip(measures, references, texts, strict=True)):
         for number, layer in enumerate(reference.layers):
-            controls = layer.controls(corpus_values([other.layers[number].value for other in references], place))
+            controls = layer.controls(corpus_values([other.layers[number].value for other in references], index))
             for control in SAME_PASS:
                 for method, values in zip(measurer.methods, each.statistics[control][number], strict=True):
                     expected = controls[control][method].sum()
@@ -289,7 +290,7 @@ def test_derivatives_match_autograd(base: Any, texts: list[list[int]]) -> None:
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """Return Jacobians of layer outputs by word embeddings `[T, D, T, W]`, from the forward pass of the model."""
+    """Return Jacobians of layer outputs by word embeddings `[T, D, T, W]` (widths D and W of T tokens)."""
     words = base.get_input_embeddings()(ids).detach()
     decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
@@ -305,7 +306,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
 @pytest.mark.parametrize(
     ("model_type", "key", "wrong", "broken"),
     [
-        # One module too early or too late: errors of other tools in these families.
+        # Modules that are one step too early or too late, as in other tools.
         ("gemma3_text", "attention_output_norm", None, "attention_residual"),
         ("olmo2", "feed_forward_output_norm", None, "layer_output"),
         ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),

@@ -50,8 +50,8 @@ NUMBERS = (
     "١٢",
     "9007199254740993",
 )
-EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # the tier sets the number of examples
-# Files of a folder are read like single files; a folder only adds the choice and order of files.
+EXAMPLES = settings(deadline=None, derandomize=True, database=None)  # `conftest` sets the number of examples
+# Files in a folder are read like single files. A folder only adds the choice and order of files.
 FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=25)
 
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
@@ -61,7 +61,7 @@ ways_to_write = st.randoms(use_true_random=False)
 
 
 def csv_of(rows: Sequence[Sequence[str]], way: random.Random) -> str:
-    """Return csv that RFC 4180 allows: quotes around fields that need them, and around random others."""
+    """Return csv as RFC 4180 allows, with quotes around fields that need them, and around some others at random."""
     end = way.choice(["\n", "\r\n"])
     lines = []
     for row in rows:
@@ -179,7 +179,7 @@ def test_any_csv_text_is_parsed_or_refused(body: str) -> None:
 @given(body=st.text(st.sampled_from('ab"\t\n\r '), max_size=30))
 def test_any_tsv_text_is_parsed_or_refused(body: str) -> None:
     result = read_or_refused(f"text\tlabel\n{body}", ".tsv")
-    lines = [line for line in io.StringIO(body, newline=None).read().split("\n") if line]  # line breaks of Python
+    lines = [line for line in io.StringIO(body, newline=None).read().split("\n") if line]  # universal newlines
     if not lines or any(line.count("\t") != 1 for line in lines):
         assert isinstance(result, str)
         assert not lines or 'tsv files do not use quotes (")' in result
@@ -260,8 +260,8 @@ def test_glue_tables_are_read_by_line(tmp_path: Path, name: str) -> None:
     columns = {"text": texts[0], "text_pair": texts[1], "label": label}
     tables, _ = read_source(DatasetParameters(name=str(tmp_path)), columns)
     header, *lines = (line.split("\t") for line in content.splitlines())
-    places = [header.index(each) for each in (*texts, label)]
-    assert tables["train"].to_numpy().tolist() == [[line[place] for place in places] for line in lines]
+    indices = [header.index(each) for each in (*texts, label)]
+    assert tables["train"].to_numpy().tolist() == [[line[index] for index in indices] for line in lines]
 
 
 def test_korean_tsv_with_open_quotes_is_complete(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_doubled_quotes_in_tsv_are_kept_with_warning(tmp_path: Path, caplog: pyt
         in caplog.text
     )
     caplog.clear()
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # one quoted field is not csv
+    (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # only one field looks like csv
     read_file(tmp_path / "a.tsv")
     assert caplog.text == ""
 
@@ -300,7 +300,7 @@ def reviews(labels: Sequence[Any] = ("good", "bad"), number: int = 60) -> pd.Dat
 
 
 def read(name: Path | str, **changes: Any) -> pd.DataFrame:
-    """Return all rows of a data set, from all splits."""
+    """Return the rows of all splits of a dataset."""
     splits, _ = read_splits(DatasetParameters(name=str(name), **changes), 1)
     return pd.concat(splits.values())
 
@@ -380,14 +380,14 @@ def test_unused_columns_may_be_missing(tmp_path: Path) -> None:
         (["01", "02"], ["01", "02"]),
         (["1.0", "1"], ["1", "1.0"]),
         (["1", "10", "9"], ["1", "10", "9"]),
-        (["1.0", "0.0"], ["0", "1"]),  # numbers with a gap, as pandas writes them
+        (["1.0", "0.0"], ["0", "1"]),  # pandas writes integers with missing values in this form
         (["9007199254740993", "9007199254740992"], ["9007199254740992", "9007199254740993"]),
         (["NaN", "1e3", "None"], ["1e3", "NaN", "None"]),
         (["-1", "+1"], ["+1", "-1"]),
         (["\N{ARABIC-INDIC DIGIT ONE}", "1"], ["1", "\N{ARABIC-INDIC DIGIT ONE}"]),
     ],
 )
-def test_class_words_are_unchanged(
+def test_class_names_are_unchanged(
     tmp_path: Path, suffix: str, in_folder: bool, labels: list[str], names: list[str]
 ) -> None:
     path = tmp_path / f"train{suffix}"
@@ -448,7 +448,7 @@ def test_class_names_must_be_printable(tmp_path: Path, name: str, allowed: bool)
     assert str(raised.value).isprintable()
 
 
-def test_unread_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_files_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("reviews_2023.csv", "reviews_2024.csv", "reviews_train.csv", "LICENSE", "README.md"):
         reviews().to_csv(tmp_path / name, index=False)
     (tmp_path / "README.md").write_text("Reviews.\n")
@@ -584,7 +584,7 @@ def read_names(path: Path) -> dict[str, list[str]]:
         (["false", "true"], ("csv", ["true", "false"]), ("jsonl", [True, False]), ["true", "false"]),
     ],
 )
-def test_files_hold_either_codes_or_names(
+def test_files_contain_either_codes_or_names(
     tmp_path: Path, names: list[str], train: tuple[str, Any], test: tuple[str, Any], expected: list[str] | None
 ) -> None:
     write_class_names(tmp_path, names)

@@ -33,7 +33,7 @@ OUTPUTS = ("models/finetuned", "reports")
 
 
 TRAIN = 56
-"""Training texts. An epoch of RECIPE has 7 steps, which are no multiple of the 2 steps between logged losses."""
+"""Number of training texts. An epoch has 7 steps, which is not a multiple of the 2 steps between logged losses."""
 
 
 def prepared(folder: Path, checkpoint: Path) -> Path:
@@ -52,7 +52,7 @@ def tuned(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finetuned(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> Path:
-    """A folder with a finished run of the stage."""
+    """Return the folder of a finished run of the stage."""
     folder = prepared(tmp_path_factory.mktemp("finetuned"), tiny_bert)
     write_parameters(folder, finetune=RECIPE, **SHORT)
     return tuned(folder)
@@ -83,7 +83,7 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # At the ends of Wilson's interval, the observed share is 1.96 standard errors away.
+    # The ends of Wilson's interval are 1.96 of their own standard errors from the observed share.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
@@ -94,7 +94,7 @@ def test_the_training_loss_is_logged_before_each_checkpoint(finetuned: Path) -> 
     curves = pd.read_csv(finetuned / "reports/plots/finetune/finetune.csv")
     steps = {split: rows["step"].tolist() for split, rows in curves.groupby("split")}
     assert steps["validation"] == [7, 14, 21, 28, 35, 42, 49, 56]
-    # The checkpoint of an epoch does not contain the losses since the last logged step.
+    # Otherwise, the checkpoint of an epoch would not contain the losses since the last logged step.
     assert steps["train"] == sorted({*range(2, 57, 2), *steps["validation"]})
 
 
@@ -216,7 +216,7 @@ def test_two_processes_train_like_one(tmp_path: Path, tiny_bert: Path) -> None:
     name = "embeddings.word_embeddings.weight"
     moved = (one[f"bert.{name}"] - next(each for key, each in start.items() if key.endswith(name))).abs().max()
     assert moved > 1e-2
-    # The softmax is invariant to a key's bias: its gradient is a rounding error, which Adam scales to normal size.
+    # The softmax is invariant to a key's bias. Its gradient is therefore a rounding error, which Adam scales up.
     compared = [key for key in one if not key.endswith("key.bias")]
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
 
@@ -252,22 +252,22 @@ def test_killed_training_resumes_to_identical_bytes(
 ) -> None:
     undisturbed = tuned(prepared(workspace("undisturbed", finetune=RECIPE, **SHORT), tiny_bert))
     folder = prepared(workspace(finetune=RECIPE, **SHORT), tiny_bert)
-    # An incomplete checkpoint: weights without the state of training.
+    # Leave an incomplete checkpoint: weights without a training state.
     run_stage(folder, "finetune", kill_at="open .*checkpoint-14/trainer_state.json")
     (half,) = folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-14")
     curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
-    assert curves["step"].max() == 14, "whoever watches the training sees how far it is"
+    assert curves["step"].max() == 14, "the curves are not written during training"
     assert (half / "model.safetensors").exists()
-    # A loss that training cannot produce marks the history of the first checkpoint.
+    # Mark the history of the first checkpoint by a loss that training cannot produce.
     state_file = half.parent / "checkpoint-7/trainer_state.json"
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0
     state_file.write_text(json.dumps(state))
-    # The newest checkpoint is complete, and the oldest is being removed.
+    # Stop during the removal of the oldest checkpoint; the newest is complete.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
     assert "resumes from checkpoint-7\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
-    # The model is published, and the unfinished work not yet removed; DVC removes the outputs.
+    # Stop between publication and clean-up; DVC would then remove the outputs.
     log = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
     assert f"resumes from {newest.name}\n" in log
     for output in OUTPUTS:
@@ -278,7 +278,7 @@ def test_killed_training_resumes_to_identical_bytes(
     for output in ("models/finetuned", "reports/metrics"):
         assert digest(folder / output) == digest(undisturbed / output), output
     curves, whole = (pd.read_csv(each / "reports/plots/finetune/finetune.csv") for each in (folder, undisturbed))
-    assert curves["loss"][0] == 101.0, "the first epoch was trained again"
+    assert curves["loss"][0] == 101.0, "the first epoch was repeated"
     curves.loc[0, "loss"] = whole["loss"][0]
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
 
@@ -324,7 +324,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("finetune", {"precision": "fp16"}, r"finetune\.precision: fp16 needs a GPU; allowed on this machine: fp"),
     ("finetune", {"max_length": 65}, r"finetune\.max_length: 65 exceeds the 64 tokens"),
     ("finetune", {"frozen_layers": 9}, r"finetune\.frozen_layers: 9, but the model has \d+ layers with separate"),
-    # Mistakes that later stages would reject.
+    # Settings of later stages.
     ("capture", {"documents": [500]}, r"capture\.documents: the test split has no row 500; allowed: 0 to \d+"),
     ("capture", {"max_length": 65}, r"capture\.max_length: 65 exceeds the 64 tokens"),
 ]
@@ -353,7 +353,7 @@ def test_diverging_loss_is_one_error(workspace: Workspace, tiny_bert: Path) -> N
 def test_seconds_per_step_exclude_time_between_epochs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    seconds = iter([0, 10, 100, 110])  # two epochs of ten seconds; evaluation and saving between them
+    seconds = iter([0, 10, 100, 110])  # two epochs of ten seconds, with evaluation and saving between them
     monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(seconds))
     arguments = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, use_cpu=True)
     timer = step_timer.StepTimer()

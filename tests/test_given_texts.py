@@ -1,4 +1,4 @@
-"""Texts in all forms are tokenised identically for measures, vectors and page; other values raise one error."""
+"""Texts in all forms are tokenised identically for measures, vectors and the page; other values raise one error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tokenizer(tiny_bert: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path, tokenizer: Any) -> attnmix.Model:
-    """A model in memory."""
+    """Return a model in memory."""
     return attnmix.load(AutoModel.from_pretrained(tiny_bert), tokenizer)
 
 
@@ -67,7 +67,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "array of objects": lambda _: np.array(TEXTS, dtype=object),
     "series": lambda _: pd.Series(TEXTS, index=[7, 3]),
     "series of strings": lambda _: pd.Series(TEXTS, dtype="string"),
-    "column of a data set": lambda _: Dataset.from_dict({"text": TEXTS})["text"],
+    "column of a dataset": lambda _: Dataset.from_dict({"text": TEXTS})["text"],
     "column of arrow": lambda _: pa.table({"text": TEXTS})["text"],
     "token ids": lambda t: t(TEXTS)["input_ids"],
     "arrays of token ids": lambda t: [np.array(ids, np.int16) for ids in t(TEXTS)["input_ids"]],
@@ -85,8 +85,8 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "encodings in tensors": lambda t: [t(text, return_tensors="pt") for text in TEXTS],
     "mapping": lambda t: dict(t(TEXTS, padding=True)),
     "mapping without a mask": lambda t: {"input_ids": t(TEXTS, padding=True)["input_ids"], "attention_mask": None},
-    "tokenized data set": lambda t: Dataset.from_dict({"text": TEXTS} | t(TEXTS, padding=True)),
-    "rows of a data set": lambda t: list(Dataset.from_dict(dict(t(TEXTS, padding=True)))),
+    "tokenized dataset": lambda t: Dataset.from_dict({"text": TEXTS} | t(TEXTS, padding=True)),
+    "rows of a dataset": lambda t: list(Dataset.from_dict(dict(t(TEXTS, padding=True)))),
     "tokenized data frame": lambda t: pd.DataFrame(dict(t(TEXTS, padding=True))),
 }
 
@@ -96,7 +96,7 @@ def test_all_forms_of_texts_are_measured_alike(
     model: attnmix.Model, tokenizer: Any, tiny_bert: Path, form: str
 ) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # raised by numpy in data sets
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by numpy in `datasets`
         given = FORMS[form](tokenizer)
     result = attnmix.measure(model, given, methods="attn_w")
     own = [dict(tokenizer(text)) for text in TEXTS]
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "empty data frame": (pd.DataFrame(), r"an empty DataFrame; allowed: "),
     "table of arrow": (pa.table({"review": TEXTS}), r"a Table with the columns review; select one, such as "),
-    "data set": (Dataset.from_dict({"text": TEXTS}), r"a Dataset with the columns text; .* dataset\[\"text\"\]$"),
+    "dataset": (Dataset.from_dict({"text": TEXTS}), r"a Dataset with the columns text; .* dataset\[\"text\"\]$"),
     "mapping": ({"review": TEXTS}, r"a mapping with the keys review; select one, such as texts\[\"review\"\]$"),
     "empty mapping": ({}, r"an empty dict; allowed: "),
     "table with an id": (
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "table without texts": (pd.DataFrame({"label": [0, 1]}), r".* label; pass only the texts; allowed: "),
     "rows": ([{"text": "good film"}], r"number 0 is a mapping with the keys text; select one"),
     "labels": (pd.Series([0, 1]), r"a Series of numbers; allowed: "),
-    "labels of a data set": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
+    "labels of a dataset": (Dataset.from_dict({"label": [0, 1]})["label"], r"a Column of numbers; allowed: "),
     "missing text": (pd.Series(["good film", np.nan, "bad film"]), r"number 1 is missing \(nan\); allowed: "),
     "missing string": (pd.Series(["good", None], dtype="string"), r"number 1 is missing \(<NA>\); allowed: "),
     "missing in a list": (["good", "bad", None], r"number 2 is missing \(None\); allowed: "),
@@ -372,10 +372,10 @@ def quick_maps() -> Iterator[None]:
         yield
 
 
-def check_one_reading(
+def check_token_ids(
     model: attnmix.Model, given: Any, ids: list[list[int]], folder: Path, has_page: bool = True, **options: Any
 ) -> Any:
-    """Assert that measures, vectors and page use these token IDs, and return the measures."""
+    """Assert that measures, vectors and the page use these token IDs, and return the measures."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # warnings of truncated texts
         result = attnmix.measure(model, given, **options)
@@ -394,9 +394,9 @@ def check_one_reading(
 
 
 @pytest.mark.usefixtures("quick_maps")
-def test_special_names_are_read_by_tokenizer_in_memory(model: attnmix.Model, tokenizer: Any, tmp_path: Path) -> None:
+def test_special_names_are_tokens_for_models_in_memory(model: attnmix.Model, tokenizer: Any, tmp_path: Path) -> None:
     ids = tokenizer(MASKED)["input_ids"]
-    result = check_one_reading(model, MASKED, [ids], tmp_path)
+    result = check_token_ids(model, MASKED, [ids], tmp_path)
     assert result.tokens["token"].tolist() == ["[CLS]", "time", "[MASK]", "like", "an", "arrow", "[SEP]"]
     with pytest.raises(InputError, match=r"^texts: number 1 contains \[PAD\], the padding token, as token 2; "):
         attnmix.measure(model, ["time", "time [PAD] like"])
@@ -419,7 +419,7 @@ def test_token_ids_are_decoded_for_vectors_and_page(
 ) -> None:
     encoding = tokenizer(*PAIRS[0]) if given == "pair" else tokenizer(TEXTS[0])
     ids = encoding["input_ids"]
-    result = check_one_reading(model, ids if given == "ids" else encoding, [ids], tmp_path)
+    result = check_token_ids(model, ids if given == "ids" else encoding, [ids], tmp_path)
     text = "\n".join(PAIRS[0]) if given == "pair" else TEXTS[0]
     assert attnmix.open_run(tmp_path / "run").texts == {"text/0": text}
     assert result.texts == [text]
@@ -438,8 +438,8 @@ def test_token_ids_are_decoded_for_every_tokenizer(name: str, tmp_path: Path) ->
         assert all(0 <= start <= end <= len(spelled) for start, end in spans)
         assert spelled == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         for span in dict.fromkeys(spans):
-            place, parts = spans.index(span), spans.count(span)
-            alone = tokenizer.decode(ids[place : place + parts], clean_up_tokenization_spaces=False)
+            first, count = spans.index(span), spans.count(span)
+            alone = tokenizer.decode(ids[first : first + count], clean_up_tokenization_spaces=False)
             assert spelled[slice(*span)].strip() == alone.removeprefix("##").strip()
 
 
@@ -452,7 +452,7 @@ def test_texts_are_validated_without_model() -> None:
 
 @pytest.fixture(scope="module", params=each_family("gpt2"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """A model of each family in memory, with a padding tokenizer that truncates on the left."""
+    """Return a model of each family in memory, with a padding token and truncation on the left."""
     folder = write_family(request.param, tmp_path_factory.mktemp(request.param))
     tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
     if tokenizer.pad_token is None:
@@ -462,7 +462,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def has_page(family: attnmix.Model) -> bool:
-    """True for one family of each tokenizer: a page reads nothing else of a family."""
+    """Return True for one family per kind of tokenizer, the only property of a family that pages use."""
     return family.network.config.model_type in one_of_each_tokenizer()
 
 
@@ -477,14 +477,14 @@ def test_families_tokenise_special_and_truncated_texts_consistently(
     texts += ["the film was very good , the plot was not so dull"]
     ids = tokenizer(texts, truncation=True, max_length=12)["input_ids"]
     assert ids[-1][-3:] == tokenizer(texts[-1])["input_ids"][-3:]
-    check_one_reading(family, texts, ids, tmp_path, has_page, max_length=12)
+    check_token_ids(family, texts, ids, tmp_path, has_page, max_length=12)
 
 
 @pytest.mark.usefixtures("quick_maps")
 def test_families_tokenise_pairs_consistently(family: attnmix.Model, has_page: bool, tmp_path: Path) -> None:
     tokenizer = family.tokenizer
     ids = [tokenizer(*pair)["input_ids"] for pair in PAIRS]
-    result = check_one_reading(family, PAIRS, ids, tmp_path, has_page)
+    result = check_token_ids(family, PAIRS, ids, tmp_path, has_page)
     sides = tuple(map(list, zip(*PAIRS, strict=True)))
     padded = attnmix.measure(family, tokenizer(*sides, padding=True, return_tensors="pt"))
     assert measured_ids(padded) == ids

@@ -39,7 +39,7 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
-"""Decompositions in `attnmix/core/arithmetic/kernels.py` and in torch; others depend on the processor."""
+"""`vector_norm`, and decompositions that `kernels.py` computes with NumPy; others depend on the processor."""
 
 
 def parsed(module: Path) -> ast.Module:
@@ -75,8 +75,8 @@ def code_of(stage: str) -> list[str]:
     return [name for name in STAGES[stage]["deps"] if name.startswith(CODE)]
 
 
-def is_in(path: Path, places: Iterable[str]) -> bool:
-    return any(path.is_relative_to(place) for place in places)
+def is_in(path: Path, parents: Iterable[str]) -> bool:
+    return any(path.is_relative_to(parent) for parent in parents)
 
 
 def test_imports_are_acyclic_and_library_is_independent_of_stages() -> None:
@@ -157,9 +157,9 @@ def test_stages_use_portable_decompositions() -> None:
     assert set(re.findall(r"torch\.(?:linalg|fft)\.(\w+)\(", code)) <= PORTABLE_DECOMPOSITIONS
 
 
-# Exemptions: keys that only a hub source, a folder or a run without training reads; keys of later stages that
-# `download` and `finetune` only validate; numbers of documents for stages that use the texts of `tokenize`; and the
-# arithmetic of `reduce`, which uses no torch tensors and reads the environment.
+# Ignored parameters: keys for hub sources, folders and runs without training; keys of later stages that `download` and
+# `finetune` only validate; numbers of texts in stages that use the texts of `tokenize`; and the arithmetic of `reduce`,
+# which uses no torch tensors and reads the environment.
 EXEMPT = {
     "sources": {"dataset.test_split", "dataset.train_split"},
     "download": {"dataset.revision", "dataset.test_split", "model.revision", "finetune.epochs"},
@@ -193,9 +193,9 @@ def outputs(stage: str) -> list[str]:
     return [out if isinstance(out, str) else next(iter(out)) for out in outs]
 
 
-def outside(paths: set[str], places: Iterable[str]) -> set[str]:
-    """Return the paths outside all places."""
-    return {path for path in paths if not is_in(Path(path), places)}
+def outside(paths: set[str], parents: Iterable[str]) -> set[str]:
+    """Return the paths outside all `parents`."""
+    return {path for path in paths if not is_in(Path(path), parents)}
 
 
 class Observed(NamedTuple):
@@ -222,6 +222,7 @@ def observed(folder: Path) -> dict[str, Observed]:
     keys, opened = set[str](), set[str]()
 
     def record(section: BaseModel, name: str) -> Any:
+        """Return an attribute, and record the parameters that it reads."""
         value = object.__getattribute__(section, name)
         prefix = SECTIONS.get(type(section), "")
         if name in type(section).model_fields and not isinstance(value, BaseModel):
@@ -231,6 +232,7 @@ def observed(folder: Path) -> dict[str, Observed]:
         return value
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
+        """Audit hook that records opened files."""
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
             path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
             if path.is_relative_to(folder) and path.is_file():
@@ -272,18 +274,18 @@ def test_stage_accesses_exactly_its_declared_files(observed: dict[str, Observed]
     assert [out for out in outputs(stage) if outside(written, [out]) == written] == []
     # Before the first run of the stage `sources`, `download` writes the list of watched files.
     assert outside(written, [*outputs(stage), *(["reports/sources.json"] if stage == "download" else [])]) == set()
-    sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # named in params.yaml
+    sources = ["reviews.csv", "bert"] if stage in ("sources", "download") else []  # see params.yaml
     assert outside(opened, [*STAGES[stage]["deps"], *outputs(stage), str(UNFINISHED), *sources]) == set()
     assert opened
 
 
 def rerun(key: str, changed_out: str) -> set[str]:
-    """Return the stages that DVC reruns if a parameter changes the outputs of `tokenize` at `changed_out`."""
+    """Return the stages that DVC reruns if `key` changes the output `changed_out` of `tokenize`."""
     stages = {"tokenize"}
     changed = {changed_out}
     for name, stage in STAGES.items():  # in order of execution
         reads_key = name != "tokenize" and key in declared_keys(name)
-        reads_changed = any(is_in(Path(place), changed) for place in stage["deps"])
+        reads_changed = any(is_in(Path(path), changed) for path in stage["deps"])
         if reads_key or reads_changed:
             stages.add(name)
             changed.update(outputs(name))

@@ -47,6 +47,7 @@ class InDouble(TorchFunctionMode):
 
 
 def in_memory(family: str, kind: Any = AutoModel, dtype: torch.dtype = torch.float64) -> attnmix.Model:
+    """Return a random model of a family in memory."""
     folder = tiny_folder(family)
     config = AutoConfig.from_pretrained(folder)
     config.update({"pad_token_id": load_tokenizer(folder).pad_token_id})
@@ -61,6 +62,7 @@ def batch(model: attnmix.Model, texts: Sequence[str] = TEXTS) -> dict[str, Tenso
 
 
 def vectors(network: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits, or the last vectors of a network without head."""
     options = dict(inputs)
     if hasattr(network.base_model, "_shift_right"):
         options["decoder_input_ids"] = network.base_model._shift_right(inputs["input_ids"])
@@ -102,6 +104,7 @@ def _columns(base: Any, heads: Sequence[int], width: int) -> list[slice]:
 
 
 def _zero_input(base: Any, output: nn.Module, heads: Layers) -> None:
+    """Set the inputs of a shared W_O to 0 for the heads of each call."""
     calls: list[int] = []
     base.register_forward_pre_hook(lambda *_: calls.clear())
 
@@ -402,7 +405,7 @@ def test_changing_attention_implementation_inside_is_an_error(tiny_bert: Path) -
             network(**batch(model))
 
 
-@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.long  # importing torch.compile takes seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 def test_torch_compile_works_after_last_intervention(tiny_bert: Path) -> None:
     models = [attnmix.load(str(tiny_bert)) for _ in range(2)]
@@ -449,7 +452,7 @@ def test_derivatives_after_context_use_the_edited_pass(family: str, use_reentran
     assert network.is_gradient_checkpointing
 
 
-@pytest.mark.long  # importing torch.compile costs seconds
+@pytest.mark.long  # importing torch.compile takes seconds
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # raised by imports of torch.compile
 @pytest.mark.parametrize("family", ["bert", "gpt_neo", "t5"])
 def test_compiled_wrapper_is_edited(family: str) -> None:
@@ -538,11 +541,11 @@ def test_batch_edits_match_single_text_edits() -> None:
     with torch.no_grad():
         with model.intervene(text_mean_values(mask)) as network:
             together = network(**inputs, position_ids=positions).last_hidden_state
-        for place, text in enumerate(TEXTS):
+        for row, text in enumerate(TEXTS):
             alone = model.tokenizer(text, return_tensors="pt")
             with model.intervene(text_mean_values(alone["attention_mask"])) as network:
                 expected = network(**alone).last_hidden_state[0]
-            torch.testing.assert_close(together[place, mask[place] == 1], expected, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(together[row, mask[row] == 1], expected, rtol=1e-8, atol=1e-8)
 
 
 def test_shared_layer_outside_its_stack_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Edits of attention equal models with manually changed weights or hooks, including edits without effect."""
+"""Edited attention matches manually changed weights or hooks, and identity edits change nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families with th
 TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
 
 
-def at_hand(folder: Path) -> tuple[attnmix.Model, dict[str, torch.Tensor]]:
+def load_in_memory(folder: Path) -> tuple[attnmix.Model, dict[str, torch.Tensor]]:
     """Return a classifier in double precision, and a padded batch of two texts."""
     torch.manual_seed(0)
     network = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
@@ -42,7 +42,7 @@ def logits(network: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def test_silenced_head_equals_zero_output_weights(tiny_bert: Path) -> None:
-    model, inputs = at_hand(tiny_bert)
+    model, inputs = load_in_memory(tiny_bert)
     with model.intervene(without_heads({1: [1], 3: [0]})) as network:
         edited = logits(network, inputs)
     untouched = logits(model.network, inputs)
@@ -55,7 +55,7 @@ def test_silenced_head_equals_zero_output_weights(tiny_bert: Path) -> None:
 
 
 def test_mean_values_match_hook_on_value_module(tiny_bert: Path) -> None:
-    model, inputs = at_hand(tiny_bert)
+    model, inputs = load_in_memory(tiny_bert)
     mask = inputs["attention_mask"]
     with model.intervene(text_mean_values(mask, layers=[2])) as network:
         edited = logits(network, inputs)
@@ -70,7 +70,7 @@ def test_mean_values_match_hook_on_value_module(tiny_bert: Path) -> None:
 
 def test_cut_edges_match_zeroed_attention_weights(tiny_bert: Path) -> None:
     base = AutoModel.from_pretrained(tiny_bert, dtype=torch.float64, attn_implementation="eager")
-    model, inputs = at_hand(tiny_bert)
+    model, inputs = load_in_memory(tiny_bert)
     layer, received = base.encoder.layer[0].attention, []
     layer.output.dense.register_forward_pre_hook(lambda _module, arguments: received.append(arguments[0]))
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_cut_edges_match_zeroed_attention_weights(tiny_bert: Path) -> None:
 
 
 def test_last_layer_needs_edges_to_first_token_only(tiny_bert: Path) -> None:
-    model, inputs = at_hand(tiny_bert)
+    model, inputs = load_in_memory(tiny_bert)
     last, others, first = [model.layers], slice(1, None), slice(0, 1)
     untouched = logits(model.network, inputs)
     with model.intervene(without_edges(others, slice(None), last)) as network:
@@ -118,7 +118,7 @@ def test_identity_edit_keeps_output(tmp_path: Path, family: str) -> None:
 
 
 def test_recorded_replaced_and_mapped_values_match_hooks(tiny_bert: Path) -> None:
-    model, inputs = at_hand(tiny_bert)
+    model, inputs = load_in_memory(tiny_bert)
     recorded_values: dict[int, torch.Tensor] = {}
     with model.intervene(recorded(recorded_values)) as network:
         untouched = logits(network, inputs)
@@ -150,7 +150,7 @@ def test_recorded_replaced_and_mapped_values_match_hooks(tiny_bert: Path) -> Non
 
 @pytest.mark.parametrize("family", OWN)
 def test_heads_with_own_attention_code_are_silenced(tmp_path: Path, family: str) -> None:
-    model, inputs = at_hand(write_family(family, tmp_path / family))
+    model, inputs = load_in_memory(write_family(family, tmp_path / family))
     inputs.pop("token_type_ids", None)
     model.network.config.pad_token_id = model.tokenizer.pad_token_id
     heads, stack = model.network.config.num_attention_heads, family_of(model.network.config).stacks[0]
@@ -161,5 +161,5 @@ def test_heads_with_own_attention_code_are_silenced(tmp_path: Path, family: str)
     output = layer.get_submodule(stack.output)
     width = output.weight.shape[1] // heads
     output.weight.data[:, width : 2 * width] = 0
-    torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-6)  # some softmax in float32
+    torch.testing.assert_close(edited, logits(model.network, inputs), rtol=0, atol=1e-6)  # some families use float32
     assert (edited - untouched).abs().max() > 1e-3

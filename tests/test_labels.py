@@ -19,7 +19,7 @@ COLUMNS = {"text": "text", "label": "label"}
 
 
 def write_labels(folder: Path, labels: Sequence[Any], names: Sequence[str] | None, suffix: str = ".csv") -> Path:
-    """Write labels into two files of a split, and their class names into README.md."""
+    """Write labels to two files of a split, and their class names to README.md."""
     folder.mkdir(exist_ok=True)
     frame = pd.DataFrame({"text": [f"text {number}" for number in range(len(labels))], "label": labels})
     for part, rows in enumerate((frame.iloc[::2], frame.iloc[1::2])):
@@ -36,6 +36,7 @@ def write_labels(folder: Path, labels: Sequence[Any], names: Sequence[str] | Non
 
 
 def read_labels(folder: Path) -> list[str]:
+    """Return the labels in the order of `write_labels`."""
     table = read_source(DatasetParameters(name=str(folder)), COLUMNS)[0]["train"]
     labels: list[str] = (
         table.assign(number=table["text"].str.removeprefix("text ").astype(int)).sort_values("number")["label"].tolist()
@@ -61,7 +62,7 @@ RATINGS = ("1", "2", "3")
         (".csv", ["good", "bad"], ("good", "bad"), ["good", "bad"]),
     ],
 )
-def test_column_holds_codes_or_names(
+def test_column_contains_codes_or_names(
     tmp_path: Path, suffix: str, labels: list[Any], names: Sequence[str], expected: list[str]
 ) -> None:
     assert read_labels(write_labels(tmp_path / "data", labels, names, suffix)) == expected

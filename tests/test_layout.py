@@ -1,4 +1,4 @@
-"""`attnmix.layout` accepts vectors in any form and rejects invalid arguments with one error that names them."""
+"""`attnmix.layout` accepts arrays of many types, and rejects invalid arguments with a single error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps have exact neighbours, the coordinates of umap-learn and reproducible bytes, and exist for degenerate inputs."""
+"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes, and exist for degenerate inputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def all_distances(vectors: Any, metric: str) -> Any:
     return cdist(vectors.astype(float), vectors.astype(float), "cityblock" if metric == "manhattan" else metric)
 
 
-# One name per metric, because other names refer to the same object.
+# One name per metric; all other names are aliases.
 DISTINCT = ["braycurtis", "canberra", "chebyshev", "correlation", "cosine", "euclidean", "manhattan"]
 DISTINCT += ["softmax_hellinger"]
 
@@ -67,7 +67,7 @@ def test_neighbours_match_pairwise_distances(metric: str) -> None:
     order = np.argsort(expected, axis=1, kind="stable")[:, :10]
     assert np.array_equal(indices, order)
     assert np.allclose(distances, np.take_along_axis(expected, order, axis=1), atol=1e-6)
-    # Equal vectors have distance 0, and no vector is a neighbour to itself.
+    # Equal vectors have distance 0, and no vector is a neighbour of itself.
     vectors[0] = 0
     indices, distances = neighbours(np.repeat(vectors[:60], 5, axis=0), 5, metric, seed=0)
     assert (indices != np.arange(300)[:, None]).all()
@@ -107,13 +107,13 @@ def test_disconnected_graph_has_map() -> None:
 
 @pytest.fixture(scope="module")
 def chain() -> list[Any]:
-    """One connected cloud of 60 tokens at five points, with a small random drift between points."""
+    """Return a connected cloud of 60 tokens at five points, with a small random drift between points."""
     generator = np.random.default_rng(1)
     cloud = generator.normal(size=(60, 8))
     return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
 
 
-# Warnings by umap.UMAP about itself, which callers of its functions do not see.
+# umap.UMAP warns about its own settings; the library calls umap's functions instead.
 @pytest.mark.filterwarnings("ignore:.*transform will be unavailable", "ignore:n_jobs value 1 overridden")
 def test_maps_match_umap_exactly(chain: list[Any]) -> None:
     import umap
@@ -190,16 +190,17 @@ def test_principal_components_match_svd(metric: str) -> None:
 def test_component_scale_and_variance_need_euclidean_metric() -> None:
     vectors = clusters(60, 0)
     left, strengths, _ = np.linalg.svd(vectors - vectors.mean(axis=0, dtype=float), full_matrices=False)
-    places = principal_components(vectors, "euclidean")
-    known = components_of(vectors, places)
+    xy = principal_components(vectors, "euclidean")
+    known = components_of(vectors, xy)
     assert known is not None
-    assert known.scale * np.abs(places).max() == pytest.approx(np.abs(left[:, :2] * strengths[:2]).max(), rel=1e-5)
+    assert known.scale * np.abs(xy).max() == pytest.approx(np.abs(left[:, :2] * strengths[:2]).max(), rel=1e-5)
     assert known.shares == pytest.approx((strengths[:2] ** 2 / (strengths**2).sum()).tolist(), rel=1e-5)
     assert components_of(vectors, principal_components(vectors, "cosine")) is None
     assert components_of(np.ones((3, 4)), np.zeros((3, 2))) is None
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:
+    """Write and return random features of three points, with their tokens."""
     plan = store.plan_store(tokens, 20, "float16", 64)
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
@@ -285,7 +286,7 @@ def test_stability_of_equal_shapes_and_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return three points of 40 tokens and their map; `heads` shifts the second point, in another basis, in both."""
+    """Return vectors and maps of 40 tokens at three points; `heads` shifts both at the second, in a different basis."""
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
     vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)
@@ -344,9 +345,9 @@ def test_fewer_than_twenty_tokens_have_pca_only(workspace: Workspace, tokens: in
     reduce.main(read_parameters())
     run = Run(Path())
     assert run.layouts == ["pca"]
-    places = run.map("pca")[["x", "y"]].to_numpy()
-    assert places.shape == (len(SITES) * tokens, 2)
-    assert np.isfinite(places).all()
+    xy = run.map("pca")[["x", "y"]].to_numpy()
+    assert xy.shape == (len(SITES) * tokens, 2)
+    assert np.isfinite(xy).all()
     assert list(run.metrics("reduce")) == ["pca"]
     assert (run.metrics("reduce")["pca"]["trustworthiness"] is None) == (tokens < 3)
 
@@ -362,9 +363,9 @@ def test_equal_vectors_share_a_position_in_every_layout(workspace: Workspace, di
     run = Run(Path())
     assert run.layouts == (["joint", "aligned", "separate"] if different == 25 else list(LAYOUTS))
     for layout in run.layouts:
-        places = {site: table[["x", "y"]].to_numpy() for site, table in run.map(layout).groupby(["layer", "point"])}
-        assert (tuple(SITES[1]) in places) == (different == 25 or layout in ("joint", "pca"))
-        for site, xy in places.items():
+        by_site = {site: table[["x", "y"]].to_numpy() for site, table in run.map(layout).groupby(["layer", "point"])}
+        assert (tuple(SITES[1]) in by_site) == (different == 25 or layout in ("joint", "pca"))
+        for site, xy in by_site.items():
             assert np.isfinite(xy).all()
             equal = number_T if site == SITES[1] else np.arange(40)
             assert len(np.unique(xy, axis=0)) == equal.max() + 1
@@ -413,7 +414,7 @@ def outputs() -> dict[str, bytes]:
 
 
 def reduced(workspace: Workspace) -> dict[str, bytes]:
-    """Return the outputs of `reduce` for a map with a second seed and fixed parameters and stores."""
+    """Run `reduce` on fixed features with a second seed, and return its outputs."""
     workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
     reduce.main(read_parameters())
@@ -435,7 +436,7 @@ def test_dask_cluster_gives_same_bytes(workspace: Workspace, monkeypatch: pytest
 
     alone = reduced(workspace)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    # Workers without the scheduler's address or the limit to one thread.
+    # The workers start without the scheduler's address and without a limit to one thread.
     workers = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(**workers, env={"OPENBLAS_NUM_THREADS": "2"}) as cluster:
         monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.scheduler_address)

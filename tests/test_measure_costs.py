@@ -1,4 +1,4 @@
-"""Multiplications of `measure` per token and layer, inside and outside of the sample for controls."""
+"""The floating-point operations of `measure` per token and layer are bounded, inside and outside its sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORWARD_PASS = 24
 
 @pytest.fixture(scope="module")
 def measurer() -> Iterator[tuple[BatchMeasurer, list[Document]]]:
-    """A measurer of BERT's shape with cached constants, and texts of equal length.
+    """Yield a measurer of a small BERT with cached constants, and texts of equal length.
 
     Tasks run in the calling thread, because the counter does not include other threads.
     """
@@ -51,7 +51,7 @@ def measurer() -> Iterator[tuple[BatchMeasurer, list[Document]]]:
 def count_operations(
     measurer: tuple[BatchMeasurer, list[Document]], statistics: Collection[str], has_all_identities: bool = False
 ) -> float:
-    """Return the operations per token and layer in products of matrices, in units of WIDTH^2."""
+    """Return the operations in matrix products per token and layer, in units of WIDTH^2."""
     batches, documents = measurer
     with FlopCounterMode(display=False) as counter:
         batches.measures(documents, [has_all_identities] * TEXTS, statistics)
@@ -63,7 +63,7 @@ def test_forward_pass_has_known_operations(measurer: tuple[BatchMeasurer, list[D
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         batches.base(**batches.batch(documents))
     operations = counter.get_total_flops() / (TEXTS * TOKENS * LAYERS * WIDTH**2)
-    assert FORWARD_PASS <= operations <= FORWARD_PASS + 1.1  # attention, and the pooler after the layers
+    assert FORWARD_PASS <= operations <= FORWARD_PASS + 1.1  # the difference is attention and the pooler
 
 
 def test_texts_outside_sample_need_ratios_only(measurer: tuple[BatchMeasurer, list[Document]]) -> None:

@@ -1,4 +1,4 @@
-"""Measures of documents do not depend on the division of a batch into blocks."""
+"""The measures of a text do not depend on how its batch is divided into blocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_sums_and_means_exclude_padding() -> None:
     block = MicroBatch(documents(), slice(1, 4), CPU)
     values = torch.randn(3, 33, 2, generator=torch.Generator().manual_seed(0))
     values[0, 9:] = torch.nan
-    expected = torch.stack([values[place, :length].double().sum(0) for place, length in enumerate((9, 20, 33))])
+    expected = torch.stack([values[row, :length].double().sum(0) for row, length in enumerate((9, 20, 33))])
     torch.testing.assert_close(block.sums(values), expected)
     torch.testing.assert_close(block.means(values)[:, 0], (expected / torch.tensor([[9], [20], [33]])).float())
 
@@ -54,12 +54,12 @@ def measured(base: Any) -> list[DocumentMeasures]:
 
 
 def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the first task of the ratios fail while the tasks of the identities wait for the error."""
+    """After the first task of the ratios fails, at most one task of the identities starts."""
     begun: list[int] = []
     arrived = Event()
 
     def fails(*_: Any) -> None:
-        raise InputError("as planted")
+        raise InputError("planted error")
 
     def waits(*_: Any) -> None:
         begun.append(get_ident())
@@ -70,7 +70,7 @@ def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_BatchPass, "_measure_identity_errors", waits)
     with ThreadPoolExecutor(1) as threads:
         monkeypatch.setattr("attnmix.core.arithmetic.kernels.task_threads", lambda _device: threads)
-        with pytest.raises(InputError, match="as planted"):
+        with pytest.raises(InputError, match="planted error"):
             BatchMeasurer(load_base(tiny_bert), list(RATIOS), 0).measures(documents())
         arrived.set()
     assert len(begun) <= 1

@@ -1,4 +1,4 @@
-"""The corpus of `measure` needs constant memory, gives identical results in blocks, and shuffles words reproducibly."""
+"""`measure` needs constant memory, its results do not depend on blocks, and words are shuffled reproducibly."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from stages import measure
 
 MANY, FEW = 100, 20
 BLOCK_TEXTS = 10
-"""Texts that are in memory at a time in the test of memory."""
+"""Number of texts that are in memory at a time in the memory test."""
 LAYERS = 2
 SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "matrices": []}
 
 
 def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3, **settings: int) -> Path:
-    """Return a folder with `documents` reviews of `length` words each."""
+    """Return a folder with the inputs of `measure` and `documents` reviews of `length` words."""
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
     folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -62,15 +62,16 @@ def prepare(workspace: Workspace, documents: int, name: str = "workspace", lengt
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute the measures once per text length, to observe the stage's own memory, and use small blocks."""
+    """Use small blocks, and compute measures once per text length, to observe the stage's own memory."""
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", BLOCK_TEXTS)
     monkeypatch.setattr(mixing_tables, "CHUNK_DOCUMENTS", BLOCK_TEXTS)
-    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # of the ratios of tokens
+    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the tokens' ratios
     known: dict[Any, Any] = {}
 
     def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
-        place = 1 if name == "control_sums" else 0  # position of the documents, after the name of a control
-        options, documents = arguments[:place], arguments[place]
+        """Compute only the first text of each length."""
+        index = 1 if name == "control_sums" else 0  # the documents follow the name of a control
+        options, documents = arguments[:index], arguments[index]
         keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]
         for key, document in zip(keys, documents, strict=True):
             if key not in known:
@@ -99,11 +100,11 @@ def little_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 def peak(workspace: Workspace, documents: int) -> int:
     """Return the peak of traced memory, including NumPy's, while `documents` texts are measured.
 
-    The minimum of two runs excludes occasional reallocations of tables in the interpreter or in libraries.
+    The minimum of two runs excludes occasional reallocations of tables.
     """
     reached = []
     for run in range(2):
-        # Separate parameters limit the numbers of documents with gradients, parts and exchanged tokens.
+        # Separate parameters limit the numbers of texts with gradients, parts and exchanged tokens.
         few = {"gradient_documents": 0, "parts_documents": 1, "exchange_documents": 1}
         prepare(workspace, documents, f"{documents} in run {run}", **few)
         gc.collect()
@@ -120,8 +121,8 @@ def test_memory_does_not_grow_with_documents(
 ) -> None:
     monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few, many = peak(workspace, FEW), peak(workspace, MANY)
-    # The sums of a text (15 kB) are in files. In memory are its row of the table of texts, its counts in the bootstrap
-    # samples, and temporary arrays.
+    # The sums of a text (15 kB) are in files. Its row in the table of texts, its counts in the bootstrap samples, and
+    # temporary arrays are in memory.
     assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * LAYERS * len(RATIOS)

@@ -36,14 +36,14 @@ def test_rank_correlation_matches_scipy() -> None:
 
 
 def measured(x: Any, start: Any, words: Any, ids: Any) -> dict[str, float]:
-    """Return `GEOMETRY_MEASURES` by name."""
+    """Return the values of `GEOMETRY_MEASURES` by name."""
     x, start, words = (torch.as_tensor(array) for array in (x, start, words))
     values = geometry(Cloud(x), Cloud(start), Words(words, np.asarray(ids, np.int32)))
     return dict(zip(GEOMETRY_MEASURES, values.tolist(), strict=True))
 
 
 def unbiased_hsic(x: Any, y: Any) -> float:
-    """Return HSIC_1 of Song et al. (2012), computed with matrices of tokens by tokens and loops over pairs."""
+    """Return HSIC_1 of Song et al. (2012), computed by loops over pairs of tokens."""
     n = len(x)
     k, m = (np.array([[a @ b if i != j else 0.0 for j, b in enumerate(z)] for i, a in enumerate(z)]) for z in (x, y))
     pairs = sum(k[i, j] * m[j, i] for i in range(n) for j in range(n))
@@ -183,14 +183,14 @@ def test_spearman_with_depth_uses_layer_ranks() -> None:
 
 @pytest.mark.parametrize("documents", [8, 20, 40])
 def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
-    # Families of 42 cells without any effect, independent and correlated; below 20 documents there are no claims.
+    # Families of 42 independent or correlated cells without any effect. There are no intervals below 20 texts.
     generator = np.random.default_rng(0)
     for shared in (0.0, 0.5):
         alarms = 0
         for trial in range(400):
             own, common = generator.normal(size=(documents, 42)), generator.normal(size=(documents, 1))
             values = np.sqrt(1 - shared) * own + np.sqrt(shared) * common
-            values *= 10.0 ** (np.arange(42) % 6)  # cells with larger scales have equal weight
+            values *= 10.0 ** (np.arange(42) % 6)  # the scale of a cell must not matter
             actual = resample(values, np.ones((documents, 1)), 300, trial).simultaneous()
             assert np.isnan(actual.low).all() == np.isnan(actual.high).all() == (documents < 20)
             alarms += bool(((actual.low > 0) | (actual.high < 0)).any())
@@ -198,7 +198,7 @@ def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
 
 
 def test_simultaneous_intervals_use_documents_per_cell() -> None:
-    # Cells of 40 and 20 documents have the same level in their own Student's t distributions.
+    # Cells of 40 and 20 texts have the same level in their own Student's t distributions.
     values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
     counts[20:, 1] = values[20:, 1] = 0
     actual = resample(values, counts, 4000, 0)
@@ -239,7 +239,7 @@ def test_control_is_paired_with_ratio_of_same_documents() -> None:
     generator, cells = np.random.default_rng(0), np.array([3.0, 9, 5, 4, 12])[:, None, None]
     labels = {"control": ["control"], "layer": [1, 2], "method": ["attn_w", "attn_n"]}
     sums = {name: generator.uniform(size=(5, 2, 2)) * cells for name in ("pretrained", "finetuned", "random")}
-    # A control that is the ratio minus a constant: paired, the difference is the constant in every sample.
+    # The control is the ratio minus a constant, so the paired difference is this constant in every sample.
     corpora = {
         name: {"true": Sums(each, cells), "control": Sums(each - cells / 4, cells)} for name, each in sums.items()
     }
@@ -278,12 +278,12 @@ def test_unique_token_class_has_no_corpus_value() -> None:
     groups = len(CLASSES) * len(POSITIONS)
     sums_GE, counts_G = torch.zeros(groups, 8, dtype=torch.float64), torch.zeros(groups, dtype=torch.float64)
     for text, value_TE in zip(texts, values, strict=True):
-        for place, kind in enumerate(text.classes.tolist()):
-            group = kind * len(POSITIONS) + position_groups(len(text))[place]
-            sums_GE[group] += value_TE[place].double()
+        for position, kind in enumerate(text.classes.tolist()):
+            group = kind * len(POSITIONS) + position_groups(len(text))[position]
+            sums_GE[group] += value_TE[position].double()
             counts_G[group] += 1
     corpus = CorpusValues(sums_GE[None], counts_G, {"test/0", "test/1"})
-    own_TE = values[1] * (1 + 1e-6)  # other padding changes the last digits
+    own_TE = values[1] * (1 + 1e-6)  # different padding changes the last digits
     block = MicroBatch(texts, slice(1, 2), own_TE.device)
     (corpus_TE,) = corpus.mean_over_others(1, block, own_TE[None])
     torch.testing.assert_close(corpus_TE[0], values[0][0], rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Measures find planted contributions, ignore padding and batches, and match their definitions in the default model."""
+"""Measures find planted contributions, do not depend on padding or batches, and match definitions in a real model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def random_attention() -> torch.Tensor:
 
 
 def planted_layer(block: Block, attention: torch.Tensor, x: torch.Tensor, value: torch.Tensor) -> LayerPass:
-    """Return a layer with planted attention: scores of a mask only, which is the logarithm of the weights."""
+    """Return a layer with planted attention weights: the mask is their logarithm, and queries and keys are 0."""
     heads = value.unflatten(-1, (HEADS, -1)).transpose(1, 2)
     nothing = torch.zeros_like(heads)
     planted = AttentionCall(nothing, nothing, heads, attention.log(), False, 1.0, None, nothing[..., 0])
@@ -126,9 +126,9 @@ def test_wrong_part_violates_identities(block: Block, x: torch.Tensor, value: to
     doubled = replace(layer, attention=replace(layer.attention, log_sums=layer.attention.log_sums - 0.1))
     rows = errors(doubled)["attention_rows"]
     torch.testing.assert_close(rows, torch.full_like(rows, float(np.exp(0.1) - 1)))
-    whole, sampled = identity_errors(layer, mask), identity_errors(layer, mask, [place == 1 for place in range(BATCH)])
-    left_out = torch.tensor([name in SAMPLED_IDENTITIES for name in IDENTITIES])
-    expected = whole.masked_fill(left_out & (torch.arange(BATCH) != 1).unsqueeze(1), torch.nan)
+    whole, sampled = identity_errors(layer, mask), identity_errors(layer, mask, [text == 1 for text in range(BATCH)])
+    is_sampled = torch.tensor([name in SAMPLED_IDENTITIES for name in IDENTITIES])
+    expected = whole.masked_fill(is_sampled & (torch.arange(BATCH) != 1).unsqueeze(1), torch.nan)
     torch.testing.assert_close(sampled, expected, equal_nan=True)
     # Values outside the mask are ignored.
     layer.features["attention_output"][:, -1] = 100
@@ -232,7 +232,7 @@ def test_parts_of_sources_and_biases_sum_to_module_outputs(present: str) -> None
         "sandwich": ["feed_forward_norm", "feed_forward_output_norm"],
         "all": NORMS,
     }.get(present, [])
-    named = {name: norm(3 * place) if name in kept else no_norm(random(1)) for place, name in enumerate(NORMS)}
+    named = {name: norm(3 * index) if name in kept else no_norm(random(1)) for index, name in enumerate(NORMS)}
     up = Affine(random(HIDDEN, WIDTH, seed=20), random(WIDTH, seed=21))
     down = Affine(random(WIDTH, HIDDEN, seed=22), random(HIDDEN, seed=23))
     block: Any = SimpleNamespace(**named, stack=SimpleNamespace(gated=()), feed_forward=([up], torch.sigmoid, down))

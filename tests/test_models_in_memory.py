@@ -1,4 +1,4 @@
-"""Models in memory pass the same checks of modules, weights, attention and arguments as models loaded by name."""
+"""Models in memory are checked like models loaded by name: their modules, weights, attention and arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AttentionInterface.register("hot", hot_attention)
 
 
 class Wrapper(PreTrainedModel):
-    """A model around BERT, as an attribute with an unusual name."""
+    """A model that stores BERT in an attribute with an unusual name."""
 
     config_class = BertConfig
 

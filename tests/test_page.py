@@ -60,7 +60,7 @@ def test_headline_and_chart_show_own_share(opened: Opened) -> None:
     rows = opened.values("answer-chart")
     for name, checkpoint in (("Fine-tuned", "finetuned"), ("Pretrained", "pretrained")):
         assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)
-        assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews have no intervals
+        assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews are too few for intervals
     heights = page.locator("#answer-chart circle").evaluate_all("all => all.map(each => +each.getAttribute('cy'))")
     drawn = [float(row[name]) for name in list(rows[0])[1::3] for row in rows]
     slope, start = np.polyfit(drawn, heights, 1)
@@ -78,7 +78,7 @@ def test_opening_text_has_median_ratio(run: Path) -> None:
     data = payload(files.page)
     opening = data["documents"][data["opens"]["document"]]
     assert opening["name"] == means.sort_values().index[(len(means) - 1) // 2]
-    # The selected word of each text has the largest single source.
+    # The initially selected word of each text has the largest single source.
     for document, position in zip(data["documents"], data["opens"]["positions"], strict=True):
         matrix = np.asarray(files.matrix("finetuned", document["name"], "alti")[curves.idxmax() - 1], dtype=float)
         matrix /= matrix.sum(axis=1, keepdims=True)
@@ -172,7 +172,7 @@ def test_selection_rule_of_captured_texts_is_stated(copied: Path) -> None:
     assert f"The maps show the captured texts, which are examples. {escape(TYPICAL)}</p>" in page
     assert f'<p class="note">{escape(TYPICAL)}' not in page
     with pytest.raises(TypeError, match="positional"):
-        Subject("a model", "a revision", "a base")  # type: ignore[misc]  # a sentence in another field
+        Subject("a model", "a revision", "a base")  # type: ignore[misc]  # fields could be confused
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_data_match_declared_shape_and_script_types(run: Path) -> None:
     bare = [re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())]
     assert bare[0].endswith(f"exporttypePayload={bare[1]}")
     script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
-    assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script reads each field
+    assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script uses each field
 
 
 def check_shape(value: Any, shape: Any) -> None:
@@ -293,7 +293,7 @@ def test_page_and_figures_of_a_single_layout(
     umap = parameters.umap.model_copy(update={"layouts": [layout], "stability_seeds": []})
     figures = parameters.render.model_copy(update={"formats": ["png", "gif"]})
     shutil.rmtree(Run(Path()).maps)
-    monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # independent of maps
+    monkeypatch.setattr(render, "mixing_figures", lambda *_: [])  # these figures do not depend on maps
     for stage in (reduce, render):
         stage.main(parameters.model_copy(update={"umap": umap, "render": figures}))
     assert Path("reports/figures/atlas.png").is_file()
@@ -426,6 +426,6 @@ def test_page_is_accessible_on_every_screen(run: Path, tab: Any, scheme: str, wi
     for name in ("Layer", "Capture point"):
         assert page.get_by_role("slider", name=name).count() == 1
     assert page.locator("#bar").bounding_box()["height"] < 95  # two rows
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # no sideways scrolling
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # no horizontal scrolling
     page.evaluate("scrollTo(0, 0)")  # at the top, the fixed bar does not cover content
     assert violations(page) == []

@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 
 from attnmix.figures.labels import CURVE_LOOKS, LESS_COLOURS, SHARE_COLOURS, TEXT_COLOURS
 
-LEAST_DISTANCE = 12  # in CIEDE2000; touching colours differ visibly from 2 on, but lines and dots are separated
+LEAST_DISTANCE = 12  # in CIEDE2000: a distance of 2 is visible only between adjacent areas, not between lines or dots
 PICTURES = {
     "charts": ("before", "after", "shared", "shuffled", "mark", "random", "ink"),
     "text and picture of layers": ("took", "gave", "mark", "ink"),
@@ -21,7 +21,7 @@ PICTURES = {
 
 
 SCRIPT = (REPOSITORY / "attnmix/page/src/colours.ts").read_text("utf-8")
-RINGS = ("mark", "took", "ink")  # around dots of the map
+RINGS = ("mark", "took", "ink")  # colours of the rings around dots of the map
 
 
 def kinds(theme: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_charts_use_only_checked_colours() -> None:
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
-    [  # published by Sharma, Wu and Dalal to check implementations
+    [  # test data published by Sharma, Wu and Dalal
         ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
         ((50, -1, 2), (50, 0, 0), 2.3669),
         ((50, 2.5, 0), (73, 25, -18), 27.1492),

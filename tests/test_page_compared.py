@@ -19,10 +19,10 @@ import attnmix
 
 TITLES = ("“the film was not good ,…”", "“the film was good , it…”")
 PAIR = ("the film was not good , it was great", "the film was good , it was not great")
-DIFFERENCE_LIMIT = 0.25  # the difference of shares with the strongest colour
+DIFFERENCE_LIMIT = 0.25  # the difference of shares that is drawn in the strongest colour
 ALIKE = 2.5  # the largest CIEDE2000 distance due to rounding on the screen
 MINUS = "\N{MINUS SIGN}"
-ARE_CUT = "box => box.scrollHeight > box.clientHeight + 1"
+IS_CUT = "box => box.scrollHeight > box.clientHeight + 1"
 
 
 def numbers_in(text: str) -> list[float]:
@@ -31,7 +31,7 @@ def numbers_in(text: str) -> list[float]:
 
 
 class Compared:
-    """A page of texts measured by a tiny model, and their own shares `[layers, tokens]`."""
+    """A page of texts measured with a tiny model, and the own shares `[layers, tokens]` of each text."""
 
     def __init__(self, texts: Sequence[str], folder: Path) -> None:
         write_tiny_bert(folder / "model")
@@ -56,7 +56,7 @@ def pair_page(compared: Compared, chromium: Any) -> Iterator[Opened]:
 
 @pytest.fixture
 def pair(pair_page: Opened) -> Opened:
-    """The page of both texts in its initial state."""
+    """Return the page of both texts in its initial state."""
     pair_page.reset()
     return pair_page
 
@@ -73,23 +73,23 @@ def test_compared_values_and_colours_match_files(opened: Opened) -> None:
     picture, image = drawn(page), pixels(page)
     by_token = {(cell["token"], cell["isDifference"], cell["layer"]): cell for cell in picture["cells"]}
 
-    def assert_shade(token: int, is_difference: bool, layer: int, place: float) -> None:
+    def assert_shade(token: int, is_difference: bool, layer: int, position: float) -> None:
         found = colour_of(image, by_token[token, is_difference, layer], (picture["width"], picture["height"]))
-        assert distance(lab(linear(found)), shade(place)) < ALIKE
+        assert distance(lab(linear(found)), shade(position)) < ALIKE
 
     rows = opened.values("grid")
     compared = 0
     for row in rows:
         layer = int(row["layer"])
         positions = [int(row[f"position in {name}"] or -1) for name in names[1:]]
-        values = [each[layer - 1, place] if place >= 0 else None for each, place in zip(shares, positions, strict=True)]
+        values = [each[layer - 1, index] if index >= 0 else None for each, index in zip(shares, positions, strict=True)]
         shown = list(row.values())
         first, second, difference = (float(cell) if cell else None for cell in (shown[4], shown[7], shown[8]))
         assert [first, second] == pytest.approx(values, abs=2e-4)
-        for start, place, value in zip(starts, positions, values, strict=True):
+        for start, index, value in zip(starts, positions, values, strict=True):
             if value is not None:
-                assert_shade(start + place, False, layer, value)
-        # These texts share few tokens, so other tokens in the same column are not compared.
+                assert_shade(start + index, False, layer, value)
+        # These texts share few tokens. Different tokens in the same column are not compared.
         if None in values or row[f"token in {names[1]}"] != row[f"token in {names[2]}"]:
             assert difference is None
             continue
@@ -119,7 +119,7 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     )
     most = 100 * float(np.abs(other - one).max())
     tokens_in_both = [name for name in compared.names[0] if name != "not"]
-    words = np.array([name.isalpha() for name in tokens_in_both])  # special tokens and punctuation are not findings
+    words = np.array([name.isalpha() for name in tokens_in_both])  # the page lists differences of words only
     word_changes = np.abs(other - one)[:, words]
     most_of_words = 100 * float(word_changes.max())
     page.locator("#largest button").first.click()
@@ -142,14 +142,14 @@ def test_token_selection_keeps_the_picture(pair: Opened) -> None:
     page.locator("#grid-canvas").focus()
     page.keyboard.press("Home")
     titles = page.locator(".levels b").all_inner_texts()
-    places = []
+    selections = []
     for key in ("ArrowRight", "ArrowUp", *["ArrowDown"] * 3, "End", "ArrowLeft"):
         page.keyboard.press(key)
-        places.append((page.locator("#document").input_value(), page.locator("#selected b").inner_text()))
+        selections.append((page.locator("#document").input_value(), page.locator("#selected b").inner_text()))
         assert page.locator(".levels b").all_inner_texts() == titles
-    assert places[:2] == [("0", "the")] * 2
-    assert places[4] == ("1", "the")  # the rows of the second text follow the first layer of the first text
-    assert places[5:] == [("1", "[SEP]"), ("1", "great")]
+    assert selections[:2] == [("0", "the")] * 2
+    assert selections[4] == ("1", "the")  # the rows of the second text follow the first layer of the first text
+    assert selections[5:] == [("1", "[SEP]"), ("1", "great")]
     assert page.locator("#compare").input_value() == "0"
     page.keyboard.press("ArrowLeft")
     assert page.locator("#chosen-text").inner_text().startswith("“not” after layer")
@@ -186,8 +186,8 @@ def test_comparison_is_accessible_on_every_screen(
     looks = {"color_scheme": scheme, "forced_colors": forced, "reduced_motion": "reduce"}
     page = tab(compared.path, width=width, height=720, **looks).page
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert not page.locator(".grid-box").evaluate(ARE_CUT)
+    assert not page.locator(".grid-box").evaluate(IS_CUT)
     assert violations(page) == []
     if width == 1280:
         box = page.locator("#grid-canvas").bounding_box()
-        assert box["y"] + box["height"] <= 720  # both texts and their difference fit the first screen
+        assert box["y"] + box["height"] <= 720  # both texts and their difference fit on the first screen

@@ -1,4 +1,4 @@
-"""The picture of tokens by layers shows the values of the files, and supports pointer and keyboard selection."""
+"""The picture of tokens by layers shows the values in the files, and supports selection by pointer and keyboard."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
         (cell,) = (
             each for each in picture["cells"] if (each["model"], each["layer"], each["token"]) == (model, layer, token)
         )
-        place = {"x": cell["x"] + picture["width"] / 2, "y": cell["y"] + picture["height"] / 2}
-        page.locator("#grid-canvas").hover(position=place)
+        centre = {"x": cell["x"] + picture["width"] / 2, "y": cell["y"] + picture["height"] / 2}
+        page.locator("#grid-canvas").hover(position=centre)
         assert f": own share {100 * values[model][layer - 1, token]:.1f}%" in page.locator(".pointed").inner_text()
-        page.locator("#grid-canvas").click(position=place)
+        page.locator("#grid-canvas").click(position=centre)
         assert page.locator("#words .chosen").get_attribute("id") == f"token-{token}"
         assert page.locator("#layer").input_value() == str(layer)
         assert page.locator("#checkpoint [aria-pressed=true]").get_attribute("value") == model
@@ -68,13 +68,13 @@ def test_pointer_shows_values_and_click_selects(opened: Opened) -> None:
     assert len(rows) == 2 * values["finetuned"].size
     expected = np.concatenate([values[name].ravel() for name in CHECKPOINT_NAMES])
     assert [float(row[column]) for row in rows] == pytest.approx(expected.tolist(), abs=2e-4)
-    page.locator("#grid-canvas").hover(position=place)
+    page.locator("#grid-canvas").hover(position=centre)
     page.evaluate("""() => {
         const select = document.getElementById("document");
         select.value = "1";
         select.dispatchEvent(new Event("change", { bubbles: true }));
     }""")
-    page.wait_for_function("() => !document.querySelector('.pointed')")  # after the text is removed
+    page.wait_for_function("() => !document.querySelector('.pointed')")  # the previous text's values disappear
 
 
 def test_arrow_keys_move_over_tokens_layers_and_models(opened: Opened) -> None:
@@ -83,14 +83,14 @@ def test_arrow_keys_move_over_tokens_layers_and_models(opened: Opened) -> None:
     choose(page, "layer", "3")
     page.locator("#token-0").click()
     page.locator("#grid-canvas").focus()
-    places = []
+    selections = []
     for key in ("ArrowRight", "ArrowDown", "End", "ArrowUp", "ArrowUp", "Home", "ArrowDown"):
         page.keyboard.press(key)
         chosen = page.locator("#words .chosen").get_attribute("data-token")
         model = page.locator("#checkpoint [aria-pressed=true]").get_attribute("value")
-        places.append((int(chosen), page.locator("#layer").input_value(), model))
+        selections.append((int(chosen), page.locator("#layer").input_value(), model))
     last = first_token("test/1") - 1
-    assert places == [
+    assert selections == [
         *((1, "3", "finetuned"), (1, "2", "finetuned"), (last, "2", "finetuned")),
         # The rows of the second model follow the last layer of the first model.
         *((last, "3", "finetuned"), (last, "1", "pretrained"), (0, "1", "pretrained"), (0, "3", "finetuned")),
@@ -111,7 +111,7 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     assert "has no sources" in sources.inner_text()
     explained = page.locator("#grid-legend [role=tooltip]").text_content()
     assert "describes one layer, not all layers since the input" in explained
-    assert "Here it is the mean over" not in explained  # not true of a single text
+    assert "Here it is the mean over" not in explained  # the picture shows a single text
     chart = page.locator("#layers [role=tooltip]", has_text="describes one layer, not all")
     assert "Here it is the mean over" in chart.text_content()
     choose(page, "share", "parts")

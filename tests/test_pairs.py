@@ -1,4 +1,4 @@
-"""Text pairs are tokenised, truncated and passed to models with the right segments, from a file to the page."""
+"""Text pairs are tokenised, truncated and passed to models with the correct segments, from a file to the page."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_pair_tokens_have_segment_and_position(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "gpt2"])
 @pytest.mark.parametrize("pair", PAIRS)
-def test_pair_is_truncated_like_by_its_tokenizer(name: str, pair: tuple[str, str]) -> None:
+def test_pairs_are_truncated_as_by_the_tokenizer(name: str, pair: tuple[str, str]) -> None:
     tokenizer = make_tokenizer(name)
     document = document_of(tokenizer, pair)
     for length in range(6, len(document) + 2):
@@ -96,9 +96,9 @@ def test_shuffled_words_stay_in_their_segment() -> None:
     shuffled = shuffled_words(document, seed=1)
     assert not np.array_equal(shuffled.ids, document.ids)
     for segment in (-1, 0, 1):
-        places = document.segments == segment
-        assert np.array_equal(shuffled.segments == segment, places)
-        assert sorted(shuffled.ids[places]) == sorted(document.ids[places])
+        mask = document.segments == segment
+        assert np.array_equal(shuffled.segments == segment, mask)
+        assert sorted(shuffled.ids[mask]) == sorted(document.ids[mask])
     np.testing.assert_array_equal(shuffled.ids[document.segments < 0], document.ids[document.segments < 0])
 
 
@@ -132,13 +132,13 @@ def test_underivable_segments_are_one_error(tmp_path: Path) -> None:
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Return ratios by group of sources, from explicit sums over one group at a time next to the token's own part."""
+    """Return ratios by group of sources, from explicit sums over each group and the token's own part."""
     values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PAIR_SOURCES}
-    places = np.flatnonzero(segments >= 0)
+    positions = np.flatnonzero(segments >= 0)
     steps = {"attn_n": layer.F, "attnres_n": layer.R} | ({"attnresln_n": layer.T} if layer.post_norm else {})
     for name in PAIR_SOURCES:
         rows, weights = {step: [] for step in steps}, []
-        for i in places:
+        for i in positions:
             member = {"own text": segments[i], "other text": 1 - segments[i], "special tokens": -1}[name]
             sources = [j for j in np.flatnonzero(segments == member) if j != i]
             weights.append(sum(layer.attention[:, i, j].mean() for j in sources))
@@ -155,7 +155,7 @@ def test_source_ratios_follow_their_definition(name: str, tmp_path: Path) -> Non
     tokenizer, base = load_tokenizer(folder), load_base(folder)
     documents = [replace(document_of(tokenizer, pair), name=f"test/{n}") for n, pair in enumerate(PAIRS)]
     methods = ["attn_w", "attn_n", "attnres_n", "attnresln_n"]
-    measurer = BatchMeasurer(base, methods, tokenizer.pad_token_id)  # the reference has segment 0 only
+    measurer = BatchMeasurer(base, methods, tokenizer.pad_token_id)  # the reference uses segment 0 for all tokens
     for document, measures in zip(documents, measurer.measures(documents), strict=True):
         reference = run_reference(name, base, document.ids.tolist())
         sums = measures.sums()
@@ -164,9 +164,9 @@ def test_source_ratios_follow_their_definition(name: str, tmp_path: Path) -> Non
             segments = np.r_[-1, document.segments[:-1]] if shifted else document.segments
             expected = reference_sources(layer, segments)
             for source in PAIR_SOURCES:
-                for place, method in enumerate(measurer.methods):
+                for index, method in enumerate(measurer.methods):
                     true = expected[source][method].sum()
-                    assert sums[source].values[number, place] == pytest.approx(true, abs=1e-4), (source, number, method)
+                    assert sums[source].values[number, index] == pytest.approx(true, abs=1e-4), (source, number, method)
                 assert sums[source].counts.item() == (document.segments >= 0).sum()
 
 
@@ -194,7 +194,7 @@ def test_pairs_are_read_and_equal_pairs_stay_together(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("deberta-v2", marks=pytest.mark.families)])
 def pair_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on pairs of three classes, selected by parameters only."""
+    """Return the folder of a run on text pairs of three classes."""
     folder = tmp_path_factory.mktemp("pairs")
     entailments(240, 0).to_csv(folder / "pairs.csv", index=False)
     write_family(request.param, folder / "model")

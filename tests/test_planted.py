@@ -1,4 +1,4 @@
-"""Planted models compute their stated answers, and measures reach the expected verdicts about them."""
+"""Planted models have the stated dependences, and measures reach the expected verdicts on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def contents_of(name: str, texts: int) -> torch.Tensor:
 
 
 def entering(case: Case, contents: Array) -> Array:
-    """Return the input x: position, content, and an empty receiver."""
+    """Return the input x of the first layer: position, content, and an empty receiver."""
     x = np.zeros((len(contents), 8, 16))
     x[:, range(8), range(8)] = 1.5
     x[:, :, 8:12] = contents
@@ -65,12 +65,12 @@ def output(case: Case, x: Array) -> Array:
 
 
 def moved(case: Case) -> float:
-    """Return the distance of TOKEN between two texts that differ only in the tokens of interest."""
-    asked = case.others_TT[TOKEN].numpy() == 1
+    """Return the distance of TOKEN's vectors in two texts that differ only in the tokens of interest."""
+    of_interest = case.others_TT[TOKEN].numpy() == 1
     first, second = contents_of(case.name, 2).numpy()
-    mixed = np.where(asked[:, None], second, first)
+    mixed = np.where(of_interest[:, None], second, first)
     if case.name == "sources_cancel":  # the sum remains 0
-        mixed[asked] -= mixed.sum(0) / asked.sum()
+        mixed[of_interest] -= mixed.sum(0) / of_interest.sum()
     vectors = output(case, entering(case, np.stack([first, mixed])))[:, TOKEN]
     return float(np.linalg.norm(vectors[1] - vectors[0]))
 
@@ -91,7 +91,7 @@ def test_planted_model_computes_its_case(name: str) -> None:
     case, contents = BY_NAME[name], contents_of(name, 3)
     x = entering(case, contents.numpy())
     expected = output(case, x)
-    if case.stream is not None:  # the last hidden states of transformers follow the final norm
+    if case.stream is not None:  # transformers returns the last hidden states after the final norm
         expected = np.array([[norm(token) for token in text] for text in expected])
     for each in (case, case.without_value_bias()):
         base = planted_model(each, contents)
@@ -194,12 +194,12 @@ FOOLED = {
         for name in ("attention", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
     },
 }
-"""Cases in which a measure's zeros or order are wrong."""
+"""Cases for which the value of a measure is wrong, as defined by `planted.fooled`."""
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    """The experiment with few texts and another seed."""
+    """Return the table of the experiment with few texts and a different seed."""
     folder = tmp_path_factory.mktemp("planted")
     with pytest.MonkeyPatch.context() as patch:
         for name, texts in (("TEXTS", 250), ("MEASURED", 8), ("DERIVED", 1)):
@@ -217,7 +217,7 @@ def test_only_listed_cases_fool_measures(table: pd.DataFrame) -> None:
 
 def test_committed_table_and_document_have_same_verdicts(table: pd.DataFrame) -> None:
     committed, keys = pd.read_csv(REPOSITORY / "docs/measures/planted.csv"), ["case", "measure", "fooled"]
-    # Without a skip connection both ratios are near 1, and the sampled texts decide the sign of their difference.
+    # Without a skip connection, both ratios are near 1, and the sampled texts determine the sign of the difference.
     stable = committed["measure"] != "attn_n - corpus_value"
     # The projection is relative to the squared norm of the attention output, which is almost 0 in this case.
     stable &= (committed["measure"] != "contribution_weights") | (committed["case"] != "elsewhere")

@@ -1,4 +1,4 @@
-"""Planted models have their stated own shares, and exchange recovers these amounts."""
+"""Planted models have the stated own shares, and the measure `exchange` recovers them."""
 
 from __future__ import annotations
 

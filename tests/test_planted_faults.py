@@ -1,4 +1,4 @@
-"""The check by planted faults distinguishes detected, undetected and outdated faults."""
+"""`tools.planted_faults` distinguishes faults that tests detect, undetected faults, and outdated faults."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FILES = {
 CHANGES = {
     "wrong_factor": ("2 * number", "3 * number", "test_double.py::test_double"),
     "same_product": ("2 * number", "number * 2", "LOST"),
-    "renamed_since": ("2 * value", "3 * value", "TEXT OCCURS 0 TIMES"),
-    "text_of_two_places": ("number", "value", "TEXT OCCURS 2 TIMES"),
+    "missing_text": ("2 * value", "3 * value", "TEXT OCCURS 0 TIMES"),
+    "ambiguous_text": ("number", "value", "TEXT OCCURS 2 TIMES"),
 }
 
 

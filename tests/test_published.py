@@ -1,4 +1,4 @@
-"""The protocol of the published table is reproduced on a tiny model: pairs, masks, counted tokens, and both gains."""
+"""The protocol of the published table is reproduced with a tiny model: pairs, masks, token counts and both gains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def records(folder: Path) -> Path:
 def test_segments_and_masks_match_published_script(checkpoint: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(checkpoint)
     texts = published.read_pairs(records(tmp_path), tokenizer, 992, 128)
-    random.seed(0)  # the script uses the global generator, in the order of texts
+    random.seed(0)  # the published script uses the global generator, in the order of the texts
     for text, masked, tokens in zip(texts, published.masked(texts, tokenizer), TOKENS, strict=True):
         assert text.ids == tokenizer.convert_tokens_to_ids(tokens)
         first = tokens.index("[SEP]")
@@ -70,7 +70,7 @@ def test_ratios_match_explicit_sums_with_segments(checkpoint: Path, tmp_path: Pa
 
 
 def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.ndarray:
-    """Return attn_w, attn_n and attnres_n `[3, T]` of one text, computed by sums over sources."""
+    """Return attn_w, attn_n and attnres_n `[3, T]` of a text of T tokens, computed by sums over sources."""
     ids, segments = torch.tensor([text.ids]), torch.tensor([text.segments])
     with torch.no_grad():
         states = model(input_ids=ids, token_type_ids=segments, output_hidden_states=True).hidden_states
@@ -89,7 +89,7 @@ def test_gains_are_matrix_norms(checkpoint: Path) -> None:
         (W_V, b_V), (W_O, b_O) = ((part.weight.detach().numpy(), part.bias.detach().numpy()) for part in parts)
         size = len(b_V)
         first = np.block([[W_V.T, np.zeros((size, 1))], [b_V, np.ones(1)]])
-        second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # b_O as in the script
+        second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # the published script places b_O here
         affine = np.concatenate([W_V.T @ W_O.T, (b_V @ W_O.T + b_O)[None]])
         for name, matrix in (("expansion_rate", first @ second), ("attention_gain", affine)):
             expected = np.linalg.norm(matrix) / np.sqrt(size + 1)

@@ -1,11 +1,11 @@
 """Parts and token scores equal relevance propagation, implemented in torch by rules on the modules of transformers.
 
-With fixed standard deviations of norms, slopes g(p) / p of activations and attention weights, one backward pass yields
-input times gradient by CP-LRP (Ali et al., ICML 2022), and the Jacobian of that pass is the detached Jacobian (Golden,
-TMLR 2025). AttnLRP (Achtibat et al., ICML 2024) also propagates through the softmax and divides the relevance of a
-product between its factors. In gated networks the rules differ: LRP assigns half of the product g(p) u to each factor,
-whereas parts by `chord` integrate along both factors. Llama is therefore compared for AttnLRP only; its parts are
-compared with a float64 computation in `test_families.py`.
+If the standard deviations of norms, the slopes g(p) / p of activations and the attention weights are fixed, one
+backward pass yields input times gradient by CP-LRP (Ali et al., ICML 2022), and the Jacobian of that pass is the
+detached Jacobian (Golden, TMLR 2025). AttnLRP (Achtibat et al., ICML 2024) also propagates through the softmax and
+divides the relevance of a product between its factors. In gated networks the rules differ: LRP assigns half of the
+product g(p) u to each factor, whereas parts by `chord` integrate along both factors. Llama is therefore compared for
+AttnLRP only; its parts are compared with a float64 computation in `test_families.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from attnmix.models.encoding import padded
 TEXT = "the film was very good , and the plot was so lovely !"
 LABEL = 0
 PRECISION = 1e-9  # relative to the largest value, in float64
-SINGLE_PRECISION = 1e-6  # RMSNorm uses float32 for any dtype of the model
+SINGLE_PRECISION = 1e-6  # RMSNorm uses float32 regardless of the model's dtype
 UNGATED = ("bert", "gpt2")
 LAYERS = {"bert": "encoder.layer", "gpt2": "h", "llama": "layers"}
 ACTIVATIONS = {
@@ -52,12 +52,12 @@ FACTORS = {
         ".up_proj": (HALF,),
     },
 }
-"""Factors of the gradient at module outputs, in equal sections of the output: halved for each product."""
+"""Factors of the gradient at module outputs, one for each equal section; each product halves the gradient."""
 WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_neox", "bart", "t5", "mt5", "umt5")
 """Families without hookable queries and keys, with parallel sublayers, or with an encoder and a decoder."""
 
 
-def divide_by_held_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def divide_by_fixed_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     deviation = (x.square().mean(-1, keepdim=True) + eps).sqrt().detach()
     return x / deviation * weight
 
@@ -76,7 +76,7 @@ def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
     softmax = torch.nn.functional.softmax
 
     def layer_norm(x: Tensor, _shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        return divide_by_held_deviation(x - x.mean(-1, keepdim=True), weight, eps) + bias
+        return divide_by_fixed_deviation(x - x.mean(-1, keepdim=True), weight, eps) + bias
 
     def weights(scores: Tensor, dim: int, **_options: Any) -> Tensor:
         attention = softmax(scores, dim)
@@ -94,7 +94,7 @@ def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
                 patch.setattr(
                     norm,
                     "forward",
-                    lambda x, norm=norm: divide_by_held_deviation(x, norm.weight, norm.variance_epsilon),
+                    lambda x, norm=norm: divide_by_fixed_deviation(x, norm.weight, norm.variance_epsilon),
                 )
             if path.endswith(ACTIVATIONS[name]):
                 stack.enter_context(module.register_forward_hook(hold_slope))
@@ -108,7 +108,7 @@ def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
 
 
 def forward_from_first_layer(model: Any, ids: list[int]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return the input of the first layer `[T, D]`, all layer outputs `[T, D]` and the logits, with their graph."""
+    """Return, with gradients, the first layer's input `[1, T, D]`, all layer outputs `[T, D]` and the logits `[C]`."""
     layers = model.base_model.get_submodule(LAYERS[model.config.model_type])
     entering: list[Tensor] = []
     leaving: list[Tensor] = []
@@ -143,6 +143,7 @@ def load_plain(folder: Path) -> Any:
 
 
 def review_in_float64(folder: Path) -> Review:
+    """Return `TEXT` for a float64 classifier and `LABEL`."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     classifier.model.double()
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 40)

@@ -1,4 +1,4 @@
-"""An interrupted stage reports one line, and resumes only with the same inputs, on one or two machines."""
+"""An interrupted stage prints one message, and resumes only with the same code and inputs, on one or two machines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_stopped_stage_computes_unfinished_shards_only(
 
     capture.main(read_parameters())
     marked = store.read_features(stopped / ACTIVATIONS, MARKED)
-    assert (marked[ROWS] == MARK).all(), "a finished shard was computed again"
+    assert (marked[ROWS] == MARK).all(), "a finished shard was recomputed"
     store.write_unit(
         store.open_to_write(stopped / ACTIVATIONS, MARKED), ROWS, store.read_features(expected, MARKED, ROWS)
     )
@@ -97,6 +97,7 @@ def test_changed_code_or_inputs_discard_unfinished_work(
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:
+        """Return True if unfinished work exists after a change."""
         nonlocal used
         (used / "work").touch()
         change()
@@ -127,7 +128,7 @@ def test_signal_during_imports_is_one_line(workspace: Workspace, tmp_path: Path,
 
 
 def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[int]:
-    """Return the exit statuses of two launchers with one process each, which meet at a local port."""
+    """Return the exit statuses of two launchers with one process each, which connect at a local port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nodes = []
@@ -160,7 +161,7 @@ def test_killed_process_resumes_to_identical_bytes(
     outputs: list[str],
     nodes: int,
 ) -> None:
-    """Kill one of two processes, and resume the stage in two processes on two machines, or in one process."""
+    """Kill one of two processes, and resume the stage with two launchers or in one process."""
     for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
         write_reviews(folder / "data/reviews")
         for seed, checkpoint in enumerate(("finetuned", "pretrained")):
@@ -174,7 +175,7 @@ def test_killed_process_resumes_to_identical_bytes(
         assert run_two_nodes(killed, stage, constants) == [0, 0]
     else:
         run_here(killed, stage)
-    if stage == "finetune":  # another number of processes changes the order of sums (tests/test_finetune.py)
+    if stage == "finetune":  # a different number of processes changes the order of sums (tests/test_finetune.py)
         run_stage(undisturbed, stage, processes=2)
     else:
         with chdir(undisturbed):
@@ -185,6 +186,6 @@ def test_killed_process_resumes_to_identical_bytes(
 
 
 def run_here(folder: Path, stage: str) -> None:
-    """Run a stage in this process, without the imports of a new one."""
+    """Run a stage in this process, to avoid imports."""
     with chdir(folder), few_samples(), lock_stage(stage):
         import_module(f"stages.{stage}").main(read_parameters())

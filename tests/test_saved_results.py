@@ -1,4 +1,4 @@
-"""Saved results load with the same numbers, names and types, and computations that need the model raise one error."""
+"""Saved results are loaded with the same numbers, names and types; computations that need the model raise an error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 @pytest.fixture(scope="module")
 def result(model: attnmix.Model) -> attnmix.Measures:
-    """Return a result with all values that are computed on demand: matrices of two texts, and the own share."""
+    """Return a result with some values computed on demand: matrices of two texts, and the own share."""
     result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
     result.matrix("alti"), result.matrix("norm"), result.matrix("value_zeroing", text=3), result.own_share()
     return result
@@ -118,7 +118,7 @@ def test_loaded_result_computes_with_its_model(
 ) -> None:
     result = attnmix.measure(model, TEXTS[:2])
     file = result.save(tmp_path / "local.zip")
-    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # as for a hub identifier
+    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # save the path, like a hub name
     by_source = attnmix.load_result(result.save(tmp_path / "source.zip"))
     for loaded in (attnmix.load_result(file, model=model), by_source):
         assert loaded.matrix("alti").identical(result.matrix("alti"))
@@ -134,7 +134,7 @@ def test_loaded_result_computes_with_its_model(
         attnmix.load_result(file, checkpoint="finetuned")
 
 
-def test_saved_file_names_no_local_folder(result: attnmix.Measures, tmp_path: Path) -> None:
+def test_saved_file_contains_no_local_path(result: attnmix.Measures, tmp_path: Path) -> None:
     with zipfile.ZipFile(result.save(tmp_path / "result.zip")) as archive:
         facts = json.loads(archive.read(FACTS_FILE))
     assert facts["source"] == ""
@@ -144,6 +144,7 @@ def test_saved_file_names_no_local_folder(result: attnmix.Measures, tmp_path: Pa
 
 
 def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
+    """Write an invalid result file of this kind."""
     if kind == "no zip":
         path.write_text("<html>", encoding="utf-8")
     elif kind == "another zip":
@@ -182,7 +183,7 @@ def test_missing_path_is_one_error(result: attnmix.Measures, tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"^path: there is no file .*none.zip; pass a file written by result.save"):
         attnmix.load_result(tmp_path / "none.zip")
     with pytest.raises(InputError, match=r"^path: int is not a path; .* as in load_result\(path\)"):
-        attnmix.load_result(3)  # type: ignore[arg-type]  # a mistake on purpose
+        attnmix.load_result(3)  # type: ignore[arg-type]  # deliberately wrong
     with pytest.raises(InputError, match=r"^path: the folder .* does not exist"):
         result.save(tmp_path / "none" / "result.zip")
     with pytest.raises(InputError, match=r"^path: .*\.html is the name of a page; .*, or call result\.to_html\(path\)"):

@@ -1,7 +1,7 @@
-"""All torch computations on a second device match the CPU, and leave no tensor behind on the CPU.
+"""All torch computations on a second device match the CPU, and leave no tensor on the CPU.
 
-The device is `second_device`, without hardware, which cannot test CUDA's memory, speed and rounding. On a machine with
-a GPU, `TEST_GPU=1 python -m pytest tests/test_second_device.py` uses this GPU instead.
+`second_device` simulates the device without hardware, so CUDA's memory, speed and rounding are not tested. On a machine
+with a GPU, `TEST_GPU=1 python -m pytest tests/test_second_device.py` uses this GPU instead.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import tokenized
 from benchmarks.launches import works
 
-# A GPU adds in another order; on a CPU, one of T5's ratios differs from float64 by .0004.
+# A GPU adds in a different order. Even on a CPU, one of T5's ratios differs from float64 by 0.0004.
 TOLERANCE = 1e-3 if REAL_GPU else 1e-5
-# Both float32 results have errors: on a CPU, DecompX of ModernBERT differs from float64 by 1.2e-5 in either arithmetic.
+# Both results have float32 errors. On a CPU, DecompX of ModernBERT differs from float64 by 1.2e-5 in both arithmetics.
 SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
-# Operators in the list of `torch.use_deterministic_algorithms` that text models could call. `cumsum` is excluded
-# because only its floating-point version is affected, and models sum masks. On a GPU, each operator would stop the
-# stage.
+# Operators that `torch.use_deterministic_algorithms` rejects on a GPU and text models could call. `cumsum` is excluded,
+# because it is rejected for floating-point numbers only, and models sum masks.
 NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
     "aten::bincount",
@@ -65,7 +64,7 @@ NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::_adaptive_avg_pool2d_backward", "aten::grid_sampler_2d_backward", "aten::_ctc_loss_backward"),
 }
 
-counts_operators = pytest.mark.skipif(REAL_GPU, reason="counts and switches are those of the device without hardware")
+counts_operators = pytest.mark.skipif(REAL_GPU, reason="only the simulated device has counts and switches")
 
 
 def hide_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +171,7 @@ def test_measures_match_cpu(name: str, second_device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", each_family("bart", names=ALGEBRAS))
-def test_every_algebra_gives_the_cpus_displacements(name: str, second_device: torch.device) -> None:
+def test_displacements_match_cpu(name: str, second_device: torch.device) -> None:
     assert_same(exchanged(tiny_folder(name), second_device), exchanged(tiny_folder(name), CPU))
 
 
@@ -222,7 +221,7 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     [
         ("bert", True),
         ("bert", False),
-        # Attention in a module of its own, with shared keys, and cross-attention; the measures are tested above.
+        # Own attention code, shared keys, and cross-attention. Their measures are tested above.
         *(pytest.param(name, True, marks=pytest.mark.families) for name in ("gpt_neo", "qwen3", "bart")),
         pytest.param("t5", False, marks=pytest.mark.families),
     ],
@@ -241,7 +240,7 @@ def test_named_model_is_loaded_on_the_pipeline_device(tiny_bert: Path, second_de
     assert attnmix.load(tiny_bert, device="cpu").network.device == CPU
 
 
-@pytest.mark.long  # complete contents of a page
+@pytest.mark.long  # computes the complete contents of a page
 @counts_operators
 def test_page_is_computed_on_device_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second_device: torch.device
@@ -254,7 +253,7 @@ def test_page_is_computed_on_device_of_the_model(
     assert counts.operators["aten::addmm"]
 
 
-@pytest.mark.long  # compiled maps
+@pytest.mark.long  # compiles the functions of the maps
 def test_typed_text_is_measured_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_device: torch.device
 ) -> None:
@@ -316,7 +315,7 @@ FAULTS = [
     ("attnmix.models.attention:AttentionCall.diagonal", measures),
     ("attnmix.faithfulness.class_use:padded", class_use),
 ]
-"""Functions of three packages, with a function that calls them; their results are moved to the CPU."""
+"""Functions of three packages whose results the test moves to the CPU, with a computation that calls them."""
 
 
 @pytest.mark.parametrize(("function", "compute"), FAULTS)
@@ -326,8 +325,8 @@ def test_tensor_left_on_cpu_is_detected(
     monkeypatch: pytest.MonkeyPatch,
     second_device: torch.device,
 ) -> None:
-    place, _, name = function.replace(":", ".").rpartition(".")
-    owner, original = resolve_name(place), resolve_name(function)
+    path, _, name = function.replace(":", ".").rpartition(".")
+    owner, original = resolve_name(path), resolve_name(function)
 
     def left_behind(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
@@ -354,8 +353,8 @@ def test_device_counts_launches_and_waits() -> None:
     assert sum(counts.waits.values()) == 1  # the result size depends on the mask
 
 
-# Limits for two layers, slightly above the counts: operators, `.item()`, copies to the host, copies from it, other
-# waits. In `capture`, 13 operators and an `.item()` check the buffers once per group of passes.
+# Limits for two layers, slightly above the counts of operators, `.item()`, copies to the host, copies from it, and
+# other waits. In `capture`, 13 operators and an `.item()` check the buffers once per group of passes.
 MOST_LAUNCHES = {
     "`capture`, 12 points": (145, 2, 0, 3, 0),
     "seven ratios": (330, 1, 0, 2, 0),
@@ -382,7 +381,7 @@ def test_launches_and_waits_do_not_depend_on_texts(texts: int) -> None:
     assert counted_names > MOST_LAUNCHES.keys()
 
 
-def test_gpu_holds_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_keeps_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
 
     def watched(declared: Any, by_layer: Any, starts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The site builds without warnings, its links and search work, and it requests no other host."""
+"""The site builds without warnings, its links and search work, and its pages request nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def address(site: Path) -> Iterator[str]:
 def test_internal_links_have_targets(site: Path) -> None:
     pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     pages.pop("404.html")
-    places = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in pages.items()}
+    anchors = {name: set(re.findall(r'\bid="([^"]+)"', text)) for name, text in pages.items()}
     broken = []
     for name, text in pages.items():
         if name.startswith("run/"):
             continue
         for link in re.findall(r'(?:href|src)="([^"]*)"', text):
-            target, place = urldefrag(urljoin(f"http://site/{name}", link))
+            target, anchor = urldefrag(urljoin(f"http://site/{name}", link))
             if target.startswith("http://site/"):
                 path = target.removeprefix("http://site/") or "index.html"
-                if not (site / path).is_file() or (place and path in places and place not in places[path]):
+                if not (site / path).is_file() or (anchor and path in anchors and anchor not in anchors[path]):
                     broken.append((name, link))
     assert len(pages) > 20
     assert broken == []

@@ -31,7 +31,7 @@ ONE_TEXT = [control for control in SAME_PASS if control != "corpus_value"]
 X1, X2, X3 = 1, 2, 3
 """Token IDs."""
 VECTORS = {X1: (1.0, -1.0, 0.0, 0.0), X2: (0.0, 0.0, 1.0, -1.0), X3: (1.0, 0.0, -1.0, 0.0)}
-"""Inputs of the first layer: centred and of equal length, so gamma reverts the norm of the embedding."""
+"""Inputs of the first layer, centred and of equal length, so that `GAMMA` reverts the norm of the embedding."""
 GAMMA = 0.5**0.5
 
 
@@ -58,12 +58,12 @@ def measured(base: Any, *ids: int) -> DocumentMeasures:
 
 
 def ratios(base: Any, *ids: int) -> dict[str, Any]:
-    """Return the ratios of the first layer by method `[tokens]`."""
+    """Return the first layer's ratios `[tokens]` by method."""
     return dict(zip(RATIOS, measured(base, *ids).ratios[:, 0], strict=True))
 
 
 def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
-    """Return the means of the first layer by control and method."""
+    """Return the first layer's mean ratios by control and method."""
     counted = measured(base, *ids).statistics
     return {control: dict(zip(RATIOS, counted[control][0] / len(ids), strict=True)) for control in ONE_TEXT}
 
@@ -79,7 +79,7 @@ def both_rows(own: float, other: float) -> list[list[float]]:
 
 
 def randomised(seed: int = 0) -> Any:
-    """Return the toy model with random weights, except for the positions, which remain without effect."""
+    """Return a toy model with random weights, except for the position embeddings, which remain 0."""
     base = toy(layers=3)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in base.named_parameters():
@@ -89,7 +89,7 @@ def randomised(seed: int = 0) -> Any:
 
 
 def test_ratios_of_two_orthogonal_tokens() -> None:
-    # F_ii = x_i / 2 and F_ij = x_j / 2; with the skip connection 3/2 x_i. Both norms are of centred vectors.
+    # F_ij = x_j / 2, and F_ii = x_i / 2, or 3/2 x_i with the skip connection. The inputs of both norms are centred.
     expected = {"attn_w": 0.5, "attnres_w": 0.25, "attn_n": 0.5, "attnres_n": 0.25, "attnresln_n": 0.25, "enc_n": 0.25}
     expected["layer_n"] = 0.25  # the feed-forward network is zero
     actual = ratios(toy(), X1, X2)
@@ -104,8 +104,8 @@ def test_matrices_of_two_orthogonal_tokens() -> None:
     np.testing.assert_allclose(actual["norm"][0], both_rows(0.5**0.5, 0.5**0.5), atol=1e-6)
     for method in ("alti", "globenc"):
         np.testing.assert_allclose(actual[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
-    # In units of x_1 and x_2: (3, 1) unchanged, (2, 1) without value 1, (3, 0) without value 2. Adding its own value to
-    # the skip connection hardly changes a token's direction, so the other token has the larger part.
+    # In units of x_1 / 2 and x_2 / 2, the first output is (3, 1) before the norm, (2, 1) without value 1, and (3, 0)
+    # without value 2. The own value hardly changes the direction, so the other token has the larger part.
     own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
     assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
     expected = both_rows(own / (own + other), other / (own + other))
@@ -122,8 +122,8 @@ def test_rollouts_over_six_layers() -> None:
 
 
 def test_derivatives_of_two_orthogonal_tokens() -> None:
-    # Both norms remove the mean and the direction of the output: of weight * I, two of four dimensions remain, divided
-    # by the standard deviation of 3/2 x_1 + 1/2 x_2, sqrt(5)/2.
+    # The derivatives of both norms remove the mean and the direction of the output. Two of four dimensions of
+    # weight * I remain, divided by the standard deviation of 3/2 x_1 + 1/2 x_2, which is sqrt(5)/2.
     base = toy().double()
     chains = document_chains(base, torch.tensor([[X1, X2]]))
     with torch.no_grad():
@@ -222,14 +222,14 @@ def test_short_texts_have_nan_only_where_undefined(workspace: Workspace, tokens:
     run = Run(Path())
     assert (run.ratios()["position"].max(), run.ratios()["token"].nunique()) == (tokens - 1, 1)
     assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
-    for name in TABLE_COLUMNS.keys() - {"geometry"}:  # each of its measures defines missing values
+    for name in TABLE_COLUMNS.keys() - {"geometry"}:  # in `geometry`, each measure has different missing values
         table = run.table(f"measure/{name}")
         values = table[[column for column in ("mean", "ci_low", "ci_high", "ratio_minus_control") if column in table]]
         unknown = pd.Series(False, index=table.index)
         if "tokens_of" in table:
             unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
             assert values[unknown].isna().any(axis=1).all()
-        if "quantity" in table:  # correlations of one token, or of equal tokens, and coherence without another token
+        if "quantity" in table:  # undefined: `agreement` (a correlation) of equal tokens, `coherence` of one token
             unknown = table["quantity"].isin(["agreement", *["coherence"] * (tokens == 1)])
         if "control" in table:
             unknown = table["checkpoint"] == "random"

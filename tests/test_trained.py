@@ -1,4 +1,4 @@
-"""A trained classifier is used without fine-tuning, with its own weights, head, class names and page."""
+"""A trained classifier is used without fine-tuning, with its head matched to the class names of the data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {0: "negative", 1: "positive"}
 
 
 def run_in(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
-    """Run stages on reviews with named classes in a new folder, and return it."""
+    """Run stages on reviews with named classes in a new folder, and return the folder."""
     folder.mkdir()
     toy_reviews(60, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv(folder / "reviews.csv")
     return run_stages(folder, *stages, **{"capture": CAPTURE} | changes)
@@ -33,7 +33,7 @@ def run_in(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ordinary run, up to its ratios."""
+    """Return the folder of a run with fine-tuning, up to the stage `measure`."""
     root = tmp_path_factory.mktemp("trained")
     write_tiny_bert(root / "bert", layers=2)
     recipe = {"epochs": 2, "learning_rate": 5e-3, "max_length": 40}
@@ -74,7 +74,7 @@ def test_run_without_base_has_single_checkpoint(trained: Path, tmp_path: Path) -
 
 @pytest.fixture
 def prepared(workspace: Workspace, tiny_bert: Path) -> Path:
-    """The checkpoint of a working folder that uses the classifier without training."""
+    """Return the checkpoint folder of a run that uses this classifier without training."""
     folder = workspace(finetune={"epochs": 0, "max_length": 40}, **SHORT)
     write_reviews(folder / "data/reviews")
     return shutil.copytree(tiny_bert, folder / "models/pretrained")

@@ -75,7 +75,7 @@ def test_multilingual_hostile_texts_run_from_file_to_page(workspace: Workspace) 
         assert row["margin"] == pytest.approx(highest - max(logits), abs=1e-4)
     tokens = run.tokens.query("document.isin(['test/0', 'test/1'])")["token"]
     assert "[UNK]" not in set(tokens)
-    # Letters in figures are stored as text.
+    # Figures contain letters as text, not as outlines.
     figure = (folder / "reports/figures/mixing_tokens_test_0.svg").read_text(encoding="utf-8")
     with paper_style(find_fallback_fonts(tokens)):
         assert all(escape(printable(token)) in figure for token in tokens[:8])
@@ -92,7 +92,7 @@ def test_right_to_left_class_names_keep_sentence_order() -> None:
 
 
 def test_fallback_fonts_cover_missing_letters(tmp_path: Path) -> None:
-    letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # part of another font bundled with matplotlib
+    letter = "\N{MATHEMATICAL BOLD CAPITAL A}"  # matplotlib includes it in a font that is not the default
     with paper_style():
         assert printable(letter) != letter
     for texts in ([letter], ["plain, café, Ω, فيلم \x02"]):

@@ -21,14 +21,14 @@ import {
 
 const run = makeRun([numbers(7).map((n) => `a${n}`), numbers(9).map((n) => `b${n}`), ["c"]]);
 const SCALING = 0.4;
-const SOFTCAP = 2; // of the second layer
+const SOFTCAP = 2; // in the second layer only
 const KEY_HEADS = 2; // each shared by two heads
 const keyHeadOf = (layer: number, head: number) => (layer - 1) * KEY_HEADS + (head < HEADS / 2 ? 0 : 1);
 const around = () => 4 * random() - 2;
 
 type Numbers = { query: number[][][]; key: number[][][]; sums: number[]; norms: number[]; isCausal: boolean };
 const scalings = numbers(LAYERS).map((layer) => [SCALING, layer === 1 ? SOFTCAP : 0]);
-/** Queries and keys `[layers · heads, tokens, width]`. */
+/** Random queries and keys `[layers · heads, tokens, width]`, with sums and norms of each token in each head. */
 const makeNumbers = (length: number, isCausal: boolean): Numbers => ({
   query: numbers(LAYERS * HEADS).map(() => grid(length, WIDTH, around)),
   key: numbers(LAYERS * KEY_HEADS).map(() => grid(length, WIDTH, around)),
@@ -63,7 +63,7 @@ const packed = Object.fromEntries(
   Object.entries(vectors).map(([name, values]) => [name, floats(values.flat(2) as number[])]),
 );
 
-/** Vectors in 16 bits, each with its scale. */
+/** Vectors as 16-bit integers, with a scale for each vector. */
 function inBits(all: number[][]) {
   const scales = all.map((vector) => Math.max(...vector.map(Math.abs)) / 32767);
   const integers = Int16Array.from(all.flatMap((vector, n) => vector.map((each) => Math.round(each / scales[n]))));
@@ -152,7 +152,7 @@ test("texts without queries and keys on the page have no heads", () => {
   assert.equal(attention.tellingHead(2, "finetuned", 1), 0);
 });
 
-test("the initial head attends most to tokens in between", () => {
+test("the initially selected head attends most to other tokens between the first and the last", () => {
   for (const { number, made } of TEXTS) {
     const length = made.query[0].length;
     for (const layer of [1, 2, 3]) {
@@ -231,5 +231,5 @@ test("steps from the weights to the layer output match the model", () => {
       assertClose([off.attended, off.stored], [farthest(attended, kept), farthest(norm, stored)], 1e-4);
     }
   const met = attention.meeting(attention.headsOf(1, "finetuned")!, 1, 0, 0);
-  assert.equal(attention.afterSoftmax(attention.headsOf(1, "finetuned")!, 1, 0, 0, met), null); // a long text
+  assert.equal(attention.afterSoftmax(attention.headsOf(1, "finetuned")!, 1, 0, 0, met), null); // without `vectors`
 });

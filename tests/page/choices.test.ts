@@ -32,13 +32,13 @@ test("another text keeps the chosen word or selects its initial word", () => {
       set({ document: from });
       set({ token: run.starts[from] + position, layer: 2 });
       set({ document: to });
-      const places = numbers(run.texts[to].length).filter((place) => run.texts[to][place] === word);
-      const nearest = Math.min(...places.map((place) => Math.abs(place - position)));
+      const matches = numbers(run.texts[to].length).filter((match) => run.texts[to][match] === word);
+      const nearest = Math.min(...matches.map((match) => Math.abs(match - position)));
       const chosen = state.token.value! - run.starts[to];
-      if (places.length > 0) assert.ok(places.includes(chosen) && Math.abs(chosen - position) === nearest, word);
+      if (matches.length > 0) assert.ok(matches.includes(chosen) && Math.abs(chosen - position) === nearest, word);
       else assert.equal(chosen, 2); // the initial word
       assert.equal(state.layer.value, 2);
-      kept += Number(places.length > 0);
+      kept += Number(matches.length > 0);
     }
   assert.ok(kept > 6);
   set({ token: null });
@@ -46,12 +46,12 @@ test("another text keeps the chosen word or selects its initial word", () => {
   assert.equal(state.token.value, null);
 });
 
-test("a token selects its text, and layers and places select each other", () => {
+test("a token selects its text, and layers and capture points select each other", () => {
   const { set, state } = page.state;
   set({ token: run.starts[2] + 1 });
   assert.equal(state.document.value, 2);
   set({ layer: 1 });
-  assert.equal(state.point.value, 1); // the run has one place after each layer
+  assert.equal(state.point.value, 1); // the run has one capture point after each layer
   set({ point: 3 });
   assert.equal(state.layer.value, 3);
   set({ point: 0 }); // the input is not a layer
@@ -160,7 +160,7 @@ test("only similar texts open side by side", async () => {
     alike.blocks.blocks.value.map(({ title }) => title),
     ["text/0: the film was not good", "text/1: the film was good", "Difference: text/1 minus text/0"],
   );
-  const link = await openPage(pair.payload, {}, "#document=1"); // from a page with another initial text
+  const link = await openPage(pair.payload, {}, "#document=1"); // from a page with a different initial text
   link.state.followAddress();
   assert.deepEqual([link.state.state.document.value, link.state.state.compare.value], [1, 0]);
   const unlike = await openPage(
@@ -170,7 +170,7 @@ test("only similar texts open side by side", async () => {
     ]).payload,
   );
   assert.equal(unlike.state.state.compare.value, null);
-  assert.equal(page.state.state.compare.value, null); // three texts
+  assert.equal(page.state.state.compare.value, null); // this page has three texts
 });
 
 test("every measure has a single name", () => {

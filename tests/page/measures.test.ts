@@ -53,8 +53,8 @@ function expectedValue(model: string, text: number, layer: number, position: num
   return run.matrices[model][`text/${text}`][share][layer - 1][position][position];
 }
 
-function expectedChange(...place: [text: number, layer: number, position: number, share: string]): number | null {
-  const [before, after] = MODELS.map((model) => expectedValue(model, ...place));
+function expectedChange(...cell: [text: number, layer: number, position: number, share: string]): number | null {
+  const [before, after] = MODELS.map((model) => expectedValue(model, ...cell));
   return before === null || after === null ? null : after - before;
 }
 
@@ -106,7 +106,7 @@ function assertShares(found: { token: number; share: number }[], expected: [numb
   );
 }
 
-test("took lists the largest sources, and gave lists tokens with this source", () => {
+test("`took` lists the largest sources of a token, and `gave` the tokens with this source", () => {
   for (const [share, checkpoint, text] of product(MATRICES, MODELS, [0, 1])) {
     state.set({ share, checkpoint, document: text, layer: 2 });
     const matrix = run.matrices[checkpoint][`text/${text}`][share][1];
@@ -119,10 +119,10 @@ test("took lists the largest sources, and gave lists tokens with this source", (
       assertShares(found.gave, sorted(targets.map((target) => [run.starts[text] + target, matrix[target][i]])));
     }
   }
-  assert.equal(measures.exchanged(run.starts[2]), null); // not on the page
+  assert.equal(measures.exchanged(run.starts[2]), null); // the page has no matrices of this text
 });
 
-test("changes of sources are the largest of complete rows", () => {
+test("the listed changes of sources are the largest in the complete row", () => {
   state.set({ change: true, layer: 1, share: "alti" });
   const [before, after] = MODELS.map((model) => run.matrices[model]["text/0"].alti[0]);
   for (const i of numbers(LENGTHS[0])) {
@@ -300,7 +300,7 @@ test("the row of the input shows the shares of the chosen vector", () => {
   }
 });
 
-test("the chosen token, its sources and the classification token are named", () => {
+test("the picture shows the names of the chosen token, its sources and the classification token", () => {
   state.set({ share: "parts", document: 0, token: 2, layer: 3, threshold: 5 });
   const layout = blocks.layout.value;
   const marks = cells.marksOf(layout).filter((mark) => mark.kind === "text" && mark.size === blocks.NAME_SIZE);
@@ -317,7 +317,7 @@ test("the chosen token, its sources and the classification token are named", () 
   }
 });
 
-test("a crowded printed picture names the strongest sources", async () => {
+test("a crowded printed picture shows the names of the strongest sources", async () => {
   const long = makeRun([numbers(100).map((n) => `word${n}`)], ["finetuned"]);
   const page = await openPage(long.payload);
   page.state.printing.value = true;
@@ -350,7 +350,7 @@ test("positions in the picture map to cells, in both writing directions", async 
   }
 });
 
-test("nearest tokens belong to the chosen place in the model", () => {
+test("nearest tokens belong to the chosen capture point", () => {
   for (const point of [0, 3])
     for (const token of [0, 7]) assert.deepEqual(data.nearestTo(token, point), run.nearest[point][token]);
 });

@@ -1,4 +1,4 @@
-// The modules of the page in one file, which every `openPage` imports again.
+// The modules of the page in one file, which each call of `openPage` imports anew.
 
 export * as alignment from "../../attnmix/page/src/alignment";
 export * as attention from "../../attnmix/page/src/attention";

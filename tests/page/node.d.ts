@@ -1,4 +1,4 @@
-// Declarations of Node's modules, which avoid another package of types.
+// Declarations of Node's modules, which replace a package of types.
 declare module "node:assert/strict";
 declare module "node:buffer";
 declare module "node:test";

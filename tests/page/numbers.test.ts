@@ -12,7 +12,7 @@ const run = makeRun(TEXTS);
 const { alignment, format, colours } = await openPage(run.payload);
 const dark = await openPage(run.payload, {}, "", true);
 
-test("signs belong to the rounded numbers", () => {
+test("signs are those of the rounded numbers", () => {
   const { percent, wholePercent, signed, inPoints, points, figures } = format;
   assert.deepEqual(
     [0, 0.0004, 0.0005, 0.5213, 1].map((each) => percent(each)),
@@ -48,8 +48,8 @@ function commonLength(one: string[], other: string[]): number {
   if (one.length === 0 || other.length === 0) return 0;
   const [first, ...rest] = one;
   const without = commonLength(rest, other);
-  const place = other.indexOf(first);
-  return place < 0 ? without : Math.max(without, 1 + commonLength(rest, other.slice(place + 1)));
+  const index = other.indexOf(first);
+  return index < 0 ? without : Math.max(without, 1 + commonLength(rest, other.slice(index + 1)));
 }
 
 test("columns keep the order of tokens and align as many equal ones as possible", () => {

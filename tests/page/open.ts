@@ -45,7 +45,7 @@ export async function openPage(data: Payload, heads: unknown = {}, hash = "", da
 
 type Node = { type: unknown; props: Record<string, any> };
 
-/** The elements of a kind in the output of a component without hooks. */
+/** The elements with a tag in the output of a component without hooks. */
 export function elementsOf(node: unknown, kind: string): Node["props"][] {
   if (Array.isArray(node)) return node.flatMap((each) => elementsOf(each, kind));
   if (node === null || typeof node !== "object") return [];

@@ -1,4 +1,4 @@
-// A small run of random numbers: the data of its page, and the plain numbers for tests.
+// A small run with random numbers: the data of its page, and the plain numbers for comparison.
 
 import { Buffer } from "node:buffer";
 import type { Payload } from "../../attnmix/page/src/payload";
@@ -46,11 +46,11 @@ export const MATRIX_NAMES = {
 };
 const METHOD_NAMES = { own_share: "Own share, by exchange", attn_w: "Weights", attnresln_n: "Norm-based" };
 
-/** Whether a token is neither a special token nor punctuation. */
 export const isSpecial = (name: string) => name.startsWith("[");
+/** Whether a token is neither a special token nor punctuation. */
 export const isWord = (name: string) => /^\w+$/.test(name);
 
-/** Of the predicted class, by text: in the second, all effects are small relative to the log-odds. */
+/** Probabilities of the predicted classes. In the second text, all effects are small relative to the log-odds. */
 export const PROBABILITIES = [0.8, 0.9999, 0.4];
 
 /** A row of the first of three texts that is missing in all matrices because of rounding. */
@@ -107,7 +107,7 @@ function contributionsOf(byModel: Record<string, Matrix[]>, hasLost: boolean) {
   return { counts: encode16(kept.map(({ length }) => length)), sources: encode16(kept.flat()), checkpoints };
 }
 
-/** A run of texts, which are lists of tokens; the last of three or more lacks matrices on the page. */
+/** Return a run of texts, given as lists of tokens. The last of three or more texts has no matrices on the page. */
 export function makeRun(texts: string[][], models = MODELS, rightToLeft = false): Run {
   const starts = texts.map((_, n) => total(texts.slice(0, n).map(({ length }) => length)));
   const tokens = texts.flat();
@@ -159,7 +159,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     apart: tokens.map(() => 1),
     classes: tokens.map((name) => (isSpecial(name) ? 2 : Number(!isWord(name)))),
   };
-  const places = sites.flatMap(() => tokens.map(random));
+  const coordinates = sites.flatMap(() => tokens.map(random));
   const means = Object.fromEntries(models.map((model) => [model, numbers(LAYERS).map(randomOwn)]));
   const changes = numbers(LAYERS).map((layer) => (means.finetuned?.[layer] ?? 0) - (means.pretrained?.[layer] ?? 0));
   const corpus = Object.fromEntries(
@@ -228,8 +228,8 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     sites,
     mapNote: "",
     maps: {
-      aligned: { x: quantise(places), y: quantise(places), absent: [] },
-      pca: { x: quantise(places), y: quantise(places), absent: [] },
+      aligned: { x: quantise(coordinates), y: quantise(coordinates), absent: [] },
+      pca: { x: quantise(coordinates), y: quantise(coordinates), absent: [] },
     },
     variances: sites.map(() => [null, null]),
     nearest: { number: 2, tokens: encode16(nearest.flat(2)) },

@@ -1,4 +1,4 @@
-// Sentences below the picture and tokens of the text have the right words and numbers, and respond to clicks.
+// Sentences below the picture and the tokens of the text have the correct words and numbers, and respond to clicks.
 
 import assert from "node:assert/strict";
 import test, { beforeEach } from "node:test";
@@ -46,7 +46,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
       page.state.set({ document: 0, token: position, layer: 3, share });
       const text = textOf(page.chosen.ChosenText());
       const rows = MODELS.map((model) => run.matrices[model]["text/0"][share][2][position]);
-      const place = share === "parts" ? "the input" : "the layer below";
+      const origin = share === "parts" ? "the input" : "the layer below";
       const sources = (n: number) => largest(rows[n], KEPT).filter((j) => j !== position);
       const isMark = (j: number) => ["[CLS]", "[SEP]"].includes(run.texts[0][j]);
       const said = (n: number) => {
@@ -62,7 +62,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
       const values = `${percent(rows[0][position])} pretrained, ${percent(rows[1][position])} fine-tuned`;
       const expected =
         `“${name(0, position)}” ${share === "parts" ? "after" : "in"} layer 3: the own share is ${values}. ` +
-        `The largest contributions of other words in ${place} (pretrained) are ${said(0)}. The largest contributions of other words in ${place} (fine-tuned) are ${said(1)}. `;
+        `The largest contributions of other words in ${origin} (pretrained) are ${said(0)}. The largest contributions of other words in ${origin} (fine-tuned) are ${said(1)}. `;
       assert.equal(text.replaceAll(/[\d.]+%/g, "%"), expected.replaceAll(/[\d.]+%/g, "%"));
       assertClose(numbersIn(text), numbersIn(expected));
     }
@@ -100,7 +100,7 @@ test("words with the largest changes are listed with signs and can be chosen", (
   assertClose(numbersIn(said), [100 * change(largestOf(order[1]), order[1])]);
 });
 
-test("each text has its label, prediction, and largest effect of a token", () => {
+test("each text has a label, a prediction, and the largest effect of a token", () => {
   const said = (text: number) => textOf(page.prediction.Prediction({ text }));
   assert.deepEqual([0, 1, 2].map(said), [
     "label negative, predicted positive (80.0%)",
@@ -109,17 +109,17 @@ test("each text has its label, prediction, and largest effect of a token", () =>
   ]);
   for (const text of [0, 1, 2]) {
     const effects = run.texts[text].map((_, n) => run.effects[run.starts[text] + n] ?? 0);
-    const [place] = numbers(effects.length).toSorted((a, b) => Math.abs(effects[b]) - Math.abs(effects[a]));
+    const [strongest] = numbers(effects.length).toSorted((a, b) => Math.abs(effects[b]) - Math.abs(effects[a]));
     const sentence = page.prediction.effectText(text, "leave_one_out");
     assert.equal(sentence.startsWith("No single token matters for this prediction"), text === 1, sentence);
-    assert.ok(sentence.includes(`“${name(text, place)}”`), sentence);
+    assert.ok(sentence.includes(`“${name(text, strongest)}”`), sentence);
     const [, effect] = /effect (?:in this text )?is ([^,]+),/.exec(sentence)!;
-    assert.ok(Math.abs(Number(effect.replace("−", "-")) - effects[place]) < 0.006, sentence);
+    assert.ok(Math.abs(Number(effect.replace("−", "-")) - effects[strongest]) < 0.006, sentence);
     if (text === 1) assert.match(sentence, /less than a tenth of the log-odds of the predicted class \(9\.2\)\.$/);
   }
 });
 
-/** Own shares of both texts, without the displaced word, `[layers, tokens]`. */
+/** Own shares `[layers, tokens]` of a text, optionally without one of its words. */
 const valuesOf = (text: number, without = "") =>
   pair.matrices.pretrained[`text/${text}`].parts.map((matrix) =>
     numbers(matrix.length)
@@ -144,8 +144,8 @@ test("differences of two texts are described, marked, measured and can be chosen
   const [one, other] = [valuesOf(0, "not"), valuesOf(1, "not")];
   const differences = one[0].map((_, column) => one.map((row, layer) => other[layer][column] - row[column]));
   const most = differences.map((layers) => layers.toSorted((a, b) => Math.abs(b) - Math.abs(a))[0]);
-  const places = pair.texts[0].filter((token) => token !== "not"); // of the values by column
-  const words = numbers(most.length).filter((n) => isWord(places[n])); // special tokens and punctuation are no findings
+  const columns = pair.texts[0].filter((token) => token !== "not"); // the common token of each column
+  const words = numbers(most.length).filter((n) => isWord(columns[n])); // only differences of words are listed
   const order = words.toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
   const [top] = numbers(most.length).toSorted((a, b) => Math.abs(most[b]) - Math.abs(most[a]));
   const buttons = elementsOf(compared.compared.Differences(), "button");
@@ -177,8 +177,8 @@ test("differences of two texts are described, marked, measured and can be chosen
   const frames = compared.cells
     .marksOf(compared.blocks.layout.value)
     .filter((mark) => mark.kind === "frame" && mark.stroke === "--ink");
-  assert.equal(frames.length, 2); // of the displaced word
-  set({ token: 4 }); // without a token in this column of the second text
+  assert.equal(frames.length, 2); // around the displaced word in each text
+  set({ token: 4 }); // the second text has no token in this column
   assert.match(textOf(compared.chosen.ChosenText()), /^“not” after layer .* text\/1 has no token in this column\. /);
   set({ stretch: false });
 });
@@ -233,7 +233,7 @@ test("texts with few common tokens are compared at equal tokens only", () => {
     }
 });
 
-/** The displayed text. */
+/** The element with the tokens of the selected text. */
 const drawnTokens = () =>
   page.words.Tokens({
     id: "words",
@@ -269,14 +269,14 @@ test("tokens have names, positions, values and shades", () => {
       const shown = Number(span["data-share"].replace("−", "-").replace("%", ""));
       assert.ok(Math.abs(shown - (effect ? value : 100 * value)) < (effect ? 0.006 : 0.06));
       const logOdds = Math.log(PROBABILITIES[document] / (1 - PROBABILITIES[document]));
-      const place = effect ? value / (0.1 * logOdds) : value; // no token of the second text matters
-      const near = [-2e-4, 0, 2e-4].map((off) => page.colours.shade(place + off).colour);
+      const scaled = effect ? value / (0.1 * logOdds) : value; // no token of the second text matters
+      const near = [-2e-4, 0, 2e-4].map((off) => page.colours.shade(scaled + off).colour);
       assert.ok(near.includes(span.style.backgroundColor));
     }
   }
 });
 
-test("sources of the chosen token are underlined, and its receivers overlined", () => {
+test("sources of the chosen token are underlined, and its targets overlined", () => {
   page.state.set({ document: 1, token: run.starts[1] + 3, layer: 2 });
   const { took, gave } = page.measures.exchanged(run.starts[1] + 3)!;
   for (const span of elementsOf(drawnTokens(), "span")) {
@@ -296,7 +296,7 @@ test("sources of the chosen token are underlined, and its receivers overlined", 
 test("arrow keys, Home, End and Escape move between tokens", () => {
   page.state.set({ document: 1, token: run.starts[1] + 3 });
   const last = run.texts[1].length - 1;
-  const places: [string, number | null][] = [
+  const moves: [string, number | null][] = [
     ...([
       ["ArrowRight", 4],
       ["ArrowLeft", 3],
@@ -313,7 +313,7 @@ test("arrow keys, Home, End and Escape move between tokens", () => {
       ["ArrowRight", 0],
     ] as [string, number | null][]),
   ];
-  for (const [key, position] of places) {
+  for (const [key, position] of moves) {
     const [list] = elementsOf(drawnTokens(), "div");
     let stopped = false;
     list.onKeyDown({ key, preventDefault: () => (stopped = true) });
@@ -327,10 +327,10 @@ test("arrow keys, Home, End and Escape move between tokens", () => {
 test("special tokens and punctuation are never highlighted", async () => {
   const texts = [["[CLS]", "a", ".", ",", "film", "[SEP]"]];
   const marked = makeRun(texts);
-  const isMark = (place: number) => !isWord(texts[0][place]);
+  const isMark = (index: number) => !isWord(texts[0][index]);
   for (const model of MODELS)
     for (const layer of marked.owns[model])
-      for (const place of [2, 3]) layer[place] = model === "finetuned" ? 0.02 * place : 0.99; // the largest changes
+      for (const index of [2, 3]) layer[index] = model === "finetuned" ? 0.02 * index : 0.99; // the largest changes
   const owns = (model: string) => quantise(marked.owns[model].flat());
   for (const model of MODELS) marked.payload.ratios.values[model].own_share = owns(model);
   const opened = await openPage(marked.payload);
@@ -341,7 +341,7 @@ test("special tokens and punctuation are never highlighted", async () => {
     said,
     named.filter((token) => !isMark(token)).map((token) => texts[0][token]),
   );
-  const effects = texts[0].map((_, place) => (place === 2 ? 0.45 : 0.01));
+  const effects = texts[0].map((_, index) => (index === 2 ? 0.45 : 0.01));
   marked.payload.importance.leave_one_out.values = quantise(effects.map((effect) => effect + 0.5));
   const scored = await openPage(marked.payload);
   const sentence = scored.prediction.effectText(0, "leave_one_out");
@@ -352,7 +352,7 @@ test("special tokens and punctuation are never highlighted", async () => {
   for (const each of sources) assert.match(each, /^a [\d.]+%; special tokens and punctuation among /);
 });
 
-test("the text says the picture's number of the chosen token, in the same words", () => {
+test("text and picture describe the chosen token by the same number and words", () => {
   for (const share of ["own_share", "parts", "alti", "attnresln_n"])
     for (const change of [false, true]) {
       page.state.set({ document: 0, token: 2, layer: 2, share, change });
@@ -366,7 +366,7 @@ test("the text says the picture's number of the chosen token, in the same words"
     }
 });
 
-test("an own share that is not known has its reason, and the picture tells why columns are empty", async () => {
+test("unknown own shares and empty columns are explained", async () => {
   const reasons = {
     special: "special tokens are not exchanged",
     same: "the texts that replace it have the same token here",
@@ -387,7 +387,7 @@ test("an own share that is not known has its reason, and the picture tells why c
   assert.equal(said(lost.starts[3] + 1), reasons.none);
   assert.equal(missing.emptyCellsText([0]), `Empty columns: ${reasons.special}; ${reasons.same}.`);
   assert.equal(missing.emptyCellsText([2]), `Empty columns: ${reasons.special}.`);
-  data.data.exchangeLimit = 3; // fewer than the first text has
+  data.data.exchangeLimit = 3; // less than the length of the first text
   assert.equal(said(lost.starts[0] + 2), reasons.sampled);
   state.set({ share: "parts" });
   assert.equal(missing.emptyCellsText([0]), "");
