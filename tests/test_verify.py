@@ -1,4 +1,4 @@
-"""`make verify` names outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
+"""`make verify` lists outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ stages:
     outs: [table.csv, rows.parquet, store.zarr, image.bin]
     metrics: [metrics.json: {cache: false}]
 """
-# Each output contains a value that depends on the environment of the run.
+# In `PLANTED`, each output depends on the environment of the run.
 WORK = """
 import datetime, json, os
 import numpy as np, pandas as pd, zarr
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository with the results of the steady pipeline in its only commit, as the current folder."""
+    """A repository with a pipeline that always has the same results, which are in its only commit."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
     made = repository_of(tmp_path_factory.mktemp("steady") / "repository", files)
     made.dvc("repro", "--quiet")
@@ -158,6 +158,6 @@ def test_model_stages_run_on_emulated_processor(tmp_path: Path, monkeypatch: pyt
     folder = verify.emulated_python("Haswell", tmp_path / "emulated")
     for stage, is_emulated in {"finetune": True, "capture": True, "download": False, "tokenize": False}.items():
         command = [str(folder / "python"), "-m", "stages", stage]
-        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # without a pipeline
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # not a pipeline
         assert run.stdout.startswith("-cpu Haswell") == is_emulated, stage
         assert (run.returncode == 0) == is_emulated, stage
