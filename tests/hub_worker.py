@@ -17,7 +17,7 @@ from attnmix.core.arithmetic import environment
 
 LIMIT_SECONDS = 5.0  # limit of a request without progress, measured by `Clock`
 TICK_SECONDS = 0.01
-ANSWER_SECONDS = 0.5  # real time limit of a response; the hub's environment variables accept only whole seconds
+ANSWER_SECONDS = 0.5  # limit of a response in real time; the hub's environment variables accept only whole seconds
 
 
 class Clock:

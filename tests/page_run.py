@@ -1,4 +1,4 @@
-"""A run for tests of the page, with hostile tokens and random heads, and helpers that read its page."""
+"""A run for tests of the page, with random models and hostile tokens, and helpers that read its page."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ DLPACK_CPU, DLPACK_SECOND = 1, 12
 DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # offset of the device type, after the data pointer
 # As on CUDA, index tensors of these operators may be on the CPU, but indexed tensors may not.
 INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
-# On CUDA, the CPU waits for these operators: the sizes of results depend on values, or a library on the host is called.
+# On CUDA, the CPU waits for these operators, because their result size depends on values or they call a host library.
 WAITING = {
     *("aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim"),
     *("aten::unique_consecutive", "aten::repeat_interleave", "aten::linalg_qr", "aten::_linalg_eigh"),
@@ -133,6 +133,7 @@ def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
 
 
 def _on_host(value: Any) -> Any:
+    """Return an argument with device tensors as CPU tensors that share their memory."""
     if isinstance(value, Tensor):
         return _relabelled(value, DLPACK_CPU) if value.device.type == NAME else value
     if isinstance(value, torch.device):
@@ -143,6 +144,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _on_device(value: Any) -> Any:
+    """Return a result with CPU tensors as device tensors that share their memory."""
     if isinstance(value, Tensor):
         _check_dtype(value.dtype)
         return _relabelled(value, DLPACK_SECOND)
@@ -301,6 +303,7 @@ _torch_clone = torch.UntypedStorage.clone
 
 
 def _register() -> None:
+    """Register the operators of the device with torch."""
     torch.UntypedStorage.clone = _clone_storage
     fallback, kernels = _libraries
     fallback.fallback(_compute, "PrivateUse1")

@@ -67,6 +67,7 @@ def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the outputs and gradients of torch's fused attention by name."""
     query, key, value = (numbers(2, heads, 33, 16, seed=heads, dtype=dtype) for heads in (4, 2, 2))
     mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
     mask[0, :, :, 20:] = -torch.inf

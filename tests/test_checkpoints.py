@@ -62,6 +62,7 @@ def ratios(model: Any, text: str = TEXT) -> Any:
 
 
 def run_download(epochs: int = 2) -> None:
+    """Run the stage `download` for the model `own`."""
     write_parameters(
         Path(),
         dataset={"name": "reviews.csv"},

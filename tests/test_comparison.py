@@ -198,9 +198,7 @@ def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model
     row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
     ratios = [result.ratios_by_text[text][1, 0] for text in expected]
     assert row["mean"] == pytest.approx(mean, abs=1e-5)
-    assert row["ratio_minus_control"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), (
-        "not over the same texts"
-    )
+    assert row["ratio_minus_control"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "not the same texts"
     compared = attnmix.compare(result, other)
     rows = compared.rows.set_index("measure")
     less = rows.loc[f"{RATIO} less corpus_value"]
@@ -262,7 +260,7 @@ def test_class_share_matches_all_pairs_with_jackknife_interval(
     assert row["mean"] == pytest.approx(share(list(range(number))), abs=1e-5)
     without = np.array([share([place for place in range(number) if place != out]) for out in range(number)])
     half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * without.var())
-    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # sampled 2,000 times
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # estimated from 2,000 bootstrap samples
     permuted = result.controls().query("control == 'class_share_permuted' and layer == 2")["mean"].item()
     assert -0.1 < permuted < 1
 

@@ -1,4 +1,4 @@
-"""DVC and CI scripts with the project's dvc.yaml: reruns, clones, experiments, pull requests, and cluster jobs."""
+"""DVC and CI scripts work with dvc.yaml in reruns, clones, experiments, pull requests and cluster jobs."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ class Passes:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """Record the forward passes of all BERT models."""
     counted = Passes()
     forward = BertModel.forward
 

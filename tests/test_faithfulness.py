@@ -368,6 +368,8 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
     inputs = [{"input_ids": torch.tensor(document.ids[None].astype(np.int64))} for document in documents]
 
     def logits(number: int, values: dict[int, Any] | None = None) -> torch.Tensor:
+        """Return the logits of a text after replacing the value vectors of layers by `values`."""
+
         def replaced(value: torch.Tensor) -> Any:
             return lambda _module, _inputs, output: value.expand_as(output)
 

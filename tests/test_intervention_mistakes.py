@@ -138,6 +138,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 
 def run(model: attnmix.Model, edit: Any, text: str | list[str] = TEXT) -> torch.Tensor:
+    """Return the output of a model with an edit."""
     inputs = model.tokenizer(text, return_tensors="pt", padding=True)
     with torch.no_grad(), model.intervene(edit) as network:
         output = network(**inputs)

@@ -66,6 +66,7 @@ def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of all output files by path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for output in OUTPUTS

@@ -146,7 +146,7 @@ def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
         try:
             found[requirement.name] = package = distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # not for this platform; otherwise an import will fail
+            continue  # not installed; if it is needed, an import will fail
         for extra in ("", *requirement.extras):
             if (requirement.name, extra) not in visited:
                 visited.add((requirement.name, extra))

@@ -89,7 +89,7 @@ def test_default_run_keeps_heads_of_first_text() -> None:
     text = {"pretrained": parts, "finetuned": parts}
     documents = encode_heads([(name, text) for name in ("first", "second", "third")])["documents"]
     assert list(documents) == ["first"]
-    assert len(json.dumps(documents)) < 2_200_000  # out of the 4 MB of a page
+    assert len(json.dumps(documents)) < 2_200_000  # pages have at most 4 MB
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ TEXTS: dict[str, list[Any]] = {
 
 
 def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pages compute all statistics and tables, except optional controls, because pages would show them."""
+    """Make pages compute all tables and statistics. Optional controls are excluded because pages would show them."""
     optional = set(RATIO_CONTROL_NAMES) - set(DEFAULT_CONTROL_NAMES)
     statistics = [name for name in STATISTICS if name not in optional]
     monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *statistics))

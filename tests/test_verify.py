@@ -158,6 +158,6 @@ def test_model_stages_run_on_emulated_processor(tmp_path: Path, monkeypatch: pyt
     folder = verify.emulated_python("Haswell", tmp_path / "emulated")
     for stage, is_emulated in {"finetune": True, "capture": True, "download": False, "tokenize": False}.items():
         command = [str(folder / "python"), "-m", "stages", stage]
-        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # not a pipeline
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # without a pipeline
         assert run.stdout.startswith("-cpu Haswell") == is_emulated, stage
         assert (run.returncode == 0) == is_emulated, stage

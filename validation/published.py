@@ -203,6 +203,7 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 
 
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
+    """Return a text from its tokens. The second segment starts after the first [SEP]."""
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     if len(ids) > max_length:
         raise InputError(f"{path}: a record has {len(ids)} tokens, more than --max-length {max_length}; increase it")
