@@ -2,8 +2,8 @@
 
     python -m experiments study --dataset stanfordnlp/imdb
 
-The program writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command
-continues an interrupted study, because stages that are up to date are skipped.
+It writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command continues
+an interrupted study.
 """
 
 from __future__ import annotations

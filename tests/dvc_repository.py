@@ -58,7 +58,7 @@ class Repository(NamedTuple):
         self.git("commit", "--quiet", "--message", message)
 
     def clone(self, folder: Path) -> Repository:
-        """Return a clone with a different user and an empty cache. It contains only the outputs in git."""
+        """Return a clone with a different user, an empty cache, and only the outputs in git."""
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
@@ -84,7 +84,7 @@ def stages_run(output: str) -> list[str]:
 
 
 def with_home(folder: Path) -> Repository:
-    """Create a home folder with git settings next to `folder`, and return the repository."""
+    """Create a home folder with git settings, and return the repository."""
     home = folder.with_name(f"{folder.name}-home")
     home.mkdir(parents=True)
     (home / ".gitconfig").write_text(USER, encoding="utf-8")
@@ -92,7 +92,7 @@ def with_home(folder: Path) -> Repository:
 
 
 def repository_of(folder: Path, files: Mapping[str, str]) -> Repository:
-    """Return a repository of git and DVC with uncommitted `files` (texts by path)."""
+    """Return a repository of git and DVC with uncommitted `files`."""
     repository = with_home(folder)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,7 @@ EACH_FAMILY = each_family(*KINDS)
 
 
 def tiny_family(name: str) -> Family:
-    """Return the description of a family for the config of its tiny model."""
+    """Return the family of a tiny model."""
     depends_on_config = TABLE[name].keys() & {"parallel", "gated_where"}
     if not depends_on_config:  # importing the configurations of all families costs two seconds
         return family_of(SimpleNamespace(model_type=name))
@@ -65,7 +65,7 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 def one_of_each_algebra() -> list[str]:
     """Return the first family of each layer algebra, preferring models with an independent head width.
 
-    The concatenated heads of these models are wider or narrower than the residual stream.
+    Their concatenated heads are wider or narrower than the residual stream.
     """
     own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
     chosen: dict[Any, str] = {}
@@ -98,7 +98,7 @@ TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REF
 
 
 def one_of_each_tokenizer() -> list[str]:
-    """Return the first family of each combination of tokenizer, template, padding, segments and number of stacks."""
+    """Return the first family of each combination of tokenizer, template, padding, segments and stacks."""
     chosen: dict[Any, str] = {}
     for name in FAMILIES:
         tokens = TOKENS[name]
@@ -109,7 +109,7 @@ def one_of_each_tokenizer() -> list[str]:
 
 
 def corpus() -> list[str]:
-    """Return texts that contain every word of the toy reviews, most of them repeatedly."""
+    """Return texts with every word of the toy reviews, most of them several times."""
     return [" ".join(word.removeprefix("##") for word in WORDS), *toy_reviews(48, seed=1)["text"]]
 
 
@@ -213,8 +213,7 @@ def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}
     ids = {f"{role}_token_id": token and tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
-    # Labels have names because BART's default is three classes. As in real models, the embedding has more rows than
-    # the vocabulary.
+    # Labels have names because BART's default is three classes. As in real models, embeddings have additional rows.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]

@@ -1,6 +1,6 @@
-"""A spawned process that runs the stage `download` and `attnmix.load` repeatedly, because imports take seconds.
+"""A spawned process that runs the stage `download` and `attnmix.load` repeatedly, because imports are slow.
 
-This is a separate module because the process must set its environment variables before it imports any library.
+This is a separate module because the process must set its environment before it imports any library.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ class Clock:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        """Return the time in seconds."""
         self.now += TICK_SECONDS
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock."""
         self.now += seconds
 
 
 def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
-    """Return a pool of one process that has only the environment variables `variables`."""
+    """Return a pool of one process with the environment `variables`."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _set_up, (variables,))
 
 

@@ -80,7 +80,7 @@ def make_run(folder: Path) -> Path:
         tokens = run.tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
-        scores.loc[tokens["position"] == 0, "score"] = np.nan  # special tokens have no score
+        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as for special tokens
         write_table(run.token_scores_file, scores)
         for column in ("token", "label"):
             tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
@@ -141,7 +141,7 @@ def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
 
 @contextmanager
 def without_umap() -> Iterator[None]:
-    """Disable UMAP for measured texts to save time; their only maps are principal components."""
+    """Omit UMAP maps of measured texts, because UMAP would dominate the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnmix.runs.text_results.MIN_TYPED_UMAP_TOKENS", sys.maxsize)
         yield

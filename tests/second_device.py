@@ -126,14 +126,14 @@ def counted() -> Iterator[Counts]:
 
 
 def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
-    """Return a tensor on the other device that shares the memory of `tensor`."""
+    """Return a tensor on the other device with the same memory."""
     capsule = torch._C._to_dlpack(tensor)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
     return torch._C._from_dlpack(capsule)
 
 
 def _on_host(value: Any) -> Any:
-    """Return an argument with device tensors as CPU tensors that share their memory."""
+    """Replace device tensors by CPU tensors with the same memory."""
     if isinstance(value, Tensor):
         return _relabelled(value, DLPACK_CPU) if value.device.type == NAME else value
     if isinstance(value, torch.device):
@@ -144,7 +144,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _on_device(value: Any) -> Any:
-    """Return a result with CPU tensors as device tensors that share their memory."""
+    """Replace CPU tensors by device tensors with the same memory."""
     if isinstance(value, Tensor):
         _check_dtype(value.dtype)
         return _relabelled(value, DLPACK_SECOND)
@@ -183,7 +183,7 @@ class _Signature(NamedTuple):
     arguments: list[str]
     keyword_only: set[str]
     tensors: set[str]
-    """Tensor arguments. If they are given as numbers, torch passes them unchanged."""
+    """Tensor arguments, for which torch may also pass numbers."""
     returns: int
     written: dict[int, str]
     """The arguments that the operator modifies and returns, by the position of the result."""
@@ -205,7 +205,7 @@ def _signature(operator: Any) -> _Signature:
 
 
 def _compute(operator: Any, *values: Any, **options: Any) -> Any:
-    """Run an operator on the CPU, with tensors that share the memory of the device."""
+    """Run an operator on the CPU, in the memory of the device."""
     signature = _signature(operator)
     arguments = dict(zip(signature.arguments, values, strict=False)) | options
     _count(signature.name, arguments)
@@ -285,7 +285,7 @@ def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def _as_cpu_does(name: str) -> Any:
-    """Return the CPU version of an operator that only changes metadata, for tensors on either device."""
+    """Return the CPU version of an operator that only changes metadata, for both devices."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -293,7 +293,7 @@ def _as_cpu_does(name: str) -> Any:
 
 
 def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a copy for deep copies. torch would use a C++ allocator, which this device does not have."""
+    """Return a copy for deep copies without a C++ allocator, which this device does not have."""
     if storage.device.type != NAME:
         return _torch_clone(storage)
     return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()

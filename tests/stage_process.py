@@ -1,4 +1,4 @@
-"""Run a stage in a separate process that is killed at a defined event of the stage instead of after some time.
+"""Run stages in separate processes that are killed at defined events instead of times.
 
 The process sends SIGKILL, or another signal, to itself just before it opens, removes or renames a file if the event
 and the path match a pattern such as `open .unfinished/capture/4f0c/done/3`. The position of the interruption therefore

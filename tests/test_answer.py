@@ -93,7 +93,7 @@ class PlantedTexts(PlantedRun, TextResults):
 
 
 class PlantedModels(PlantedTexts):
-    """The same tables for two models with names."""
+    """The same tables for two named models."""
 
     model_names = ("one", "other")
 

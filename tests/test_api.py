@@ -1,4 +1,4 @@
-"""The API and commands match transformers, leave models unchanged and report mistakes, and docstrings are correct."""
+"""API and commands match transformers, do not change models, report mistakes, and have correct docstring examples."""
 
 from __future__ import annotations
 

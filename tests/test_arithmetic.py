@@ -20,7 +20,7 @@ from attnmix.core.arithmetic import environment, kernels
 from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-LIMIT_SECONDS = 60  # limit of the time that a thread waits for another one
+LIMIT_SECONDS = 60  # maximum time that threads wait for each other
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
@@ -67,7 +67,7 @@ def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the outputs and gradients of torch's fused attention by name."""
+    """Return outputs and gradients of torch's fused attention."""
     query, key, value = (numbers(2, heads, 33, 16, seed=heads, dtype=dtype) for heads in (4, 2, 2))
     mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
     mask[0, :, :, 20:] = -torch.inf
@@ -203,7 +203,7 @@ def test_log_states_cost_of_arithmetic(processor: str, cost: str, monkeypatch: p
 
 
 def trained(threads: int) -> list[str]:
-    """Return the hashes of the weights after training with the texts in two orders, in a new process."""
+    """Return hashes of the weights after training with two orders of texts."""
     variables = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
     variables["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-c", TRAINING]

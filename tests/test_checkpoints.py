@@ -85,7 +85,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def load_and_download_errors(model: str = "own") -> tuple[str, str]:
-    """Return the reasons that `attnmix.load` and the stage `download` give for refusing the same model."""
+    """Return the reasons why `attnmix.load` and the stage `download` refuse the same model."""
     python, pipeline = error_of(lambda: attnmix.load(model)), error_of(run_download)
     assert (python.partition(": ")[0], pipeline.partition(": ")[0]) == ("model", "model.name")
     return python.partition(": ")[2], pipeline.partition(": ")[2]
@@ -309,7 +309,7 @@ def test_mostly_unknown_texts_are_refused(own: Path, damage: Callable[[Path], No
 
 
 def test_unknown_share_of_a_word_counts_characters(tmp_path: Path) -> None:
-    # The tokenizer only has tokens for the letters of its own words.
+    # The tokenizer has tokens only for letters of its words.
     model = attnmix.load(write_family("xlm-roberta", tmp_path))
     assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 is unknown
     with pytest.raises(
@@ -414,7 +414,7 @@ def test_classes_must_be_numbered_from_0(own: Path, key: str, value: dict[str, s
 
 
 def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **changes: Any) -> Path:
-    """Write a LoRA adapter for two classes, with `changes` of its configuration."""
+    """Write a LoRA adapter for two classes, with changes of its configuration."""
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(base)
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": 2, "target_modules": targets}
@@ -425,7 +425,7 @@ def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **change
 
 
 def prepare_adapter(name: str, with_head: bool) -> None:
-    """Write an adapter `own` of a base model `base`, which is a complete classifier or has no head and pooler."""
+    """Write an adapter `own` of a base model `base`, which is a complete classifier or lacks head and pooler."""
     shutil.rmtree("own", ignore_errors=True)
     write_family(name, Path("base"))
     if not with_head:

@@ -141,7 +141,7 @@ def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, resul
 
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
-    """Return the ratios of all tokens in the first layer with the values of other texts, by text, computed in loops."""
+    """Return the ratios of all tokens in the first layer with other texts' values, by text, computed in loops."""
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
     kinds, values, inputs = [], [], []
     for document in result.documents:
@@ -506,7 +506,7 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     assert "one fixed model" in compared.caution
 
 
-# False claims are expected in 5 % of repeats. The probability of more than `most` claims is below 1 in 1,000.
+# One false claim in 20 is expected. More than `most` have a probability below 1 in 1,000.
 @pytest.mark.parametrize(
     ("trainings", "fixed", "column", "repeats", "most"),
     [
@@ -827,17 +827,14 @@ def trained_on_permuted_labels(seed: int) -> attnmix.Model:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:text .* of which the first 16 are measured")
 def test_trainings_on_permuted_labels_have_no_claims() -> None:
-    """Intervals over texts separate two seeds in most rows, but no verdict between seeds is significant.
-
-    It is `too few runs` for two seeds, and `inconclusive` for one seed compared with three.
-    """
+    """Intervals over texts separate two seeds in most rows, but verdicts between seeds do not claim a difference."""
     texts = pd.read_json(REPOSITORY / "data/sample/test.jsonl", lines=True)["text"].head(20)
     options = {"methods": ["attn_n", RATIO], "max_length": TOKENS}
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]
     two = attnmix.compare(measured[0], measured[1])
     rows = two.all_rows()
     claimed = rows["between_models"].isin(["higher", "lower"])
-    assert claimed.mean() > 0.5, "intervals over texts must separate the seeds in this test"
+    assert claimed.mean() > 0.5, "intervals over texts must separate seeds"
     assert set(rows["between_seeds"]) == {"too few runs"}
     for text in (repr(two), two.to_markdown(), two._repr_html_()):
         assert "Training runs with other seeds differ too" in text
@@ -861,7 +858,7 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
 def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """The tensors have even and odd numbers of elements, at the start of their memory and after it."""
+    """Tensors have even and odd numbers of elements, at and after the start of their memory."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = sum_bits(weight)

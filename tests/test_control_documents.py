@@ -1,4 +1,4 @@
-"""`measure.control_documents` limits slow measures to a sample; results equal those of a run of only these texts."""
+"""`measure.control_documents` limits slow measures to a sample, with the results of a run of only these texts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """Runs that compute slow measures for all texts, for a sample, and for the sampled texts as the only texts."""
+    """Runs with slow measures of all texts, of a sample, and of the sampled texts as the only texts."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)

@@ -56,7 +56,7 @@ def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
 
 
 def exact_levels(jacobian: np.ndarray) -> np.ndarray:
-    """Return the levels `[forms, tokens]` of one layer in all forms, computed by explicit sums over sources."""
+    """Return the levels `[forms, tokens]` of one layer, computed by explicit sums over sources."""
     shares = np.zeros((3, 5))
     for i in range(5):
         norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
@@ -128,7 +128,7 @@ def test_opposite_sources_cancel_in_sum_only(base: Any) -> None:
         projection.weight[second] = projection.weight[first]
     attention.self.query.weight.zero_()
     attention.self.query.bias.zero_()
-    # The first head reads only the token with the highest key in this coordinate; the second, that with the lowest.
+    # The first head reads only the token with the highest key in this coordinate, the second only the lowest.
     attention.self.query.bias[first.start], attention.self.query.bias[second.start] = 1e9, -1e9
     attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]
     attention.output.dense.weight[:, rest] = 0
@@ -245,7 +245,7 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:
-    """Return random values of all quantities for one text."""
+    """Return random values of all quantities of a text."""
     generator = np.random.default_rng(seed)
     shapes = {
         "level": (2, 3, 3, tokens),

@@ -42,7 +42,7 @@ CHOICES: list[tuple[str | None, int, dict[str, str], str]] = [
     (None, 0, {}, "cpu"),
     ("cuda", 1, {}, "cuda:0"),
     ("cuda", 4, {}, "cuda:0"),
-    ("mps", 1, {}, "cpu"),  # has no float64
+    ("mps", 1, {}, "cpu"),  # float64 is missing
     ("mps", 1, {"ATTNMIX_DEVICE": "mps"}, "mps:0"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cpu"}, "cpu"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cuda"}, "cuda:0"),

@@ -277,7 +277,7 @@ def test_outcomes_follow_the_plan(shift: float, outcomes: dict[str, str]) -> Non
 
 
 def test_study_run_is_read_from_tables() -> None:
-    """The committed run of the repository has the format of the study's runs."""
+    """The committed run has the same format as runs of the study."""
     run = study.read_run(REPOSITORY, study.TRUE, 3)
     assert set(run["seed"]) == {3}
     exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")
@@ -293,7 +293,7 @@ def test_study_run_is_read_from_tables() -> None:
 
 
 def test_published_seeds_match_runs(tmp_path: Path) -> None:
-    """The committed tables are published twice, as two runs."""
+    """Publish the committed tables twice, as two runs."""
     run, published = tmp_path / "run", tmp_path / "published"
     for name in ("metrics", "plots"):
         shutil.copytree(REPOSITORY / "reports" / name, run / "reports" / name)

@@ -207,7 +207,7 @@ class OneToken:
 
 
 def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
-    """Return a review with `length` tokens and the decisive token 7 at index `place`."""
+    """Return a review of `length` tokens with token 7 at index `place`."""
     ids = np.arange(10, 10 + length, dtype=np.int32)
     ids[[0, place, -1]] = 2, 7, 3
     classes = np.full(length, CLASSES.index("word"), np.int8)
@@ -368,7 +368,7 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
     inputs = [{"input_ids": torch.tensor(document.ids[None].astype(np.int64))} for document in documents]
 
     def logits(number: int, values: dict[int, Any] | None = None) -> torch.Tensor:
-        """Return the logits of a text after replacing the value vectors of layers by `values`."""
+        """Return logits after replacing the value vectors of layers by `values`."""
 
         def replaced(value: torch.Tensor) -> Any:
             return lambda _module, _inputs, output: value.expand_as(output)

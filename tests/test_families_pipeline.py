@@ -1,7 +1,7 @@
-"""The pipeline creates all outputs that a family supports, and the page shows them.
+"""The pipeline creates all outputs that a family supports, and the page shows them (one family per set of outputs).
 
-One family is tested per set of outputs. `test_families.py` compares points, ratios, matrices and derivatives of all
-families with references, and `test_second_device.py` compares the measures of each layer algebra on two devices.
+`test_families.py` compares points, ratios, matrices and derivatives of all families with references, and
+`test_second_device.py` compares the measures of each layer algebra on two devices.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def shown_content(name: str) -> tuple[object, ...]:
 
 
 def one_of_each_content() -> list[str]:
-    """Return a family for each content: `OWN_WIDTH` if possible, else the one with the most norms and properties."""
+    """Return a family for each content: `OWN_WIDTH`, or the family with the most norms and properties."""
 
     def preference(name: str) -> tuple[bool, int]:
         return name != OWN_WIDTH, -sum(map(len, layer_algebra(tiny_family(name))))
@@ -108,7 +108,7 @@ def shown(family: Family, chromium: Any) -> Iterator[Opened]:
 
 
 def points_of_other_widths() -> set[str]:
-    """Return the points whose width differs from that of the residual stream."""
+    """Return the points with a different width than the residual stream."""
     widths = {site.point: open_store(ACTIVATIONS, site).shape[1] for site in stored_sites(ACTIVATIONS)}
     return {point for point, width in widths.items() if width != widths["layer_output"]}
 
@@ -143,7 +143,7 @@ def test_classifier_scores_match_transformers(name: str, family: Family) -> None
     assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
     assert tested["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels).double().mean()), abs=1e-6)
     assert not np.allclose(before, logits, atol=1e-4)  # fine-tuning changed the model
-    # The measured base model is that of the classifier.
+    # The measured base model belongs to the classifier.
     classifier, tokenizer = load_classifier(run.finetuned), AutoTokenizer.from_pretrained(run.finetuned)
     assert AutoConfig.from_pretrained(run.finetuned).pad_token_id == tokenizer.pad_token_id
     ids = tokenizer(reviews["text"][0], return_tensors="pt")["input_ids"]
@@ -167,11 +167,11 @@ def test_figures_show_measures_of_the_family(family: Family) -> None:
 def test_every_option_of_the_page_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents["tokens"].sum())
-    page.locator("[id^=token-]").last.click()  # a decoder's first word has no sources
+    page.locator("[id^=token-]").last.click()  # in a decoder, the first word is its only source
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     shares = options(page, "share")
-    # `attn_w` is 1 minus the own share in the attention matrix. The page shows the matrix instead, if there is one.
+    # `attn_w` is 1 minus the own share in the attention matrix, which the page shows instead.
     ratios = [each for each in RATIOS if each != "attn_w" or "attention" not in family.present(LAYER_MATRICES)]
     assert {each for each in shares if each in RATIOS} == set(family.present(ratios))
     assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))

@@ -110,14 +110,14 @@ def test_special_token_names_in_texts_are_ordinary_text(family: tuple[str, Path]
     around = [token for token in encode(tokenizer, ["good"], 60)[0] if token in special]
     for ids in encode(tokenizer, texts_for(folder), 60):
         assert [token for token in ids if token in special] == around
-    # Truncated texts keep the added special tokens, because BART's classifier uses the vector of the eos token.
+    # Truncated texts keep the added special tokens, because BART's classifier uses the eos token.
     (cut,) = encode(tokenizer, ["the film was good " * 5], 9)
     assert len(cut) == 9
     assert [token for token in cut if token in special] == around
 
 
 def break_padding(folder: Path) -> None:
-    """Write a model whose embedding has no row for the padding token."""
+    """Write a model without an embedding of its padding token."""
     tokenizer = load_tokenizer(write_family("llama", folder))
     rows = load_base(folder).get_input_embeddings().num_embeddings
     tokenizer.add_tokens([f"<added{i}>" for i in range(len(tokenizer), rows)])
@@ -126,7 +126,7 @@ def break_padding(folder: Path) -> None:
 
 
 def write_slow_tokenizer(folder: Path) -> None:
-    """Write a model with a tokenizer that has no fast implementation."""
+    """Write a model with a tokenizer without fast implementation."""
     write_family("gpt2", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
@@ -183,7 +183,7 @@ def test_padding_token_does_not_end_texts(
 
 
 def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
-    """Return a token's class, derived from the words that tokens overlap instead of the tokenizer's word indices."""
+    """Return a token's class from the words that each token overlaps, without the tokenizer's word indices."""
     words = words_of_tokens[position]
     if not words:
         return "punctuation"

@@ -97,7 +97,7 @@ def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
     assert "(14 of 14)" in texts[-1]
     panel_width = int(0.68 * pages[0].shape[1])
     drawn = [(page[30:, :panel_width] < 250).any(axis=-1) for page in pages]  # without titles
-    # Only the newest points have an edge, so that later pages may not have the pixels of earlier edges.
+    # Only the newest points have an edge. Its pixels may be missing on later pages.
     for earlier, later in pairwise(drawn):
         assert later.sum() > 0.95 * earlier.sum()
         assert earlier[later].sum() > 0.9 * earlier.sum()
@@ -447,7 +447,7 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer like that of RoBERTa, with `vocabulary` tokens."""
+    """Return a byte-level BPE tokenizer, as for RoBERTa."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -459,7 +459,7 @@ def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
-    """Return a BPE tokenizer with byte fallback, like that of Llama."""
+    """Return a BPE tokenizer with byte fallback, as for Llama."""
     letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
     names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
     vocabulary, merges = {piece: number for number, piece in enumerate(names)}, [("▁", "t"), ("h", "e")]

@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
-# Temporary failures that downloads must survive. The hub redirects requests of large files to the storage.
+# Temporary failures that downloads must survive. Large files are in the storage.
 TEMPORARY = [
     *(Trouble("info", kind) for kind in ("503", "reset", "cut")),
     *(Trouble("tree", kind) for kind in ("429", "500", "cut", "hang", "reset")),
@@ -85,7 +85,7 @@ class Served(NamedTuple):
         return folder
 
     def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
-        """Return the error of the stage, which must be one line, and assert that a new folder has no outputs."""
+        """Return the error of the stage, which must be one line and leave a new folder without outputs."""
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
             self.download(folder, token, **changes)
@@ -329,7 +329,7 @@ def test_cached_file_is_verified_by_hash(tmp_path: Path, served: Served) -> None
 
 @pytest.mark.long  # two more processes
 def test_offline_mode_uses_cache_and_names_missing_files(tmp_path: Path, served: Served) -> None:
-    # The shared process cannot be used, because it keeps listings of files that other tests have removed.
+    # The shared process would use its listings of files, which other tests have removed.
     with start_worker(environment(served.address, served.home)) as worker:
         online = served._replace(worker=worker).download(tmp_path / "online")
     for repository in served.repositories.values():

@@ -22,7 +22,7 @@ from attnmix.interventions import Edit, Eraser, chained, class_eraser, remaining
 from attnmix.models.checkpoint import load_tokenizer
 
 TEXT = "time flies like an arrow"
-TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # sizes of the text and the tiny BERT; WIDTH is that of one head
+TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # sizes of the text and the tiny BERT; WIDTH is per head
 FUNCTIONS = {
     name: each
     for name, each in vars(interventions).items()

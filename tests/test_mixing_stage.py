@@ -490,7 +490,7 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
-    """Return squared relative changes of a token's vectors `[2, layers]` after exchanging this token or all others."""
+    """Return squared relative changes of vectors `[2, layers]` if their own token or all other tokens are exchanged."""
     own, others = ids.copy(), donor.copy()
     own[position], others[position] = donor[position], ids[position]
     vectors = []

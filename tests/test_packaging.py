@@ -80,7 +80,7 @@ for extra, uses in {uses!r}.items():
             print("no error: " + use)
     break
 """
-"""Program that measures without any extra, and then runs the features of each extra without it in a forked process."""
+"""Program that measures without any extra, and then runs each feature without its own extra in a forked process."""
 
 
 def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

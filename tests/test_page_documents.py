@@ -1,4 +1,4 @@
-"""Texts have distinct names, unknown tokens and single letters are reported, and a measured word is selected first."""
+"""Texts have distinct names, unknown tokens are reported, and a measured word is selected first."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_default_run_keeps_heads_of_first_text() -> None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
-    """Return a function from a family to the page of `TEXT` for its tiny random model, and the reference."""
+    """Return a function that returns the page of `TEXT` for a family's tiny model, and the reference."""
 
     @cache
     def page_of(name: str) -> tuple[Path, Reference]:

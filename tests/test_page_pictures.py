@@ -23,8 +23,8 @@ from attnmix.core.store.runs import Run
 TOKEN = 14  # index in the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
-# Allowed shares of different squares, for pictures of the browser and of other programs, which smooth edges and small
-# images differently.
+# Allowed shares of different squares in the browser, and in other programs, which smooth edges and small images
+# differently.
 ALIKE, NEARLY_ALIKE = 0.01, 0.03
 WHITE = (255, 255, 255)
 POINTS_BY_PIXEL = 0.75  # size of a CSS pixel in print
@@ -33,7 +33,7 @@ SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementByI
 
 
 WITH_PNG = ("text", "heads", "layers-chart")
-"""Panes whose PNG is checked. All PNGs are generated from SVGs in the same way."""
+"""Panes with a checked PNG. All PNGs are generated from SVGs in the same way."""
 ARE_DRAWN = """() => document.getAnimations().length === 0 &&
   [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
 """JavaScript condition for a page without animations; a canvas has a width of 300 pixels until it is painted."""
@@ -372,7 +372,7 @@ FIND_CLIPPED = """() => [...document.querySelectorAll("#answer :is(h1, h3, li, p
   .filter((each) => each.checkVisibility() && each.closest(".unseen, [role=tooltip]") === null)
   .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
   .map((each) => each.outerHTML.slice(0, 120))"""
-"""Script that returns the elements of the answer whose text is wider than their box."""
+"""Script that returns the elements of the answer with a text wider than their box."""
 FIND_OVERLAPS = """() => {
   const texts = [...document.querySelectorAll("#grid .levels :is(b, span), #margin text")]
     .filter((each) => each.textContent.trim() && each.checkVisibility());
@@ -388,7 +388,7 @@ FIND_OVERLAPS = """() => {
     if (overlap(boxes[i], boxes[j])) found.push(`${texts[i].textContent} | ${texts[j].textContent}`);
   return { found, texts: texts.length };
 }"""
-"""Script that returns pairs of overlapping texts next to the cells; heights include space above and below letters."""
+"""Script that returns pairs of overlapping texts next to the cells; heights include space around letters."""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -453,7 +453,7 @@ def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: i
     text = "".join(page.text for page in pages)
     for title in ("Text and heads", "Heads: Layer", "Layers", "Map", "Evidence", "Cautions", "Versions"):
         assert title in text, title
-    # The overview of heads and the matrix are not printed, because they repeat a head's lines and need a further page.
+    # The overview of heads and the matrix are not printed, because they repeat the lines of a head.
     assert "All heads" not in text
     assert "its rows attend" not in text
 

@@ -375,7 +375,7 @@ def test_nearest_tokens_use_full_space(first: Opened) -> None:
     cosines = unit @ unit[3]
     cosines[3] = -np.inf
     near = page.locator("#nearest button").evaluate_all("all => all.map(each => Number(each.dataset.token))")
-    # Tokens whose cosines differ only by rounding may be in a different order.
+    # Tokens with equal cosines up to rounding may be in a different order.
     assert cosines[near] == pytest.approx(np.sort(cosines)[::-1][:5], abs=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Relevance scores of a class find the decisive word of planted texts (pointing game); random scores do not."""
+"""Relevance scores find the decisive word of planted texts (pointing game); random scores do not."""
 
 from __future__ import annotations
 

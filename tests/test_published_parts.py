@@ -1,4 +1,4 @@
-"""Parts by DecompX's published rules equal those of attnmix for the same rules, and biases are divided as published."""
+"""Parts by DecompX's published rules match attnmix for the same rules, and biases are divided as published."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import EXAMPLES, OPENING_TEXTS, OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
-SECRET = "zanzibar"  # in every typed text; must not be in files or logs
+SECRET = "zanzibar"  # in every typed text, but not in files or logs
 TEXTS = [
     "time flies like an arrow in " + SECRET,
     f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9",
@@ -65,7 +65,7 @@ class Server:
         pytest.fail("".join(self.printed))
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        """Send a request like the server's own page, but with `headers`, and return the response's status and body."""
+        """Send a request like the server's own page, except for `headers`, and return status and body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
         given = {name: value for name, value in given.items() if value}
@@ -171,7 +171,7 @@ def test_server_opens_with_saveable_example(shell: Any, tmp_path: Path) -> None:
     frame.locator(WHOLE).wait_for(state="attached")
     assert frame.locator(".levels b").all_inner_texts()[:2] == list(OPENING_TEXTS)
     fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
-    assert [each.input_value() for each in fields] == ["", ""]  # so that a typed text is measured alone
+    assert [each.input_value() for each in fields] == ["", ""]  # a typed text is measured alone
     assert tuple(each.get_attribute("placeholder") for each in fields) == OPENING_TEXTS
     with page.expect_download() as download:
         page.get_by_role("link", name="Save this page").click()

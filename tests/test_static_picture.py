@@ -30,7 +30,7 @@ def draw(tokens: list[str], models: list[ModelShares]) -> Any:
 
 def shares(seed: int) -> Any:
     values = np.random.default_rng(seed).random((LAYERS, TOKENS))
-    values[:, 0] = np.nan  # special tokens have no own share
+    values[:, 0] = np.nan  # as for special tokens
     return values
 
 

@@ -34,7 +34,7 @@ LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
 
 
 def write_run(folder: Path, lengths: dict[str, int], chunk_tokens: int = 2) -> dict[Site, np.ndarray]:
-    """Write stores of random vectors and the tables of their texts into `folder`, and return the vectors."""
+    """Write random vectors and the tables of their texts into `folder`, and return the vectors."""
     documents = [name for name, length in lengths.items() for _ in range(length)]
     positions = [position for length in lengths.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(len(documents))]
@@ -251,7 +251,7 @@ def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None
         (15_000_000, 64, 64, 5440),  # 85 chunks of 98 kB: 8.36 MB
         (15_000_000, 10_000, 10_000, 10_000),  # a chunk larger than a shard
         (196, 64, 64, 256),  # a store smaller than a shard is one file
-        (40, 64, 40, 40),  # a store smaller than a chunk has no shards
+        (40, 64, 40, 40),  # one chunk without shards
     ],
 )
 def test_shards_and_chunks_have_planned_sizes(tokens: int, chunk_tokens: int, chunk_rows: int, unit_rows: int) -> None:

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository with a pipeline that always has the same results, which are in its only commit."""
+    """A repository with a committed pipeline that always has the same results."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
     made = repository_of(tmp_path_factory.mktemp("steady") / "repository", files)
     made.dvc("repro", "--quiet")

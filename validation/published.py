@@ -127,8 +127,8 @@ def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
     """Return the texts with 12 % of their non-special tokens masked (rounded down, at least one).
 
-    If the tokens are the same as the authors', the masked positions are also the same, because they are sampled text by
-    text, without replacement, with one `random.Random(0)`.
+    If the tokens are the same as the authors', so are the masked positions, because one `random.Random(0)` samples them
+    text by text, without replacement.
     """
     if tokenizer.mask_token_id is None:
         raise InputError("the tokenizer has no mask token; use --protocol plain")
@@ -203,7 +203,7 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 
 
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
-    """Return a text from its tokens. The second segment starts after the first [SEP]."""
+    """Return a text. The second segment starts after the first [SEP]."""
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     if len(ids) > max_length:
         raise InputError(f"{path}: a record has {len(ids)} tokens, more than --max-length {max_length}; increase it")

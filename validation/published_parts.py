@@ -9,8 +9,8 @@ is the same for both rules for GELU: `GeLU_ZO` (the authors' default; `chord` in
 attnmix).
 
 The published method is computed in float64 from the weights and embeddings of the model, without the measures of
-attnmix. The program prints the own share and the own part by projection after each layer. It also prints the rank
-correlation between both methods of the lengths of a token's parts, averaged over tokens.
+attnmix. The program prints the own share and the own part by projection after each layer, and the mean rank correlation
+between both methods of the lengths of a token's parts.
 
 Shapes: J parts (the source tokens and, with `biases="token"`, the biases), T tokens, D hidden, H heads, E = H * head
 width, W width of the feed-forward network.
