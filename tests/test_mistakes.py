@@ -195,10 +195,10 @@ def test_class_and_file_names_are_escaped_on_terminal(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # logs to the terminal
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
-    logging.warning("own.csv holds %s", code)
+    logging.warning("own.csv contains %s", code)
     assert r"contains the class '\x1b[31mbad'" in str(end.value)
     printed = "".join(capfd.readouterr())
-    assert r"own.csv holds \x1b[31m" in printed
+    assert r"own.csv contains \x1b[31m" in printed
     assert code not in str(end.value) + printed
     with pytest.raises(InputError, match=r"\\x1b\[31mown.csv is neither an existing file") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
@@ -288,7 +288,7 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
         assert first.stdout.readline() == b"\n"
         message = f"^another run of render is in progress in {folder}; wait until it finishes, or stop it$"
         with pytest.raises(InputError, match=message), lock_stage("render"):
-            pytest.fail("the work has begun")
+            pytest.fail("lock_stage raised no error")
         with monkeypatch.context() as patch:  # only the first process of a run locks the stage
             patch.setenv("RANK", "1")
             with lock_stage("render"):
@@ -304,7 +304,7 @@ def test_unwritable_folder_is_one_error(workspace: Workspace, monkeypatch: pytes
     folder = workspace()
     monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only mount
     with pytest.raises(InputError, match=f"^{folder} is not a folder with write permission"), lock_stage("render"):
-        pytest.fail("the work has begun")
+        pytest.fail("lock_stage raised no error")
 
 
 @pytest.mark.parametrize("stage", [finetune, capture, inspect, measure, faithfulness, reduce, render])

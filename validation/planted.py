@@ -228,7 +228,7 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 def probe_scores(
     contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the gains in R^2 `[T]` if a token's output predicts the mean first content entry of its sources.
+    """Return the gains in R^2 `[T]` from a token's output for predicting the mean first content entry of its sources.
 
     A gain is relative to the prediction from the token's own content alone, and at least 0. `probe` is a linear probe
     on the full output; `head` only reads the first receiver dimension.
