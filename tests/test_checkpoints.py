@@ -234,7 +234,7 @@ def test_heads_poolers_and_old_buffers_may_be_unused(tmp_path: Path, name: str) 
 VOCABULARY = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
 UNREADABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "a package that is not installed": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertJapaneseTokenizer"}),
-    "a file that is not read": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "PhobertTokenizer"}),
+    "a vocabulary in the wrong format": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "PhobertTokenizer"}),
     "a class that does not exist": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "NoSuchTokenizer"}),
     "a truncated file": ({"tokenizer.json": '{"version": "1.0", '}, {}),
     "an empty file": ({"tokenizer.json": ""}, {}),
