@@ -6,10 +6,10 @@
     python -m experiments study --dataset stanfordnlp/imdb
 
 `run` clones the last commit to experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there (all stages
-except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. An interrupted run
-continues. `table` compares DVC's experiments of the current commit, or experiments, commits and folders by name.
-Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb` runs
-profiles/imdb.txt and writes docs/imdb (`experiments.imdb`); `study` runs docs/study/plan.md (`experiments.study`).
+except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. The same command continues
+an interrupted run. `table` compares DVC's experiments of the current commit, or experiments, commits and folders by
+name. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb` runs
+profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def run_imdb(dataset: str, to: Path) -> int:
 
 
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
-    """Run every setting of the study for each seed, and write the tables; return 1 without tables if a run failed."""
+    """Run every setting of the study for each seed, and write the tables; if a run fails, return 1 without tables."""
     from experiments.study import PROFILE, SETTINGS, write_study
 
     folders = {}

@@ -2,8 +2,8 @@
 
     python -m experiments study --dataset stanfordnlp/imdb
 
-Writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. Stages that are up to date are
-skipped, so an interrupted study continues.
+It writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command continues
+an interrupted study.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[str, object]:
-    """Return the mean difference between two settings over pairs of fitted runs, with intervals; p only for a test."""
+    """Return the mean difference between two settings over pairs of fitted runs; p is NaN unless `is_test`."""
     fitted = fitted_seeds(runs)
     changes = change_by_seed(runs, row.metric)
     second_seeds = fitted.get(row.second, [])

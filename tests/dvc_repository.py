@@ -1,6 +1,6 @@
 """Repositories of git and DVC with the project's dvc.yaml and params.yaml, isolated from the user's settings.
 
-Their stages are `stand_in_stage.py`, with the names and files of dvc.yaml. A run takes seconds, and each output
+The stages have the names and files of dvc.yaml, but run `stand_in_stage.py`. A run takes seconds, and each output
 changes with the inputs of its stage.
 """
 
@@ -25,7 +25,7 @@ FILES = (
 )
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
 STEERING = ("AWS_", "DVC_", "GIT_", "MAKE")
-"""Prefixes of environment variables that change git, DVC, S3 and, under `make test`, make."""
+"""Prefixes of environment variables that affect git, DVC, S3 or make (which sets them in `make test`)."""
 
 
 class Repository(NamedTuple):
@@ -35,7 +35,7 @@ class Repository(NamedTuple):
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Return variables that select programs next to this Python and settings of this home folder only."""
+        """Return variables that select the programs next to this Python, and only the settings in `home`."""
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         homes = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
         return {"PATH": programs, "DVC_SITE_CACHE_DIR": str(self.home / "site"), "NO_PROXY": "127.0.0.1", **homes}
@@ -58,7 +58,7 @@ class Repository(NamedTuple):
         self.git("commit", "--quiet", "--message", message)
 
     def clone(self, folder: Path) -> Repository:
-        """Return a clone with another user, an empty cache, and only the outputs in git."""
+        """Return a clone with a different user, an empty cache, and only the outputs in git."""
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
@@ -84,6 +84,7 @@ def stages_run(output: str) -> list[str]:
 
 
 def with_home(folder: Path) -> Repository:
+    """Create a home folder with git settings, and return the repository."""
     home = folder.with_name(f"{folder.name}-home")
     home.mkdir(parents=True)
     (home / ".gitconfig").write_text(USER, encoding="utf-8")
@@ -91,7 +92,7 @@ def with_home(folder: Path) -> Repository:
 
 
 def repository_of(folder: Path, files: Mapping[str, str]) -> Repository:
-    """Return a repository of git and DVC with these uncommitted files, and enter its environment and folder."""
+    """Return a repository of git and DVC with uncommitted `files`."""
     repository = with_home(folder)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

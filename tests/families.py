@@ -41,7 +41,7 @@ EACH_FAMILY = each_family(*KINDS)
 
 
 def tiny_family(name: str) -> Family:
-    """Return the entry of the table for the tiny model."""
+    """Return the family of a tiny model."""
     depends_on_config = TABLE[name].keys() & {"parallel", "gated_where"}
     if not depends_on_config:  # importing the configurations of all families costs two seconds
         return family_of(SimpleNamespace(model_type=name))
@@ -65,7 +65,7 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 def one_of_each_algebra() -> list[str]:
     """Return the first family of each layer algebra, preferring models with an independent head width.
 
-    Their heads are together wider or narrower than the residual stream.
+    Their concatenated heads are wider or narrower than the residual stream.
     """
     own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
     chosen: dict[Any, str] = {}
@@ -75,7 +75,7 @@ def one_of_each_algebra() -> list[str]:
 
 
 ALGEBRAS = one_of_each_algebra()
-"""Families for tests of code that depends on the layers alone."""
+"""Families for tests of code that depends only on the layers."""
 OWN_WIDTH, DECODER = "qwen3", "bart"
 """Families for tests of independent head widths, and of encoder-decoder models."""
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers return token_type_ids
@@ -98,7 +98,7 @@ TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REF
 
 
 def one_of_each_tokenizer() -> list[str]:
-    """Return the first family of each way to read texts: kind of tokenizer, template, padding, segments, stacks."""
+    """Return the first family of each combination of tokenizer, template, padding, segments and stacks."""
     chosen: dict[Any, str] = {}
     for name in FAMILIES:
         tokens = TOKENS[name]
@@ -109,7 +109,7 @@ def one_of_each_tokenizer() -> list[str]:
 
 
 def corpus() -> list[str]:
-    """Return texts with every word of the toy reviews, mostly repeated."""
+    """Return texts with every word of the toy reviews, most of them several times."""
     return [" ".join(word.removeprefix("##") for word in WORDS), *toy_reviews(48, seed=1)["text"]]
 
 
@@ -122,7 +122,7 @@ def wordpiece(special: list[str]) -> Tokenizer:
 
 
 def unigram(special: list[str]) -> Tokenizer:
-    """Return a tokenizer that prefers whole words to single letters, like trained scores."""
+    """Return a tokenizer that prefers whole words to single letters, like a trained one."""
     texts = corpus()
     words = sorted({f"▁{word}" for text in texts for word in text.split()})
     pieces = sorted({"▁", *"".join(words)} - set(words))
@@ -169,7 +169,7 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Draw all parameters far from their initial values, with norm weights around 1 to preserve vector norms."""
+    """Draw random parameters, with larger deviations than initial values, and norm weights around 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -213,8 +213,7 @@ def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}
     ids = {f"{role}_token_id": token and tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
-    # Labels are named because BART's configuration would load unnamed ones as three classes. As in real models,
-    # embedding tables are larger than the vocabulary.
+    # Labels have names because BART's default is three classes. As in real models, embeddings have additional rows.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]

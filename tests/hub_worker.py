@@ -1,7 +1,6 @@
-"""The stage `download` and `attnmix.load`, run repeatedly in one process that `concurrent.futures` spawns.
+"""A spawned process that runs the stage `download` and `attnmix.load` repeatedly, because imports are slow.
 
-Loading the libraries takes seconds. This is a separate module because the process must set its environment before it
-imports any library.
+This is a separate module because the process must set its environment before it imports any library.
 """
 
 from __future__ import annotations
@@ -16,29 +15,27 @@ from stage_process import LIMIT
 
 from attnmix.core.arithmetic import environment
 
-LIMIT_SECONDS = 5.0  # limit of a request without progress, by the clock below
+LIMIT_SECONDS = 5.0  # limit of a request without progress, measured by `Clock`
 TICK_SECONDS = 0.01
-ANSWER_SECONDS = 0.5  # response time of the hub, by the real clock; its environment variables accept whole seconds only
+ANSWER_SECONDS = 0.5  # limit of a response in real time; the hub's environment variables accept only whole seconds
 
 
 class Clock:
-    """Replacement for the module `time` in which sleeping and reading the time advance the clock immediately."""
+    """Replacement for the module `time` that advances in each call without waiting."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        """Return the time in seconds."""
         self.now += TICK_SECONDS
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock."""
         self.now += seconds
 
 
 def start_worker(variables: dict[str, str]) -> ProcessPoolExecutor:
-    """Return a process with these environment variables."""
+    """Return a pool of one process with the environment `variables`."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _set_up, (variables,))
 
 
@@ -71,13 +68,13 @@ def run_load(name: str) -> dict[str, bytes]:
 
 
 def _begin() -> None:
-    """Reset the hub client as in a new process, and replace the clock by one that does not wait."""
+    """Reset the hub client as in a new process, and replace its clock by one that does not wait."""
     from huggingface_hub import close_session, constants
 
     from attnmix.data.hub import retries
 
-    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]  # shorter than a second
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]  # below one second
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
-    retries.time = Clock()  # type: ignore[assignment]  # for the module
+    retries.time = Clock()  # type: ignore[assignment]  # replaces a module
     close_session()
     faulthandler.dump_traceback_later(LIMIT, exit=True)

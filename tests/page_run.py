@@ -1,4 +1,4 @@
-"""A run for tests of the page, with hostile tokens and random heads, and helpers that read its page."""
+"""A run for tests of the page, with random models and hostile tokens, and helpers that read its page."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COPIED = ("finetune/finetune_by_class", "faithfulness/faithfulness", "faithfulne
 
 
 def make_run(folder: Path) -> Path:
-    """Run all stages but the first two in `folder` on a tiny model, make its tokens hostile, and return the folder."""
+    """Write results and a page in `folder` for tiny models and hostile tokens, and return the folder."""
     write_parameters(
         folder,
         model={"name": f"owner/{HOSTILE[0]}", "revision": "v1.0"},
@@ -80,7 +80,7 @@ def make_run(folder: Path) -> Path:
         tokens = run.tokens
         scores = tokens[["document", "position"]].assign(method="leave_one_out")
         scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
-        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as for a special token
+        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as for special tokens
         write_table(run.token_scores_file, scores)
         for column in ("token", "label"):
             tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
@@ -112,7 +112,7 @@ def tokens() -> pd.DataFrame:
 
 
 def choose(page: Any, label: str, option: str) -> None:
-    """Choose an option of a select, a button of the models, or a position of a slider."""
+    """Choose an option of a menu, a model button, or a slider value."""
     if label == "checkpoint":
         page.locator(f"#checkpoint [value={option}]").click()
     elif label in ("layer", "point", "threshold"):
@@ -122,7 +122,7 @@ def choose(page: Any, label: str, option: str) -> None:
 
 
 def payload(page: Path) -> dict[str, Any]:
-    """Return the data that the script of a page reads."""
+    """Return the data that a page contains for its script."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text(encoding="utf-8"))
     assert packed
     return dict(json.loads(zlib.decompress(base64.b64decode(packed[1]))))
@@ -141,13 +141,13 @@ def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
 
 @contextmanager
 def without_umap() -> Iterator[None]:
-    """Use principal components as the only maps of measured texts, because UMAP would dominate the time."""
+    """Omit UMAP maps of measured texts, because UMAP would dominate the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnmix.runs.text_results.MIN_TYPED_UMAP_TOKENS", sys.maxsize)
         yield
 
 
 def save_page(result: Any, folder: Path) -> Path:
-    """Write the page of a result of `attnmix.measure` into `folder`, with one map per point, and return its path."""
+    """Write the page of a result of `attnmix.measure` into `folder` without UMAP, and return its path."""
     with without_umap():
         return Path(result.to_html(folder / "page.html"))

@@ -1,11 +1,11 @@
-"""Second torch device without hardware, with the memory and numbers of the CPU and the rules of a GPU.
+"""Simulated second torch device that computes on the CPU, but has the rules of a GPU.
 
 torch reserves the device type PrivateUse1 for external devices. Here, one Python function, `_compute`, runs the CPU
-version of every operator. As on CUDA, operators raise an error for tensors of both devices; as on Apple's GPU, float64
-raises an error if `DEVICE_RULES.float64` is False. `counted` yields the number of operators (each is at least one
-kernel launch on a GPU), and the events for which the CPU waits.
+version of every operator. As on CUDA, operators raise an error for tensors on different devices. As on Apple's GPU,
+float64 raises an error if `DEVICE_RULES.float64` is False. `counted` yields the numbers of operators (each is at least
+one kernel launch on a GPU) and of events that make the CPU wait.
 
-The device exists after the import, but `torch.accelerator` reports it only while `DEVICE_RULES.available`.
+The device exists after the import, but `torch.accelerator` reports it only if `DEVICE_RULES.available` is True.
 
 With `TEST_GPU=1` the device is the GPU of this machine, with its own rules and without counts.
 """
@@ -30,9 +30,9 @@ NAME = torch.accelerator.current_accelerator().type if REAL_GPU else "second"
 # Device types of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html: `kDLCPU` and `kDLExtDev`.
 DLPACK_CPU, DLPACK_SECOND = 1, 12
 DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # offset of the device type, after the data pointer
-# On CUDA, too, index tensors of these operators may be on the CPU, but indexed tensors may not.
+# As on CUDA, index tensors of these operators may be on the CPU, but indexed tensors may not.
 INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
-# On CUDA, the CPU waits for these operators: their result size depends on values, or they call a library of the host.
+# On CUDA, the CPU waits for these operators, because their result size depends on values or they call a host library.
 WAITING = {
     *("aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim"),
     *("aten::unique_consecutive", "aten::repeat_interleave", "aten::linalg_qr", "aten::_linalg_eigh"),
@@ -42,7 +42,7 @@ WAITING = {
 
 @dataclass
 class DeviceRules:
-    """Switches of the device."""
+    """Settings of the device."""
 
     available: bool = False
     float64: bool = True
@@ -55,7 +55,7 @@ class Counts:
     operators: Counter[str] = field(default_factory=Counter)
     """Calls of each operator, without views and allocations, which launch no kernel."""
     items: int = 0
-    """Numbers read by the CPU (`.item()`, `float(tensor)`); each read waits for the device."""
+    """Numbers converted to Python (`.item()`, `float(tensor)`); the CPU waits for each of them."""
     to_device: int = 0
     from_device: int = 0
     """Copies to the device and from it to the CPU."""
@@ -91,7 +91,7 @@ class _Module:
         torch.set_rng_state(state)
 
     def manual_seed_all(self, _seed: int) -> None:
-        """Do nothing: this device uses the random generator of the CPU."""
+        """Do nothing, because this device uses the random generator of the CPU."""
 
     manual_seed = manual_seed_all
 
@@ -99,7 +99,7 @@ class _Module:
         return False
 
     def synchronize(self, _device: object = None) -> None:
-        """Do nothing: operators are synchronous."""
+        """Do nothing, because operators are synchronous."""
 
     set_device = empty_cache = synchronize
 
@@ -126,13 +126,14 @@ def counted() -> Iterator[Counts]:
 
 
 def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
-    """Return a tensor of the other device that shares the memory."""
+    """Return a tensor on the other device with the same memory."""
     capsule = torch._C._to_dlpack(tensor)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
     return torch._C._from_dlpack(capsule)
 
 
 def _on_host(value: Any) -> Any:
+    """Replace device tensors by CPU tensors with the same memory."""
     if isinstance(value, Tensor):
         return _relabelled(value, DLPACK_CPU) if value.device.type == NAME else value
     if isinstance(value, torch.device):
@@ -143,6 +144,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _on_device(value: Any) -> Any:
+    """Replace CPU tensors by device tensors with the same memory."""
     if isinstance(value, Tensor):
         _check_dtype(value.dtype)
         return _relabelled(value, DLPACK_SECOND)
@@ -157,7 +159,7 @@ def _check_dtype(dtype: torch.dtype | None) -> None:
 
 
 def _check_devices(operator: str, arguments: dict[str, Any]) -> None:
-    """Raise an error for tensors on both devices, as CUDA does; single numbers on the CPU are allowed."""
+    """Raise an error for tensors on different devices, as CUDA does; scalars on the CPU are allowed."""
     indexing = operator in INDEXING
     on_cpu, on_device = [], []
     for name, value in arguments.items():
@@ -175,13 +177,13 @@ def _check_devices(operator: str, arguments: dict[str, Any]) -> None:
 
 
 class _Signature(NamedTuple):
-    """The schema of an operator, read once."""
+    """The schema of an operator."""
 
     name: str
     arguments: list[str]
     keyword_only: set[str]
     tensors: set[str]
-    """Tensor arguments; torch passes numbers in their positions unchanged."""
+    """Tensor arguments, for which torch may also pass numbers."""
     returns: int
     written: dict[int, str]
     """The arguments that the operator modifies and returns, by the position of the result."""
@@ -279,11 +281,11 @@ def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     fresh = torch.empty(size, dtype=tensor.dtype, device=DEVICE)
     if not fresh.numel() or not tensor.numel():
         return tensor.set_(fresh.untyped_storage(), 0, fresh.shape, fresh.stride())
-    raise NotImplementedError("a tensor with numbers is resized")
+    raise NotImplementedError("resizing a tensor that is not empty")
 
 
 def _as_cpu_does(name: str) -> Any:
-    """Return the CPU version of an operator that only changes metadata, on either device."""
+    """Return the CPU version of an operator that only changes metadata, for both devices."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -291,7 +293,7 @@ def _as_cpu_does(name: str) -> Any:
 
 
 def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a copy for deep copies; torch would use a C++ allocator, which this device lacks."""
+    """Return a copy for deep copies without a C++ allocator, which this device does not have."""
     if storage.device.type != NAME:
         return _torch_clone(storage)
     return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()
@@ -301,6 +303,7 @@ _torch_clone = torch.UntypedStorage.clone
 
 
 def _register() -> None:
+    """Register the operators of the device with torch."""
     torch.UntypedStorage.clone = _clone_storage
     fallback, kernels = _libraries
     fallback.fallback(_compute, "PrivateUse1")

@@ -1,4 +1,4 @@
-"""A stage in a separate process that is killed at a defined event of the stage instead of a time.
+"""Run stages in separate processes that are killed at defined events instead of times.
 
 The process sends SIGKILL, or another signal, to itself just before it opens, removes or renames a file if the event
 and the path match a pattern such as `open .unfinished/capture/4f0c/done/3`. The position of the interruption therefore
@@ -42,7 +42,7 @@ def run_stage(
     launcher must fail.
     """
     if stage in ("capture", "inspect", "measure"):
-        from conftest import run_tokenized  # late: a stage process must set its environment first
+        from conftest import run_tokenized  # imported late because a stage process must set its environment first
 
         with chdir(folder):
             run_tokenized()
@@ -65,7 +65,7 @@ def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int]
 def run_to_its_end(
     command: Sequence[str], folder: Path, environment: dict[str, str], inherited: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Return a finished process with its output."""
+    """Run a command in `folder`, and return the finished process with its output."""
     variables = dict(os.environ if inherited is None else inherited) | {"OMP_NUM_THREADS": "1"} | environment
     pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT}
     return subprocess.run(command, cwd=folder, env=variables, check=False, **pipes)

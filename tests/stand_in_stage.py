@@ -15,6 +15,7 @@ COLUMNS = ("checkpoint", "split", "method", "step", "epoch", "layer", "loss", "a
 
 
 def digest(stage: dict[str, Any]) -> str:
+    """Return the hash of params.yaml and the dependencies of a stage."""
     sha256 = hashlib.sha256(Path("params.yaml").read_bytes())
     for dep in map(Path, stage["deps"]):
         for path in sorted(dep.rglob("*")) if dep.is_dir() else [dep]:
@@ -24,7 +25,7 @@ def digest(stage: dict[str, Any]) -> str:
 
 
 def outputs(stage: dict[str, Any]) -> list[Path]:
-    """Return the declared output files; for a folder, the files that dvc.yaml names elsewhere and `digest.txt`."""
+    """Return the output files of a stage. A folder has `digest.txt` and the files that are listed in dvc.yaml."""
     declared = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, ())]
     outs = [Path(out if isinstance(out, str) else next(iter(out))) for out in declared]
     names = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
@@ -35,7 +36,7 @@ def outputs(stage: dict[str, Any]) -> list[Path]:
 
 
 def main(name: str) -> None:
-    """Write the output files, in the format of their suffix if DVC reads them."""
+    """Write the output files, with valid content for csv and JSON files, which DVC parses."""
     text = digest(PIPELINE["stages"][name])
     number = int(text[:6], 16)
     table = [COLUMNS, *([number + row] * len(COLUMNS) for row in (1, 2))]
@@ -46,7 +47,7 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in ("sources", "download"):  # both write the hashes of the real stage
+    if sys.argv[1] in ("sources", "download"):  # both stages write the real source hashes
         from stages import sources
         from stages.common.parameters import read_parameters
 

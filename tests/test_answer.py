@@ -26,11 +26,11 @@ from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
 GIVEN = "contributions of other tokens in layer 2 are"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
-MAX_WORDS = 20  # words of a summary sentence
+MAX_WORDS = 20  # in a summary sentence
 
 
 class PlantedRun:
-    """Stub of a run with two layers and only the tables that the summary sentences read."""
+    """Stub of a run with two layers and only the tables that the summary sentences use."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class PlantedRun:
 
 
 class PlantedTexts(PlantedRun, TextResults):
-    """The same tables for texts in memory, such as typed ones, in the models before and after fine-tuning."""
+    """The same tables for texts in memory and the models before and after fine-tuning."""
 
 
 class PlantedModels(PlantedTexts):
-    """The same tables for two models by name."""
+    """The same tables for two named models."""
 
     model_names = ("one", "other")
 

@@ -1,4 +1,4 @@
-"""The Python API and its commands: docstring examples, agreement with transformers, unchanged models, and errors."""
+"""API and commands match transformers, do not change models, report mistakes, and have correct docstring examples."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_intervals_over_texts_and_paired_comparison(model: attnmix.Model, tiny_b
     table = table[(table["layer"] != "all") & (table["measure"] != "own_share")]
     means = [each.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean() for each in (before, after)]
     keys = pd.MultiIndex.from_frame(table[["layer", "measure"]])
-    assert (table.query("measure == 'attnres_n'")["ci_low"] > 0).all(), "attention that is twice as long mixes more"
+    assert (table.query("measure == 'attnres_n'")["ci_low"] > 0).all(), "doubled attention outputs must mix more"
     np.testing.assert_allclose(table["difference"], (means[1] - means[0]).loc[keys], atol=1e-6)
     rows = before.by_layer()
     assert (rows["ci_low"] <= rows["mean"]).all()
@@ -220,7 +220,7 @@ BELONGS = {
     "tangent": r"a rule of result\.parts\(rule='tangent'\)",
     "ffn_output": r"a capture point: capture\(model, texts, points=\['ffn_output'\]\)",
 }
-"""A name of each kind, and the explanation in an error for an argument of another kind."""
+"""A name of each kind, and its explanation in the error of an argument that expects a different kind."""
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_added_ratio_is_measured_compared_and_drawn(
 
 
 def write_page(path: Path) -> None:
-    attnmix.Measures(Anything(), Anything(), [], Anything()).to_html(path)  # type: ignore[arg-type]  # not touched
+    attnmix.Measures(Anything(), Anything(), [], Anything()).to_html(path)  # type: ignore[arg-type]  # not used
 
 
 def run_show(path: Path) -> None:
@@ -309,10 +309,10 @@ def convert_file(path: Path) -> None:
 
 
 class Anything:
-    """Stub of a model that fails on any access, to show that the output path is checked first."""
+    """Stub of a model that fails on any access, to show that arguments are checked first."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} was asked for, so work has begun")
+        raise AssertionError(f"{name} was used before all arguments were checked")
 
 
 FOLDER, FULL, BELOW_A_FILE, MISSING = "folder", "full", "file/new", "missing/new"
@@ -338,7 +338,7 @@ def test_unwritable_output_fails_before_any_work(
     for place in places:
         with pytest.raises((InputError, SystemExit), match=f"{tmp_path}.*; "):
             write(tmp_path / place)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only mount
     with pytest.raises(
         (InputError, SystemExit), match=f"{tmp_path} is not (writable|a folder with write permission); "
     ):

@@ -20,7 +20,7 @@ from attnmix.core.arithmetic import environment, kernels
 from attnmix.core.device import CPU
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-LIMIT_SECONDS = 60  # until two threads meet
+LIMIT_SECONDS = 60  # maximum time that threads wait for each other
 TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
@@ -45,7 +45,7 @@ def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "mm": a @ b,
         "mm of few rows": a[:9] @ b,
         "mm of a transposed": b.T @ a.T,
-        "mm into": torch.mm(a, b, out=out),
+        "mm with out": torch.mm(a, b, out=out),
         "addmm": torch.addmm(row, a, b, beta=0.5, alpha=2),
         "addmm in place": numbers(800, 70, seed=4, dtype=dtype).addmm_(a, b),
         "linear": torch.nn.functional.linear(a, b.T.contiguous(), row),
@@ -53,7 +53,7 @@ def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "addmv": torch.addmv(a[:, 0], a, b[:, 1]),
         "dot": a[0] @ b[:, 1],
         "bmm": c @ c.mT,
-        "bmm of one for all": c[:1].expand(5, 40, 16) @ c.mT,
+        "bmm of an expanded matrix": c[:1].expand(5, 40, 16) @ c.mT,
         "baddbmm": torch.baddbmm(square, c, c.mT, beta=0),
         "einsum": torch.einsum("bij,bkj,k->bi", c, c, c[0, :, 0]),
     }
@@ -63,10 +63,11 @@ def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     x = numbers(33, 7, dtype=dtype) * 0.9
     results = {name: getattr(torch, name)(x) for name in kernels.UNARY}
     results |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
-    return results | {"in place": x.clone().exp_().sqrt_(), "into": torch.exp(x.T, out=torch.empty(0, dtype=dtype))}
+    return results | {"in place": x.clone().exp_().sqrt_(), "with out": torch.exp(x.T, out=torch.empty(0, dtype=dtype))}
 
 
 def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return outputs and gradients of torch's fused attention."""
     query, key, value = (numbers(2, heads, 33, 16, seed=heads, dtype=dtype) for heads in (4, 2, 2))
     mask = torch.zeros(2, 1, 33, 33, dtype=dtype)
     mask[0, :, :, 20:] = -torch.inf
@@ -87,7 +88,7 @@ def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     (leaf @ leaf).exp().log1p().sqrt().sum().backward()
     assert leaf.grad is not None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # raised by torch.func about torch itself
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.func uses deprecated functions of torch
         moved = torch.func.jvp(lambda t: (t @ t).exp(), (square,), (square,))[1]
         return {"vmap": torch.vmap(lambda t: (t @ t).exp())(square), "jvp": moved, "gradient": leaf.grad}
 
@@ -116,7 +117,7 @@ def test_kernels_match_torch(make, dtype: torch.dtype, by_torch: None) -> None:
         torch.testing.assert_close(results[name], values, rtol=tolerance, atol=tolerance, equal_nan=True, msg=name)
     kernels.set_arithmetic(environment.FASTEST)
     for name, values in make(dtype).items():
-        assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's own is not back"
+        assert torch.equal(values.nan_to_num(), expected[name].nan_to_num()), f"{name}: torch's kernel was not restored"
 
 
 @pytest.mark.parametrize("weights", [1, 100, 33 * 33 * 3])  # block sizes: one row, three rows, three heads
@@ -128,7 +129,7 @@ def test_blockwise_attention_matches_torch(weights: int, by_torch: None, monkeyp
         torch.testing.assert_close(values, expected[name], rtol=1e-12, atol=1e-12, msg=name)
 
 
-@pytest.mark.parametrize("tokens", [7, 33, 600])  # many texts per block, a few, and parts of a head
+@pytest.mark.parametrize("tokens", [7, 33, 600])  # blocks of many texts, a few texts, and parts of a head
 def test_attention_bytes_do_not_depend_on_batch(tokens: int, by_torch: None) -> None:
     kernels.set_arithmetic(environment.PORTABLE)
     query, key, value = (numbers(5, 4, tokens, 16, seed=seed) for seed in range(3))
@@ -202,6 +203,7 @@ def test_log_states_cost_of_arithmetic(processor: str, cost: str, monkeypatch: p
 
 
 def trained(threads: int) -> list[str]:
+    """Return hashes of the weights after training with two orders of texts."""
     variables = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
     variables["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-c", TRAINING]
@@ -212,7 +214,7 @@ def trained(threads: int) -> list[str]:
 @pytest.mark.long  # two processes; `make verify` compares whole runs
 def test_training_bytes_do_not_depend_on_threads() -> None:
     given, reversed_order = trained(1)
-    assert given != reversed_order  # the hash detects another order of summation
+    assert given != reversed_order  # the hash detects a different order of summation
     assert trained(5) == [given, reversed_order]
 
 
@@ -231,7 +233,7 @@ def test_results_name_their_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two cores for new threads, which end with the test."""
+    """Allow two cores for task threads, which are new in each test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     kernels._get_task_threads.cache_clear()
     threads = torch.get_num_threads()

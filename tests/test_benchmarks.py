@@ -38,7 +38,7 @@ def test_stage_benchmark_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def run_here(arguments: list[str], folder: Path, _threads: int) -> tuple[float, str]:
-    """Run a way of a benchmark as `fresh_process` does, but in this process: imports would take most of the time."""
+    """Run a way of a benchmark as `fresh_process` does, but in this process to avoid the time for imports."""
     *_, case, way = arguments
     with chdir(folder), redirect_stdout(StringIO()) as printed:
         stages.in_this_process(case, way)

@@ -1,4 +1,4 @@
-"""A fresh clone has the committed bytes under any line-ending setting of git, and all folders of the layout."""
+"""A clone has the committed bytes even if git converts line endings, and contains all folders of the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration, weights and tokenizer of a checkpoint have the same meaning in Python and in the pipeline."""
+"""`attnmix.load` and the pipeline interpret configuration, weights and tokenizer of a checkpoint in the same way."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytestmark = [
 
 @pytest.fixture
 def own(workspace: Workspace) -> Path:
-    """The folder of a tiny BERT, in a working folder with parameters that name it and some reviews."""
+    """The folder of a tiny BERT, in a working folder with parameters and reviews for it."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"}, finetune={"max_length": 40}, **SHORT)
     toy_reviews(61, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv("reviews.csv")
     write_family("bert", folder / "own")
@@ -62,6 +62,7 @@ def ratios(model: Any, text: str = TEXT) -> Any:
 
 
 def run_download(epochs: int = 2) -> None:
+    """Run the stage `download` for the model `own`."""
     write_parameters(
         Path(),
         dataset={"name": "reviews.csv"},
@@ -83,8 +84,8 @@ def error_of(call: Callable[[], Any]) -> str:
     return message
 
 
-def errors_on_both_roads(model: str = "own") -> tuple[str, str]:
-    """Return the reasons of `attnmix.load` and of the stage `download` for refusing the same model."""
+def load_and_download_errors(model: str = "own") -> tuple[str, str]:
+    """Return the reasons why `attnmix.load` and the stage `download` refuse the same model."""
     python, pipeline = error_of(lambda: attnmix.load(model)), error_of(run_download)
     assert (python.partition(": ")[0], pipeline.partition(": ")[0]) == ("model", "model.name")
     return python.partition(": ")[2], pipeline.partition(": ")[2]
@@ -102,6 +103,7 @@ NEUTRAL: dict[str, Any] = {
     "_attn_implementation": "eager",
     "torch_dtype": "float16",
 }
+"""Values of config.json that must not affect results."""
 
 
 def test_neutral_config_key_is_ignored(own: Path) -> None:
@@ -203,7 +205,7 @@ LOADERS = (attnmix.load, load_base, load_classifier, lambda folder: load_trained
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_unused_or_missing_weight_is_an_error(tmp_path: Path, name: str) -> None:
-    """All functions load the families of the default tests, and those that read weights load all families."""
+    """All loaders are tested with the families of the default tests, and two loaders with all families."""
     write_family(name, tmp_path / "own")
     for number, (change, expected) in enumerate(WRONG_WEIGHTS):
         folder = shutil.copytree(tmp_path / "own", tmp_path / f"changed{number}")
@@ -232,13 +234,13 @@ def test_heads_poolers_and_old_buffers_may_be_unused(tmp_path: Path, name: str) 
 VOCABULARY = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
 UNREADABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "a package that is not installed": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertJapaneseTokenizer"}),
-    "a file that is not read": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "PhobertTokenizer"}),
+    "a vocabulary in the wrong format": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "PhobertTokenizer"}),
     "a class that does not exist": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "NoSuchTokenizer"}),
-    "half a file": ({"tokenizer.json": '{"version": "1.0", '}, {}),
+    "a truncated file": ({"tokenizer.json": '{"version": "1.0", '}, {}),
     "an empty file": ({"tokenizer.json": ""}, {}),
-    "another object": ({"tokenizer.json": "[1, 2]"}, {}),
-    "no model": ({"tokenizer.json": '{"added_tokens": []}'}, {}),
-    "values of other types": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertTokenizer", "unk_token": 5}),
+    "a list instead of an object": ({"tokenizer.json": "[1, 2]"}, {}),
+    "no tokenization model": ({"tokenizer.json": '{"added_tokens": []}'}, {}),
+    "a value of the wrong type": ({"vocab.txt": VOCABULARY}, {"tokenizer_class": "BertTokenizer", "unk_token": 5}),
 }
 
 
@@ -253,7 +255,7 @@ def test_tokenizer_failure_is_one_error_before_weights(own: Path, kind: str) -> 
         (own / name).write_text(text, encoding="utf-8")
     (own / "tokenizer_config.json").write_text(json.dumps(config))
     (own / "model.safetensors").write_bytes(b"not looked at yet")
-    for reason in errors_on_both_roads():
+    for reason in load_and_download_errors():
         assert reason.startswith("own: the tokenizer cannot be loaded (")
 
 
@@ -269,7 +271,7 @@ def test_tokenizer_failure_is_one_error_before_weights(own: Path, kind: str) -> 
 )
 def test_configuration_failure_is_one_error(own: Path, values: dict[str, Any]) -> None:
     change_config(own, **values)
-    for reason in errors_on_both_roads():
+    for reason in load_and_download_errors():
         assert reason.startswith(("own: config.json cannot be loaded (", "own: the model cannot be loaded ("))
 
 
@@ -307,7 +309,7 @@ def test_mostly_unknown_texts_are_refused(own: Path, damage: Callable[[Path], No
 
 
 def test_unknown_share_of_a_word_counts_characters(tmp_path: Path) -> None:
-    # The tokenizer has a token for every letter of its words only.
+    # The tokenizer has tokens only for letters of its words.
     model = attnmix.load(write_family("xlm-roberta", tmp_path))
     assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 is unknown
     with pytest.raises(
@@ -327,7 +329,7 @@ def test_served_page_refuses_unknown_words(own: Path) -> None:
 
 def test_nan_weights_are_refused(own: Path) -> None:
     change_weights(own, lambda state: {name: tensor * torch.nan for name, tensor in state.items()})
-    assert all(each.startswith("own returns NaN or infinite values for a text") for each in errors_on_both_roads())
+    assert all(each.startswith("own returns NaN or infinite values for a text") for each in load_and_download_errors())
 
 
 def test_missing_pooler_is_not_random(tmp_path: Path) -> None:
@@ -351,7 +353,7 @@ def test_tokens_without_embedding_are_refused(own: Path) -> None:
     reason = r"the tokenizer of own has 16 tokens outside the embedding of 45 rows, the first 'covid3'"
     assert reason in error_of(lambda: attnmix.load(network, add_tokens(tokenizer)))
     tokenizer.save_pretrained(own)
-    assert all(each.startswith(reason) for each in errors_on_both_roads())
+    assert all(each.startswith(reason) for each in load_and_download_errors())
     padding = AutoTokenizer.from_pretrained(write_family("gpt2", Path("gpt2")))
     padding.add_special_tokens({"pad_token": f"<pad{4}>"})
     small = AutoModel.from_pretrained("gpt2")
@@ -381,7 +383,7 @@ def test_tokenizer_argument_replaces_tokenizer_of_model(own: Path) -> None:
 
 
 def without_end(folder: Path) -> None:
-    """Write a BART with a tokenizer that does not add the end token, which the classifier reads."""
+    """Write a BART with a tokenizer that does not add the end token, which the classifier requires."""
     shutil.rmtree(folder)
     tokenizer = AutoTokenizer.from_pretrained(write_family("bart", folder))
     start = ("<s>", tokenizer.convert_tokens_to_ids("<s>"))
@@ -412,7 +414,7 @@ def test_classes_must_be_numbered_from_0(own: Path, key: str, value: dict[str, s
 
 
 def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **changes: Any) -> Path:
-    """Write an adapter of two classes."""
+    """Write a LoRA adapter for two classes, with changes of its configuration."""
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(base)
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": 2, "target_modules": targets}
@@ -423,7 +425,7 @@ def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **change
 
 
 def prepare_adapter(name: str, with_head: bool) -> None:
-    """Write an adapter `own` of a base model `base`, which is a complete classifier, or lacks head and pooler."""
+    """Write an adapter `own` of a base model `base`, which is a complete classifier or lacks head and pooler."""
     shutil.rmtree("own", ignore_errors=True)
     write_family(name, Path("base"))
     if not with_head:
@@ -487,21 +489,22 @@ def test_unmergeable_adapter_is_one_error(own: Path, changes: dict[str, Any], ex
     shutil.rmtree(own)
     write_family("bert", Path("base"))
     write_adapter("base", own, **changes)
-    assert all(expected in each for each in errors_on_both_roads())
+    assert all(expected in each for each in load_and_download_errors())
 
 
 def test_unused_weights_of_adapter_or_base_are_errors(own: Path) -> None:
     prepare_adapter("bert", with_head=True)
     change_config(Path("base"), num_hidden_layers=1)
     assert all(
-        "own is an adapter of base" in each or "base: its weights contain 16" in each for each in errors_on_both_roads()
+        "own is an adapter of base" in each or "base: its weights contain 16" in each
+        for each in load_and_download_errors()
     )
     change_weights(Path("base"), lambda state: {name: state[name] for name in state if ".layer.1." not in name})
-    assert all("has no modules for 12 of the adapter's tensors" in each for each in errors_on_both_roads())
+    assert all("has no modules for 12 of the adapter's tensors" in each for each in load_and_download_errors())
     change_config(Path("base"), quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
     assert all(
         "own is an adapter of base: base: config.json has quantization_config" in each
-        for each in errors_on_both_roads()
+        for each in load_and_download_errors()
     )
 
 
@@ -509,7 +512,7 @@ def test_links_out_of_the_folder_are_refused_except_caches(own: Path) -> None:
     expected = ratios(attnmix.load(own))
     Path("secret").write_text("a key")
     (own / "vocab.txt").symlink_to(Path("secret").resolve())
-    assert all("vocab.txt is a link to " in each for each in errors_on_both_roads())
+    assert all("vocab.txt is a link to " in each for each in load_and_download_errors())
     write_parameters(Path(), dataset={"name": "reviews.csv"}, model={"name": "own"})
     assert "vocab.txt is a link to" in error_of(lambda: sources.main(read_parameters()))
     (own / "vocab.txt").unlink()

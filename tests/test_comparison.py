@@ -1,4 +1,4 @@
-"""Controls, shares and comparisons in Python match independent computations, and verdicts keep their error rate."""
+"""Controls, shares and comparisons match independent computations, and verdicts have their nominal error rate."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ def mean_over_tokens(by_text: list[Any]) -> float:
 
 @cache
 def run_by_hand(checkpoint: str, ids: tuple[int, ...]) -> list[ReferenceLayer]:
-    """Return the layers of a text, computed once for all tests."""
+    """Return the reference layers of a text, computed once for all tests."""
     return run_reference("bert", AutoModel.from_pretrained(checkpoint), list(ids)).layers
 
 
 def layers_of(result: attnmix.Measures) -> list[list[ReferenceLayer]]:
-    """Return the layers of every text of a result."""
+    """Return the reference layers of every text of a result."""
     return [run_by_hand(result.model.source, tuple(document.ids.tolist())) for document in result.documents]
 
 
 def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
-    """Return two ratios of every token in a layer with other values `[heads, tokens, head size]`."""
+    """Return two ratios of every token in a layer with the values `value` `[heads, tokens, head size]`."""
     other = copy.copy(layer)
     other.split(value)
     return {"attn_n": mixing_ratio(other.F), RATIO: mixing_ratio(other.T)}
@@ -176,7 +176,7 @@ def test_corpus_value_is_mean_over_other_texts(model: attnmix.Model, result: att
 
 PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
 ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
-"""Texts by the class of a token that no other text has."""
+"""Texts by the class of one of their tokens, which does not occur in other texts."""
 
 
 @pytest.mark.parametrize("token_class", ALONE)
@@ -198,7 +198,7 @@ def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model
     row, mean = table.loc[("corpus_value", 1)], mean_over_tokens([*expected.values()])
     ratios = [result.ratios_by_text[text][1, 0] for text in expected]
     assert row["mean"] == pytest.approx(mean, abs=1e-5)
-    assert row["ratio_minus_control"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "of the same texts"
+    assert row["ratio_minus_control"] == pytest.approx(mean_over_tokens(ratios) - mean, abs=1e-5), "not the same texts"
     compared = attnmix.compare(result, other)
     rows = compared.rows.set_index("measure")
     less = rows.loc[f"{RATIO} less corpus_value"]
@@ -260,7 +260,7 @@ def test_class_share_matches_all_pairs_with_jackknife_interval(
     assert row["mean"] == pytest.approx(share(list(range(number))), abs=1e-5)
     without = np.array([share([place for place in range(number) if place != out]) for out in range(number)])
     half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * without.var())
-    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # sampled 2,000 times
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # estimated from 2,000 bootstrap samples
     permuted = result.controls().query("control == 'class_share_permuted' and layer == 2")["mean"].item()
     assert -0.1 < permuted < 1
 
@@ -291,7 +291,7 @@ def test_own_share_by_parts_uses_truncated_texts(model: attnmix.Model, result: a
 
 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
-    """Return the own share by exchange of every text `[texts, layers]` by donors, for one donor and token at a time."""
+    """Return the own share by exchange `[layers]` by kind of donors, computed for one donor and token at a time."""
     model: Any = result.model
     base = model.network.base_model
     documents = [document.cut(max_length) for document in result.documents]
@@ -320,7 +320,7 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
                         moves[place, :, position] = np.square(moved).sum(-1) / np.square(y[:, position]).sum(-1)
             squares[kind] = moves
         shares = {kind: np.sqrt(own) / (np.sqrt(own) + np.sqrt(others)) for kind, (own, others) in squares.items()}
-        with warnings.catch_warnings(action="ignore"):  # means of empty slices
+        with warnings.catch_warnings(action="ignore"):  # about means of empty slices
             mean = np.nanmean(list(shares.values()), axis=0)
         for kind, values in {**shares, "all" if has_classes else "other_texts": mean}.items():
             by_donor[kind].append(values)
@@ -406,7 +406,7 @@ def test_comparison_shows_preferred_rows_first(result: attnmix.Measures, changed
     both = rows.merge(every, on=["measure", "layer"], suffixes=("", "_of_all"))
     np.testing.assert_allclose(both["difference"], both["difference_of_all"])
     wider = both.dropna(subset="simultaneous_low_of_all")
-    assert (wider["simultaneous_low_of_all"] <= wider["simultaneous_low"]).all(), "more rows, a wider interval"
+    assert (wider["simultaneous_low_of_all"] <= wider["simultaneous_low"]).all(), "more rows must have wider intervals"
     assert (rows["simultaneous_low"] <= rows["ci_low"]).sum() >= len(rows) - 1
     by_layer = compared.by_layer(RATIO)
     assert by_layer["layer"].tolist() == [1, 2, 3]
@@ -420,7 +420,7 @@ def test_comparison_shows_preferred_rows_first(result: attnmix.Measures, changed
 
 
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
-    """Return measures in which every ratio is larger by `shift`, plus a small random difference per text."""
+    """Return measures with every ratio increased by `shift` and a small random number of its text."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
     arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
     measurements = replace(result.measurements, ratios=dict(enumerate(arrays)))
@@ -518,7 +518,7 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     assert "one fixed model" in compared.caution
 
 
-# One claim in twenty is expected; more than `most` have a probability below 1 in 1,000.
+# One false claim in 20 is expected. More than `most` have a probability below 1 in 1,000.
 @pytest.mark.parametrize(
     ("trainings", "fixed", "column", "repeats", "most"),
     [
@@ -839,14 +839,14 @@ def trained_on_permuted_labels(seed: int) -> attnmix.Model:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:text .* of which the first 16 are measured")
 def test_trainings_on_permuted_labels_have_no_claims() -> None:
-    """Two seeds differ in most rows as models but in none as runs, and one run does not differ from three others."""
+    """Intervals over texts separate two seeds in most rows, but verdicts between seeds do not claim a difference."""
     texts = pd.read_json(REPOSITORY / "data/sample/test.jsonl", lines=True)["text"].head(20)
     options = {"methods": ["attn_n", RATIO], "max_length": TOKENS}
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]
     two = attnmix.compare(measured[0], measured[1])
     rows = two.all_rows()
     claimed = rows["between_models"].isin(["higher", "lower"])
-    assert claimed.mean() > 0.5, "the case is one: an interval over texts tells seeds apart"
+    assert claimed.mean() > 0.5, "intervals over texts must separate seeds"
     assert set(rows["between_seeds"]) == {"too few runs"}
     for text in (repr(two), two.to_markdown(), two._repr_html_()):
         assert "Training runs with other seeds differ too" in text
@@ -865,12 +865,12 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
         lambda weight: weight[:1].neg_(),
         lambda weight: weight[:2].add_(torch.tensor([0.5, -0.5])),
     ],
-    ids=["the smallest step of one number", "a sign", "two that cancel in a sum"],
+    ids=["smallest step of one number", "sign of one number", "two changes that cancel in a sum"],
 )
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
 def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """Use tensors with even and odd numbers of elements, at and after the start of their memory."""
+    """Tensors have even and odd numbers of elements, at and after the start of their memory."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = sum_bits(weight)

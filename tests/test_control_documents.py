@@ -1,4 +1,4 @@
-"""`measure.control_documents` limits slow measures to a sample, with the numbers of a run of these texts alone."""
+"""`measure.control_documents` limits slow measures to a sample, with the results of a run of only these texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TABLES_OF_ALL_TEXTS = ("mixing", "mixing_weighted", "mixing_by_review")
 OWN_PASSES = ("shuffled_words", "random_weights")
 GROUPINGS_OF_ALL_TEXTS = ("token_class", "position", "length")
 CONTROLS_BY_NAME_OR_CORPUS = ("shuffled_words", "corpus_value")
-"""Controls that depend on the name of a text, or on all texts: not comparable with a run of the sample alone."""
+"""Controls that depend on the name of a text or on all texts, and therefore differ in a run of the sample alone."""
 
 
 class FinishedRun(NamedTuple):
@@ -70,7 +70,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
     test_file = folder / "data/reviews/test.parquet"
     if reviews is None:
         reviews = pd.read_parquet(test_file)
-        is_long = reviews.index % 3 == 0  # more than 32 tokens, the end of the first class of lengths
+        is_long = reviews.index % 3 == 0  # more than 32 tokens, the limit of the first length class
         reviews["text"] = reviews["text"].mask(is_long, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(test_file, index=False)
     for seed, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -91,7 +91,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """Runs of all measures in all texts, of a sample, and of the texts of this sample alone."""
+    """Runs with slow measures of all texts, of a sample, and of the sampled texts as the only texts."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)
@@ -104,7 +104,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
 
 
 def check_equal(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """Compare tables, up to rounding by different batches."""
+    """Assert that tables are equal up to rounding errors due to different batches."""
     assert len(expected)
     pd.testing.assert_frame_equal(
         actual.reset_index(drop=True), expected.reset_index(drop=True), check_exact=False, rtol=2e-5, atol=3e-6

@@ -56,7 +56,7 @@ def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
 
 
 def exact_levels(jacobian: np.ndarray) -> np.ndarray:
-    """Return all forms `[forms, tokens]` of one layer, computed by explicit sums over sources."""
+    """Return the levels `[forms, tokens]` of one layer, computed by explicit sums over sources."""
     shares = np.zeros((3, 5))
     for i in range(5):
         norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
@@ -193,7 +193,7 @@ def test_norms_from_few_directions_are_unbiased(tiny_bert: Path) -> None:
         actual = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
     for part, whole in zip(zip(*actual, strict=True), exact, strict=True):
         by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
-        assert abs(float(by_seed.mean()) - 1) < 0.009  # without correction: 0.0115 and 0.0100
+        assert abs(float(by_seed.mean()) - 1) < 0.009  # 0.0115 and 0.0100 without correction
     excess = torch.stack([levels(each) for each in actual]).mean(0) - levels(exact)
     assert excess.mean(-1).abs().max() < 0.01
 
@@ -245,6 +245,7 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:
+    """Return random values of all quantities of a text."""
     generator = np.random.default_rng(seed)
     shapes = {
         "level": (2, 3, 3, tokens),
@@ -258,7 +259,7 @@ def made_up(seed: int, tokens: int) -> dict[str, Any]:
 
 
 def summed(documents: dict[str, dict[str, Any]]) -> dict[str, Sums]:
-    """Return the sums over the tokens of all documents by quantity."""
+    """Return the sums over the tokens of all texts by quantity."""
     return stack_sums(
         [{name: Sums.over_tokens(each) for name, each in quantities.items()} for quantities in documents.values()]
     )
@@ -277,7 +278,7 @@ def test_tables_are_means_over_tokens_and_reviews() -> None:
     tables = derivative_tables(sums, list(lengths), ["attn_w"], ["attention", "attention_rollout"], seed=0)
     table = tables["derivatives"]
     assert tuple(table) == TABLE_COLUMNS["derivatives"]
-    assert table[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # two documents
+    assert table[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # two texts are too few
     expected: dict[str, Any] = {}
     for name, by_review in documents.items():
         for quantity in by_review["test/1"]:

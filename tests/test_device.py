@@ -1,4 +1,4 @@
-"""The device is selected in one place, which logs the choice with its reason and sets exact arithmetic."""
+"""One module selects the device, logs it with the reason for unused GPUs, and disables inexact arithmetic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OLD_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Feb 22 01:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, number: int = 1, **environment: str) -> None:
-    """Make torch report `number` accelerators of a kind, with only the named environment variables set."""
+    """Make torch report `number` accelerators of a kind, and set only the variables `environment`."""
     accelerator = kind and torch.device(kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: number if kind else 0)
@@ -42,7 +42,7 @@ CHOICES: list[tuple[str | None, int, dict[str, str], str]] = [
     (None, 0, {}, "cpu"),
     ("cuda", 1, {}, "cuda:0"),
     ("cuda", 4, {}, "cuda:0"),
-    ("mps", 1, {}, "cpu"),  # without float64
+    ("mps", 1, {}, "cpu"),  # float64 is missing
     ("mps", 1, {"ATTNMIX_DEVICE": "mps"}, "mps:0"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cpu"}, "cpu"),
     ("cuda", 4, {"ATTNMIX_DEVICE": "cuda"}, "cuda:0"),
@@ -133,7 +133,7 @@ def test_unused_gpu_is_logged_with_reason(
         device.device_named("cuda", device.VARIABLE)
     problem = "ATTNMIX_DEVICE: cuda is not a device of this machine"
     assert str(error.value) == f"{problem} (its driver {reason}); allowed: cpu"
-    monkeypatch.setenv(device.VARIABLE, "cpu")  # no reason for an explicit choice of the CPU
+    monkeypatch.setenv(device.VARIABLE, "cpu")  # an explicit choice of the CPU needs no reason
     caplog.clear()
     device.prepare_device(device.chosen_device())
     assert caplog.messages == ["device: CPU"]
@@ -160,6 +160,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @contextmanager
 def determinism() -> Iterator[None]:
+    """Restore the setting `warn_only` of torch's deterministic algorithms at the end."""
     before = torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         yield

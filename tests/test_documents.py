@@ -27,7 +27,7 @@ def test_generated_parts_are_up_to_date() -> None:
         assert sorted(names) == sorted(parts)
         return [name for name, document in documents.items() if update(document, parts) != document]
 
-    # A run in this folder changes dvc.lock; the documents then contain its results or those of the last commit.
+    # After a new run, which changes dvc.lock, documents may contain the new or the last committed results.
     command = ["git", "diff", "--quiet", "HEAD", "dvc.lock"]
     has_new_run = subprocess.run(command, cwd=REPOSITORY, check=False).returncode == 1
     stale = has_new_run and stale_documents(read_committed_file)

@@ -1,4 +1,4 @@
-"""DVC and CI scripts with the project's dvc.yaml: reruns, clones, experiments, pull requests, and cluster jobs."""
+"""DVC and CI scripts work with dvc.yaml in reruns, clones, experiments, pull requests and cluster jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.long  # every test runs DVC three to ten times
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """The project with replacement stages after a committed run."""
+    """The project with stand-in stages, after a committed run."""
     made = new_repository(tmp_path_factory.mktemp("ci") / "author")
     shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
     assert stages_run(made.dvc("repro")) == STAGES
@@ -82,7 +82,7 @@ def test_clone_pulls_and_reruns_only_affected_stages(author: Repository, tmp_pat
     assert stages_run(author.dvc("repro")) == ["reduce", "render"]
     assert stages_run(reader.dvc("repro", "--pull", "--allow-missing")) == ["reduce", "render"]
     assert reader.existing(*PAGE, *FEATURES, "data/reviews", *CHECKPOINTS) == [*PAGE, *FEATURES]
-    # All stages used their complete input.
+    # Equal files show that all stages had complete inputs.
     assert_same_files(author, reader, "dvc.lock", *PAGE, "features/reduce")
 
 
@@ -90,7 +90,7 @@ def test_experiments_need_the_users_file(author: Repository, tmp_path: Path) -> 
     author = author.copy(tmp_path / "author")
     toy_reviews(20, 0).to_csv(author.folder / "own.csv", index=False)
     (author.folder / ".git/info/exclude").write_text("own.csv\n", encoding="utf-8")
-    # An empty override is an empty value, and digits are a name.
+    # `test_split=` sets an empty value, and `0` is the name of a column.
     author.dvc("exp", "run", "-S", "dataset.name=own.csv", "-S", "dataset.test_split=", "-S", "dataset.group_column=0")
     author.commit("A run on a file that git does not know")
     assert author.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
@@ -109,7 +109,7 @@ def test_experiments_need_the_users_file(author: Repository, tmp_path: Path) -> 
 
 
 def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:
-    """Commit a change, and return a checkout like that of the workflow, with all figures."""
+    """Commit a change, and return a checkout as in the workflow, with DVC's cache and all figures."""
     branch, checkout = author.copy(folder / "branch"), with_home(folder / "checkout")
     change(branch.folder)
     branch.commit("A change")
@@ -210,9 +210,9 @@ def test_slurm_job_runs_each_stage_once(author: Repository, tmp_path: Path) -> N
 
 
 def test_new_machine_resumes_lost_run(tmp_path: Path) -> None:
-    """Run the commands of the SkyPilot job on a machine that is lost during `measure`, and then on a new machine.
+    """Run the commands of the SkyPilot job on a machine that is lost after `tokenize`, and then on a new machine.
 
-    The loop has every third stage: `dvc repro` also runs the stages before it, and every command takes seconds.
+    To save time, the loop has only every third stage. `dvc repro` also runs the stages before it.
     """
     project = new_repository(tmp_path / "project")
     project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))

@@ -31,7 +31,7 @@ PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
 
 @dataclass
 class Passes:
-    """Token numbers of the forward passes of every BERT since the last `take`."""
+    """Numbers of tokens in the forward passes of all BERT models since the last `take`."""
 
     tokens: list[int] = field(default_factory=list)
 
@@ -43,6 +43,7 @@ class Passes:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    """Record the forward passes of all BERT models."""
     counted = Passes()
     forward = BertModel.forward
 
@@ -79,7 +80,7 @@ CALLS: dict[str, Callable[[attnmix.Measures, Path], Any]] = {
     "parts": lambda result, _: result.parts(text=1),
     "parts of rows": lambda result, _: result.parts(rows=[1, 2]),
     "matrix": lambda result, _: result.matrix("alti", text=2),
-    "save": lambda result, folder: result.to_html(folder / "page.html").read_bytes(),
+    "page": lambda result, folder: result.to_html(folder / "page.html").read_bytes(),
 }
 
 
@@ -115,7 +116,7 @@ def test_page_computes_only_missing_passes(model: attnmix.Model, passes: Passes,
     passes.take()
     assert richer.to_html(tmp_path / "page.html").read_bytes() == page
     rest = passes.take()
-    # Without the passes of shuffled words and of the parts of each text.
+    # The shuffled words and the parts of each text were already computed.
     assert len(alone) - len(rest) >= 1 + len(TEXTS)
 
 
@@ -127,7 +128,7 @@ def test_computed_values_are_saved_and_loaded(model: attnmix.Model, passes: Pass
     passes.take()
     loaded = attnmix.load_result(tmp_path / "result.zip")
     for name, call in CALLS.items():
-        if name == "save":  # maps need the model
+        if name == "page":  # its maps need the model
             continue
         first, second = call(result, tmp_path), call(loaded, tmp_path)
         if isinstance(first, pd.DataFrame):

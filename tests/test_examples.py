@@ -121,13 +121,13 @@ NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 
 
 def words(output: Mapping[str, Any]) -> list[str]:
-    """Return the words of an output without numbers, because last digits depend on the machine."""
+    """Return the words of a cell's output. Numbers are excluded because their last digits depend on the machine."""
     text = output.get("text") or output["data"].get("text/plain", "")
     return re.findall(r"[^\W\d]+", "".join(text))
 
 
 def is_progress(output: Mapping[str, Any]) -> bool:
-    """Return True for announcements of loops longer than ten seconds, which depend on the machine."""
+    """Return True for estimated times of long loops, which are printed on slow machines only."""
     text = "".join(output.get("text", ""))
     return output.get("name") == "stderr" and re.fullmatch(r"([\w ]+: about \d+ s\n)+", text) is not None
 
@@ -136,13 +136,13 @@ def is_progress(output: Mapping[str, Any]) -> bool:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_reproduces_its_outputs(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # disables progress bars of ipywidgets
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # warning of tqdm without ipywidgets
     stored, run = nbformat.read(notebook, 4), nbformat.read(notebook, 4)
     nbclient.NotebookClient(run, timeout=600, resources={"metadata": {"path": str(notebook.parent)}}).execute()
     for before, after in zip(stored.cells, run.cells, strict=True):
         outputs = [each for each in after.get("outputs", []) if not is_progress(each)]
         assert [each for each in outputs if each.get("name") == "stderr"] == []
-        # Outputs that are too large to store, or that depend on a run of the pipeline, have a tag.
+        # Cells have a tag if their outputs are too large to store or depend on a run of the pipeline.
         if not before.metadata.get("tags"):
             assert [words(each) for each in outputs] == [words(each) for each in before.get("outputs", [])]
 

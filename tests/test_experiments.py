@@ -66,7 +66,7 @@ def ratios(model: str, seed: int) -> pd.DataFrame:
 
 
 def closed_test(p: list[float]) -> list[float]:
-    """Return Holm's p-values as a closed test: the largest Bonferroni p of all subsets that include a hypothesis."""
+    """Return Holm's p-values as a closed test (the largest Bonferroni p-value of all subsets with a hypothesis)."""
     subsets = [subset for size in range(1, len(p) + 1) for subset in combinations(range(len(p)), size)]
     bonferroni = {subset: min(1.0, len(subset) * min(p[each] for each in subset)) for subset in subsets}
     return [max(bonferroni[subset] for subset in subsets if number in subset) for number in range(len(p))]
@@ -74,7 +74,7 @@ def closed_test(p: list[float]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository of DVC with a pipeline of one stage, as the current folder."""
+    """A repository with a committed pipeline. Its stage `measure` copies a table, and `render` fails."""
     tables = {f"tables/{model}_{seed}.csv": ratios(model, seed) for model in ("big", "small") for seed in range(5)}
     files = FILES | {name: table.to_csv(index=False) for name, table in tables.items()}
     made = repository_of(tmp_path_factory.mktemp("experiments") / "run", files)
@@ -218,7 +218,7 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
 
 
 def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[float]]) -> pd.DataFrame:
-    """Return runs in the format of `read_run` in which every metric changes by the values of the setting's seeds."""
+    """Return runs in the format of `read_run`. Metrics change by `changes`, and three times as much in layer 5."""
     rows = []
     metrics = (study.SAME, study.OTHER, study.CLASS_EFFECT, study.RATIO, study.RATIO_MINUS_CONTROL, study.CLASS_SHARE)
     for setting, values in changes.items():
@@ -237,7 +237,7 @@ def test_planned_rows_are_sign_flip_tests_of_fitted_pairs() -> None:
     changes = {setting: generator.normal(size=6).tolist() for setting in study.SETTINGS}
     changes[study.TRUE] = [value + 3 for value in changes[study.TRUE]]
     accuracies = {setting: [1.0] * 6 for setting in study.SETTINGS}
-    accuracies[study.PERMUTED][2] = 0.97  # excluded as not fitted
+    accuracies[study.PERMUTED][2] = 0.97  # excluded because it does not fit the labels
     table = study.evaluate_plan(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
     for row in (*study.TESTS, *study.EQUIVALENCES):
         seeds = [seed for seed in range(6) if study.PERMUTED not in row[1:3] or seed != 2]
@@ -277,7 +277,7 @@ def test_outcomes_follow_the_plan(shift: float, outcomes: dict[str, str]) -> Non
 
 
 def test_study_run_is_read_from_tables() -> None:
-    """Read the committed run of the repository, which has the same format."""
+    """The committed run has the same format as runs of the study."""
     run = study.read_run(REPOSITORY, study.TRUE, 3)
     assert set(run["seed"]) == {3}
     exchange = pd.read_csv(REPOSITORY / "reports/plots/measure/exchange.csv")

@@ -87,7 +87,7 @@ def model(tiny_bert: Path) -> Any:
 
 
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
-    """Return float64 parts of a classifier's logits by source [tokens and then biases, classes]."""
+    """Return float64 parts of a classifier's logits `[sources, classes]`; the last source is the biases."""
     name = model.config.model_type
     parts = parts_from_input(run_reference(name, model.base_model, ids).layers)[-1]
 
@@ -207,6 +207,7 @@ class OneToken:
 
 
 def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
+    """Return a review of `length` tokens with token 7 at index `place`."""
     ids = np.arange(10, 10 + length, dtype=np.int32)
     ids[[0, place, -1]] = 2, 7, 3
     classes = np.full(length, CLASSES.index("word"), np.int8)
@@ -367,6 +368,8 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
     inputs = [{"input_ids": torch.tensor(document.ids[None].astype(np.int64))} for document in documents]
 
     def logits(number: int, values: dict[int, Any] | None = None) -> torch.Tensor:
+        """Return logits after replacing the value vectors of layers by `values`."""
+
         def replaced(value: torch.Tensor) -> Any:
             return lambda _module, _inputs, output: value.expand_as(output)
 
@@ -490,7 +493,7 @@ def test_targets_with_one_label_are_skipped(small_classifier: Classifier) -> Non
 def test_probed_tokens_belong_to_last_stack(family: str, tmp_path: Path) -> None:
     write_family(family, tmp_path)
     classifier = Classifier(tmp_path, torch.device("cpu"), 200)
-    end = int(classifier.model.config.eos_token_id) if family in ("bart", "t5") else 8  # token that the head looks for
+    end = int(classifier.model.config.eos_token_id) if family in ("bart", "t5") else 8  # the token that the head reads
     ids = np.array([3, 5, 6, 7, end], np.int32)
     document = Document("test/0", ids, np.zeros(5, np.int8), np.array([-1, 0, 1, 2, -1], np.int32))
     tokens = chosen_tokens(classifier, [document]).set_index("place").sort_index()

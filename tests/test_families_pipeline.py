@@ -1,7 +1,7 @@
-"""The pipeline creates all outputs that a family supports, and the page shows them, for each distinct content.
+"""The pipeline creates all outputs that a family supports, and the page shows them (one family per set of outputs).
 
 `test_families.py` compares points, ratios, matrices and derivatives of all families with references, and
-`test_second_device.py` the measures of each layer algebra on two devices.
+`test_second_device.py` compares the measures of each layer algebra on two devices.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ pytestmark = pytest.mark.families  # every family has a pipeline run with a page
 
 
 def shown_content(name: str) -> tuple[object, ...]:
-    """Return what figures and page can show of a family, and the kind of its tokenizer, which writes the words."""
+    """Return the quantities that figures and page show for a family, and its kind of tokenizer, which affects words."""
     family = tiny_family(name)
     quantities = frozenset([*family.present([*POINTS, *RATIOS, *MATRICES]), *present_attributions(family)])
     return quantities, parts_obstacle(family) is None, len(family.stacks), TOKENS[name].kind
 
 
 def one_of_each_content() -> list[str]:
-    """Return an algebra of each content: `OWN_WIDTH`, or the one whose layers have the most norms and properties."""
+    """Return a family for each content: `OWN_WIDTH`, or the family with the most norms and properties."""
 
     def preference(name: str) -> tuple[bool, int]:
         return name != OWN_WIDTH, -sum(map(len, layer_algebra(tiny_family(name))))
@@ -93,7 +93,7 @@ def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fami
     """Yield a family with its run as the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    # Layouts differ only for points of another width.
+    # The layouts contain different points only if widths differ.
     run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
@@ -108,7 +108,7 @@ def shown(family: Family, chromium: Any) -> Iterator[Opened]:
 
 
 def points_of_other_widths() -> set[str]:
-    """Return the points with another width than the residual stream."""
+    """Return the points with a different width than the residual stream."""
     widths = {site.point: open_store(ACTIVATIONS, site).shape[1] for site in stored_sites(ACTIVATIONS)}
     return {point for point, width in widths.items() if width != widths["layer_output"]}
 
@@ -167,11 +167,11 @@ def test_figures_show_measures_of_the_family(family: Family) -> None:
 def test_every_option_of_the_page_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents["tokens"].sum())
-    page.locator("[id^=token-]").last.click()  # the first word of a decoder has no other words as sources
+    page.locator("[id^=token-]").last.click()  # in a decoder, the first word is its only source
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     shares = options(page, "share")
-    # The ratio of attention weights is 1 minus the own share of the attention matrix, which also names sources.
+    # `attn_w` is 1 minus the own share in the attention matrix, which the page shows instead.
     ratios = [each for each in RATIOS if each != "attn_w" or "attention" not in family.present(LAYER_MATRICES)]
     assert {each for each in shares if each in RATIOS} == set(family.present(ratios))
     assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))

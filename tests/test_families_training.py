@@ -1,4 +1,4 @@
-"""Padding, truncation, token classes and classification are consistent for all tokenizers and position encodings."""
+"""Padding, truncation, token classes and classifiers are correct for all tokenizers and position encodings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROTARY = (
 DECODERS = ("gpt2", "gpt_neo", "bloom", "opt", *ROTARY[3:])
 T5 = ("t5", "mt5", "umt5")
 UNLIMITED = ("bloom", *T5)
-BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # positions affect scores only, as distances between tokens
+BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # positions affect only attention scores, as distances
 CPU = torch.device("cpu")
 
 
@@ -110,13 +110,14 @@ def test_special_token_names_in_texts_are_ordinary_text(family: tuple[str, Path]
     around = [token for token in encode(tokenizer, ["good"], 60)[0] if token in special]
     for ids in encode(tokenizer, texts_for(folder), 60):
         assert [token for token in ids if token in special] == around
-    # Truncated texts keep the added special tokens: BART's classifier reads the single eos token.
+    # Truncated texts keep the added special tokens, because BART's classifier uses the eos token.
     (cut,) = encode(tokenizer, ["the film was good " * 5], 9)
     assert len(cut) == 9
     assert [token for token in cut if token in special] == around
 
 
 def break_padding(folder: Path) -> None:
+    """Write a model without an embedding of its padding token."""
     tokenizer = load_tokenizer(write_family("llama", folder))
     rows = load_base(folder).get_input_embeddings().num_embeddings
     tokenizer.add_tokens([f"<added{i}>" for i in range(len(tokenizer), rows)])
@@ -125,6 +126,7 @@ def break_padding(folder: Path) -> None:
 
 
 def write_slow_tokenizer(folder: Path) -> None:
+    """Write a model with a tokenizer without fast implementation."""
     write_family("gpt2", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')
@@ -181,7 +183,7 @@ def test_padding_token_does_not_end_texts(
 
 
 def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
-    """Return the class from the words that each token overlaps, independent of the tokenizer's words."""
+    """Return a token's class from the words that each token overlaps, without the tokenizer's word indices."""
     words = words_of_tokens[position]
     if not words:
         return "punctuation"
@@ -201,7 +203,7 @@ def test_token_classes_follow_words_for_every_tokenizer(family: tuple[str, Path]
     word_at = {i: word.start() for word in re.finditer(r"\w+", text) for i in range(*word.span())}
     reached = []
     for start, end in encoding.offsets[inner]:
-        leads = text[start:end] == " " or start == end  # only a space, before the first piece of a word
+        leads = text[start:end] == " " or start == end  # only a space or empty, before a word
         reached.append({word_at[i] for i in range(start, end + leads) if i in word_at})
     assert classes[inner] == [expected_class(reached, position) for position in range(len(reached))]
     assert {"punctuation", "word"} <= set(classes)

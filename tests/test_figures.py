@@ -1,4 +1,4 @@
-"""Figures show the measured values and maps, are byte-identical in each run, and label tokens with readable text."""
+"""Figures show the measured values and maps, are reproduced byte by byte, and label tokens with readable text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
     assert "(14 of 14)" in texts[-1]
     panel_width = int(0.68 * pages[0].shape[1])
     drawn = [(page[30:, :panel_width] < 250).any(axis=-1) for page in pages]  # without titles
-    # Only the newest points have an edge, so a page may lose pixels of edges only.
+    # Only the newest points have an edge. Its pixels may be missing on later pages.
     for earlier, later in pairwise(drawn):
         assert later.sum() > 0.95 * earlier.sum()
         assert earlier[later].sum() > 0.9 * earlier.sum()
@@ -447,6 +447,7 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer, as for RoBERTa."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -458,7 +459,7 @@ def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
-    """Return a byte-fallback tokenizer like that of Llama."""
+    """Return a BPE tokenizer with byte fallback, as for Llama."""
     letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
     names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
     vocabulary, merges = {piece: number for number, piece in enumerate(names)}, [("▁", "t"), ("h", "e")]
@@ -479,10 +480,10 @@ def test_labels_spell_the_text_and_mark_word_starts(tokenizer: PreTrainedTokeniz
     pieces = display_tokens(tokenizer, PROSE)
     assert (pieces[0].label, pieces[-1].label) == ("<s>", "</s>")
     before = ""
-    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # continuation of a character
+    for piece in (each for each in pieces[1:-1] if each.label != "…"):  # "…" continues a character
         assert piece.begins == (not before or before[-1] in "␣⏎" or piece.label[0] in "␣⏎")
         before += piece.label
-    text = PROSE.replace("▁", " ")  # SentencePiece does not distinguish them
+    text = PROSE.replace("▁", " ")  # SentencePiece does not distinguish "▁" from spaces
     assert before.replace("⏎", "\n").replace("␣", " ").replace("▁", " ").removeprefix(" ") == text
     # Tokenizers may split words at apostrophes.
     assert re.findall(r"\w+", " ".join(words(pieces))) == re.findall(r"\w+", text.lower())
@@ -522,9 +523,9 @@ def test_decoder_tokens_are_shifted() -> None:
     ("tokens", "most", "expected"),
     [
         ("[CLS] a film . [SEP]", 5, range(5)),  # the whole text
-        ("[CLS] a good film . a film . [SEP]", 5, range(1, 5)),  # the longest that fits
+        ("[CLS] a good film . a film . [SEP]", 5, range(1, 5)),  # the longest sentence that fits
         ("[CLS] a good film . a film . [SEP]", 3, range(5, 8)),
-        ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # none fits
+        ("[CLS] a good film . a film . [SEP]", 2, range(2)),  # no sentence fits
         ("[CLS]", 5, range(1)),
         ("[CLS] It works . Does it ? ( Yes ! ) No [SEP]", 4, range(7, 11)),
         ("[CLS] Well . . . \u201c so \u201d , then !! [SEP]", 6, range(5, 11)),

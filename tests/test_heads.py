@@ -1,4 +1,4 @@
-"""Stored heads of a captured text match an independent computation from the weights."""
+"""The stored attention heads of a captured text match an independent computation from the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = "the film was not so good , and time flies like an arrow . the end was du
 
 
 def recorded(name: str) -> tuple[dict[str, Any], Reference]:
-    """The stored heads of `TEXT`, and the reference computation of the same text."""
+    """Return the recorded heads of `TEXT`, and the reference computation of the same text."""
     folder = tiny_folder(name)
     base = load_base(folder).double()
     ids = load_tokenizer(folder)(TEXT)["input_ids"]
@@ -37,7 +37,7 @@ def recorded(name: str) -> tuple[dict[str, Any], Reference]:
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_stored_heads_match_reference(name: str) -> None:
     parts, reference = recorded(name)
-    if FAMILIES[name].get("own_attention"):  # does not expose queries and keys
+    if FAMILIES[name].get("own_attention"):  # queries and keys are not accessible
         assert parts == {}
         return
     assert {*HEAD_PARTS, *VECTORS} <= set(parts)

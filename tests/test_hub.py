@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
-# Temporary failures that downloads must survive; data files are also in the storage.
+# Temporary failures that downloads must survive. Large files are in the storage.
 TEMPORARY = [
     *(Trouble("info", kind) for kind in ("503", "reset", "cut")),
     *(Trouble("tree", kind) for kind in ("429", "500", "cut", "hang", "reset")),
@@ -55,7 +55,7 @@ LASTING = [
     (Trouble("storage", "endless", None), SPOILT),
 ]
 KINDS = ("model", "dataset")
-# One failure per place suffices for data sets and `attnmix.load`, which share the download code of the stage's model.
+# One failure per place suffices for datasets and `attnmix.load`, which share the download code of the stage's model.
 TEMPORARY_BY_PLACE = list({trouble.place: trouble for trouble in TEMPORARY}.values())
 LASTING_BY_PLACE = list({trouble.place: (trouble, expected) for trouble, expected in LASTING}.values())
 
@@ -77,7 +77,7 @@ class Served(NamedTuple):
     stop: Callable[[], None]
 
     def download(self, folder: Path, token: str | None = None, **changes: Any) -> Path:
-        """Run the stage in `folder`, by default with a model and a data set without failures, and return the folder."""
+        """Run the stage in `folder`, by default with a model and a dataset without failures, and return the folder."""
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
         write_parameters(folder, **(defaults | changes))
@@ -85,7 +85,7 @@ class Served(NamedTuple):
         return folder
 
     def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
-        """Return the error of the stage, which must be one line and leave a new folder empty."""
+        """Return the error of the stage, which must be one line and leave a new folder without outputs."""
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
             self.download(folder, token, **changes)
@@ -109,7 +109,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A data set and a model with two commits each, and copies with other access rights or failures."""
+    """A dataset and a model with two commits each, and copies with different access rights or failures."""
     root = tmp_path_factory.mktemp("hub")
     data, model = {}, {}
     for seed, commit in enumerate((OLD, NEW)):
@@ -159,7 +159,7 @@ def digests(folder: Path) -> set[str]:
 
 
 def assert_as_served(folder: Path, served: Served, commit: str) -> None:
-    """Compare the reviews, and all files of the model except the pickled one byte by byte."""
+    """Assert that the reviews and the model's files were downloaded unchanged, without the pickled weights."""
     reviews = toy_reviews(20, 10 + (OLD, NEW).index(commit))
     test = pd.read_parquet(folder / "data/reviews/test.parquet")
     assert test["text"].tolist() == reviews["text"].tolist()
@@ -226,7 +226,7 @@ def test_lasting_failure_is_one_error_without_files(
 def test_interrupted_file_is_resumed_until_complete(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, **{kind: {"name": "owner/further"}}), served, NEW)
     starts = served.repositories[f"{kind}s/owner/further"].starts
-    assert max(starts) >= CUT  # so often that the sum of waits for a model exceeds the limit
+    assert max(starts) >= CUT  # for a model, so often that the sum of waits exceeds the limit
     first = [number for number, start in enumerate(starts) if start == 0]
     for begin, end in zip(first, [*first[1:], len(starts)], strict=True):
         assert starts[begin:end] == [CUT * number for number in range(end - begin)]
@@ -249,7 +249,7 @@ def test_load_survives_temporary_failures(served: Served, name: str) -> None:
     local = attnmix.load(served.model[NEW]).network.state_dict()
     loaded = served.worker.submit(run_load, name).result()
     assert loaded == {key: tensor.numpy().tobytes() for key, tensor in local.items()}
-    assert repository.starts  # through httpx instead of the client's own transfers
+    assert repository.starts  # by httpx instead of the client's own transfers
 
 
 @pytest.mark.parametrize(("trouble", "expected"), LASTING_BY_PLACE, ids=lambda each: getattr(each, "place", ""))
@@ -298,7 +298,7 @@ def test_token_grants_access_and_is_not_stored(tmp_path: Path, served: Served, a
 
 def test_stored_login_grants_access(tmp_path: Path, served: Served) -> None:
     served.home.mkdir(exist_ok=True)
-    (served.home / "token").write_text(GOOD, encoding="utf-8")  # like `hf auth login`
+    (served.home / "token").write_text(GOOD, encoding="utf-8")  # as `hf auth login` does
     try:
         assert_as_served(served.download(tmp_path, dataset={"name": "owner/private"}), served, NEW)
     finally:
@@ -329,7 +329,7 @@ def test_cached_file_is_verified_by_hash(tmp_path: Path, served: Served) -> None
 
 @pytest.mark.long  # two more processes
 def test_offline_mode_uses_cache_and_names_missing_files(tmp_path: Path, served: Served) -> None:
-    # A separate process, because the shared one keeps listings of files that other tests have removed.
+    # The shared process would use its listings of files, which other tests have removed.
     with start_worker(environment(served.address, served.home)) as worker:
         online = served._replace(worker=worker).download(tmp_path / "online")
     for repository in served.repositories.values():

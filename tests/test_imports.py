@@ -1,4 +1,4 @@
-"""Imports freeze their objects for the garbage collector, and first results load no unneeded packages."""
+"""Imported objects are excluded from garbage collection, and the first results import no unneeded packages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_python(program: str, *arguments: str) -> Any:
 def test_imported_objects_are_frozen_and_collector_is_restored(
     before: str, frozen: bool, enabled: bool, during: list[bool], inside: str
 ) -> None:
-    """Earlier and later garbage is collected unless the user has disabled the collector."""
+    """Garbage from before and after the imports is collected unless the user has disabled the collector."""
     result = run_python(IMPORTS.format(before=before, inside=inside))
     assert result == [frozen, enabled, during, enabled, enabled]
 

@@ -1,4 +1,4 @@
-"""Every edit rejects layers, heads, tokens and shapes that the model or text lacks, with one error."""
+"""Every edit raises one error for layers, heads, tokens and shapes that do not exist in the model or text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from attnmix.interventions import Edit, Eraser, chained, class_eraser, remaining
 from attnmix.models.checkpoint import load_tokenizer
 
 TEXT = "time flies like an arrow"
-TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # of the text and the tiny BERT; WIDTH is of one head
+TOKENS, LAYERS, HEADS, WIDTH = 7, 3, 4, 6  # sizes of the text and the tiny BERT; WIDTH is per head
 FUNCTIONS = {
     name: each
     for name, each in vars(interventions).items()
     if inspect.isfunction(each) and each.__module__ == interventions.__name__ and not name.startswith("_")
 }
 MAKERS = {name: each for name, each in FUNCTIONS.items() if get_type_hints(each)["return"] == Edit}
-"""Every public function of the module that returns an edit."""
+"""All public functions of the module that return an edit."""
 
 
 def affine(width: int) -> Eraser:
@@ -75,7 +75,7 @@ NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; pass a"), ([1
 
 
 def at_layers(right: Any) -> list[tuple[Any, str]]:
-    """Return invalid dictionaries by layer; `right` is a valid value for one layer."""
+    """Return invalid dictionaries with layers as keys; `right` is a valid value for one layer."""
     return [*(({layer: right}, message) for layer, message in NO_LAYERS), *NO_DICTIONARY]
 
 
@@ -138,6 +138,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 
 def run(model: attnmix.Model, edit: Any, text: str | list[str] = TEXT) -> torch.Tensor:
+    """Return the output of a model with an edit."""
     inputs = model.tokenizer(text, return_tensors="pt", padding=True)
     with torch.no_grad(), model.intervene(edit) as network:
         output = network(**inputs)

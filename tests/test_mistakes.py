@@ -1,4 +1,4 @@
-"""Invalid parameters and system limits (disk, memory, locks, permissions) raise one error before any work."""
+"""Invalid parameters and system limits (disk, memory, locks, permissions) cause a single, short error."""
 
 from __future__ import annotations
 
@@ -195,14 +195,14 @@ def test_class_and_file_names_are_escaped_on_terminal(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # logs to the terminal
     with caplog.at_level(logging.INFO), pytest.raises(SystemExit) as end, as_command("download"):
         download.main(read_parameters())
-    logging.warning("own.csv holds %s", code)
+    logging.warning("own.csv contains %s", code)
     assert r"contains the class '\x1b[31mbad'" in str(end.value)
     printed = "".join(capfd.readouterr())
-    assert r"own.csv holds \x1b[31m" in printed
+    assert r"own.csv contains \x1b[31m" in printed
     assert code not in str(end.value) + printed
     with pytest.raises(InputError, match=r"\\x1b\[31mown.csv is neither an existing file") as error:
         read_source(DatasetParameters(name=f"{code}own.csv"), {"text": "text", "label": "label"})
-    assert code not in str(error.value)  # the error text of a stage
+    assert code not in str(error.value)  # the message that a stage prints
 
 
 def test_head_changes_print_no_transformers_report(tiny_bert: Path) -> None:
@@ -255,10 +255,10 @@ import attnmix.maps.layouts, attnmix.figures.style
 """
 
 
-@pytest.mark.long  # numba compiles its imports
+@pytest.mark.long  # importing numba is slow
 def test_maps_and_figures_import_without_writable_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # without the locator next to the code
+    locators = "UserProvidedCacheLocator,UserWideCacheLocator"  # no cache next to the code
     own = {"HOME": str(tmp_path / "file/home"), "NUMBA_CACHE_LOCATOR_CLASSES": locators, "TMPDIR": str(tmp_path)}
     hidden = ("NUMBA_CACHE_DIR", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -288,8 +288,8 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
         assert first.stdout.readline() == b"\n"
         message = f"^another run of render is in progress in {folder}; wait until it finishes, or stop it$"
         with pytest.raises(InputError, match=message), lock_stage("render"):
-            pytest.fail("the work has begun")
-        with monkeypatch.context() as patch:  # the first process of a run holds the lock
+            pytest.fail("lock_stage raised no error")
+        with monkeypatch.context() as patch:  # only the first process of a run locks the stage
             patch.setenv("RANK", "1")
             with lock_stage("render"):
                 pass
@@ -302,9 +302,9 @@ def test_second_run_of_stage_is_refused(workspace: Workspace, monkeypatch: pytes
 
 def test_unwritable_folder_is_one_error(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = workspace()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # like a read-only mount
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as on a read-only mount
     with pytest.raises(InputError, match=f"^{folder} is not a folder with write permission"), lock_stage("render"):
-        pytest.fail("the work has begun")
+        pytest.fail("lock_stage raised no error")
 
 
 @pytest.mark.parametrize("stage", [finetune, capture, inspect, measure, faithfulness, reduce, render])

@@ -66,6 +66,7 @@ def prepare(folder: Path, **changes: dict[str, Any]) -> Path:
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of all output files by path."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for output in OUTPUTS
@@ -76,7 +77,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished run as the current folder, for reading only."""
+    """A finished run as the current folder, which tests must not change."""
     folder = prepare(tmp_path_factory.mktemp("finished"))
     with chdir(folder):
         run_tokenized(inspect, measure)
@@ -130,7 +131,7 @@ def test_run_has_two_checkpoints_only(finished: Path) -> None:
 
 
 def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> None:
-    """Check the column `mean` of a table; `means` has one column per ratio."""
+    """Assert that the column `mean` of a table equals `means`, which has one column per ratio."""
     expected = means[list(RATIOS)].rename_axis(columns="method").stack().rename("expected")
     merged = table.merge(expected.reset_index(), on=[*keys, "method"], validate="1:1")
     assert len(merged) == len(table)
@@ -143,7 +144,7 @@ def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> No
 
 
 def with_difference(means: pd.DataFrame) -> pd.DataFrame:
-    """Return the means by checkpoint, and the fine-tuned minus the pretrained means."""
+    """Return means by checkpoint with their difference, fine-tuned minus pretrained."""
     return pd.concat([means, pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})]).rename_axis(
         means.index.names
     )
@@ -156,7 +157,7 @@ def test_tables_are_means_of_token_rows(finished: Path) -> None:
     by_layer = ["checkpoint", "layer"]
     assert len(mixing) == 3 * 3 * len(RATIOS)
     check_means(mixing, with_difference(table.groupby(by_layer)[list(RATIOS)].mean()), by_layer)
-    assert mixing[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six documents
+    assert mixing[["simultaneous_low", "simultaneous_high"]].isna().all(axis=None)  # six texts are too few
     assert set(mixing["documents"]) == {6}
     assert set(mixing["tokens"]) == {len(table) / 6}
     by_class = table.rename(columns={"token_class": "group"}).groupby([*by_layer, "group"])[list(RATIOS)].mean()
@@ -201,7 +202,7 @@ def test_controls_use_the_same_documents(finished: Path) -> None:
     both = table.merge(mixing, on=["checkpoint", "layer", "method"], suffixes=("_control", ""))
     assert len(both) == 3 * 5 * 3 * len(RATIOS)
     np.testing.assert_allclose(both["ratio_minus_control"], both["mean"] - both["mean_control"], atol=3e-6)
-    # Attention weights do not depend on values, but weights of shuffled words depend on word order.
+    # Attention weights do not depend on values, but on the order of words.
     weights = both[both["method"] == "attn_w"].set_index("control")["ratio_minus_control"]
     assert (weights.drop(["shuffled_words", "without_special_sources"]) == 0).all()
     assert (weights["shuffled_words"] != 0).all()
@@ -489,7 +490,7 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
-    """Return squared changes of vectors after each layer `[2, layers]`, for exchanging the own and the other tokens."""
+    """Return squared relative changes of vectors `[2, layers]` if their own token or all other tokens are exchanged."""
     own, others = ids.copy(), donor.copy()
     own[position], others[position] = donor[position], ids[position]
     vectors = []

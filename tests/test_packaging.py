@@ -1,4 +1,4 @@
-"""Each extra installs all requirements of its features, and a missing extra raises an error that names it."""
+"""Each extra installs all requirements of its features, and the error for a missing extra contains its name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ for extra, uses in {uses!r}.items():
             print("no error: " + use)
     break
 """
-"""Measures without the modules of any extra, then runs each feature without its own extra in a forked process."""
+"""Program that measures without any extra, and then runs each feature without its own extra in a forked process."""
 
 
 def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def test_missing_extra_is_one_error_that_names_it(extra: str, printed_without: d
 def test_stage_in_another_environment_names_python_and_activation(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-S", "-m", "stages", "download"]  # -S: a Python without the installed packages
+    command = [sys.executable, "-S", "-m", "stages", "download"]  # -S hides the installed packages
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     (line,) = run.stderr.splitlines()
@@ -134,7 +134,7 @@ def test_measuring_needs_no_extra(printed_without: dict[str, list[str]]) -> None
 
 
 def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
-    """Return the installed distributions that requirements need, directly or indirectly."""
+    """Return the installed packages that the requirements `names` need, directly or indirectly."""
     found: dict[str, Distribution] = {}
     visited = set[tuple[str, str]]()
     remaining = [Requirement(name) for name in names]
@@ -146,7 +146,7 @@ def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
         try:
             found[requirement.name] = package = distribution(requirement.name)
         except PackageNotFoundError:
-            continue  # an import fails if it is needed here
+            continue  # not installed; if it is needed, an import will fail
         for extra in ("", *requirement.extras):
             if (requirement.name, extra) not in visited:
                 visited.add((requirement.name, extra))
@@ -156,7 +156,7 @@ def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:
 
 
 def link_environment(folder: Path, extras: Iterable[str]) -> None:
-    """Link the packages that an installation with these extras contains into `folder`."""
+    """Link all packages of an installation with `extras` into `folder`."""
     folder.mkdir()
     names = [*PROJECT["dependencies"], f"{PROJECT['name']}[{','.join(extras)}]"]
     for package in needed_distributions(names).values():

@@ -1,4 +1,4 @@
-"""Names of texts are distinct, and unreadable tokens cause a caution."""
+"""Texts have distinct names, unknown tokens are reported, and a measured word is selected first."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_own_texts_are_named_by_distinct_first_words() -> None:
     ("tokens", "unknown", "expected"),
     [
         ({"[CLS]": "cls", "good": "word", "film": "word"}, 0, ""),
-        ({"i": "word"}, 0, ""),  # a word of one letter
+        ({"i": "word"}, 0, ""),  # a word with one letter
         ({"un": "subword", "##s": "subword", "##e": "subword", "film": "word", "was": "word"}, 0, ""),
         ({"[CLS]": "cls", "[UNK]": "word", "film": "word"}, 1, "1 of its 3 tokens is unknown to the model."),
         ({"[UNK]": "word", "x": "word", "y": "word"}, 2, "2 of its 3 tokens are unknown to the model."),
@@ -49,7 +49,7 @@ def test_own_texts_are_named_by_distinct_first_words() -> None:
             0,
             "The vocabulary has few of its words: 3 of 3 tokens are single letters.",
         ),
-        ({"東": "subword", "##京": "subword"}, 0, ""),  # characters that represent words
+        ({"東": "subword", "##京": "subword"}, 0, ""),  # a single character can be a word
     ],
 )
 def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], unknown: int, expected: str) -> None:
@@ -60,8 +60,8 @@ def test_unknown_tokens_and_single_letters_are_reported(tokens: dict[str, str], 
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        ([False, True, True, True, True, False], [2, 3]),  # long words
-        ([False, True, False, False, True, False], [1]),  # words of any length, but no punctuation
+        ([False, True, True, True, True, False], [2, 3]),  # measured long words
+        ([False, True, False, False, True, False], [1]),  # a short word, but no punctuation
         ([False] * 6, [2, 3]),
     ],
 )

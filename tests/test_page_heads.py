@@ -1,4 +1,4 @@
-"""The heads of the page show the model's attention weights, in any stored precision, as lines, matrices and words."""
+"""The page shows the weights, norms, queries and keys of the model's heads, and omits heads that are too large."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_attention_sink_share_is_kept(long_text: dict[str, Any]) -> None:
 
 
 def test_oversized_heads_are_omitted(long_text: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    size = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes in 16 bits, of both checkpoints
+    size = 2 * 50 * 32 * (2 * 4 + 2 * 2) * 2  # bytes of both checkpoints, with 16-bit numbers
     kept = []
     for limit in (size, size - 1):
         monkeypatch.setattr(arrays, "HEAD_BYTES", limit)
@@ -89,12 +89,12 @@ def test_default_run_keeps_heads_of_first_text() -> None:
     text = {"pretrained": parts, "finetuned": parts}
     documents = encode_heads([(name, text) for name in ("first", "second", "third")])["documents"]
     assert list(documents) == ["first"]
-    assert len(json.dumps(documents)) < 2_200_000  # out of the 4 MB of a page
+    assert len(json.dumps(documents)) < 2_200_000  # pages have at most 4 MB
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
-    """Return a function that returns the page of `TEXT` in a tiny random model of a family, and its reference."""
+    """Return a function that returns the page of `TEXT` for a family's tiny model, and the reference."""
 
     @cache
     def page_of(name: str) -> tuple[Path, Reference]:

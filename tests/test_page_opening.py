@@ -1,4 +1,4 @@
-"""The page is ready with its first screen, and draws the remaining parts later or on demand."""
+"""The page is ready when its first screen is drawn; the remaining parts are drawn later or on demand."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ STAY_READY = """
 const begin = window.setTimeout;
 window.setTimeout = (call, wait) => (wait || document.documentElement?.dataset.ready ? 0 : begin(call));
 """
-"""Stops a page when it is ready by disabling timers, which draw all later parts."""
+"""Script that stops a page when it is ready, by disabling the timers that draw the remaining parts."""
 NO_FRAMES = "window.requestAnimationFrame = () => 0;"
-SMOOTHING = 16  # out of 255: variation of smoothed dotted lines
+SMOOTHING = 16  # of 255; maximum difference between antialiased dotted lines
 WINDOW = {"width": 1280, "height": 720}
 
 
 @contextmanager
 def new_tab(process: Any, script: str = "", **context: Any) -> Iterator[Any]:
-    """Yield an empty tab that runs a script before those of each page."""
+    """Yield an empty tab that runs `script` before the scripts of each page."""
     held = process.new_context(**{"viewport": WINDOW} | context)
     held.add_init_script(script)
     page = held.new_page()
@@ -69,7 +69,7 @@ def tab(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def ready(address: str, held_tab: Any) -> Any:
-    """A page that has stopped when it is ready."""
+    """A page that was stopped when it was ready."""
     open_until(held_tab, address, READY)
     assert held_tab.locator(UNDRAWN).count() > 0
     return held_tab
@@ -94,7 +94,7 @@ def printed(page: Any) -> Any:
 
 
 def assert_ready_as_whole(ready: Any, whole: Any) -> None:
-    """Assert that a page with its first screen only looks and prints like the complete page."""
+    """Assert that a page with only its first screen looks and prints like the complete page."""
     assert ready.locator(UNDRAWN).count() > 0
     assert whole.locator(UNDRAWN).count() == 0
     assert_alike(pixels(ready), pixels(whole))
@@ -132,7 +132,7 @@ def test_ready_page_with_other_display_settings(address: str, chromium: Any, loo
 
 
 def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
-    box = ready.locator("#grid-canvas").bounding_box()  # the complete picture of the text
+    box = ready.locator("#grid-canvas").bounding_box()  # the text's picture fits into the window
     assert box["y"] > 0
     assert box["x"] + box["width"] <= WINDOW["width"]
     assert box["y"] + box["height"] <= WINDOW["height"]
@@ -154,7 +154,7 @@ def test_first_screen_reacts_before_the_rest_is_drawn(ready: Any) -> None:
     ready.locator("nav a[href='#map']").click()  # draws the remaining parts
     assert 0 < ready.locator("#map").bounding_box()["y"] < WINDOW["height"] / 2
     assert ready.evaluate("document.getElementById('map-canvas').drawn().tokens.length") == len(tokens())
-    for part in ("text", "heads"):  # with the earlier selection
+    for part in ("text", "heads"):  # parts drawn later have the earlier selection
         assert "pretrained" in ready.locator(f"#{part} .title").inner_text()
 
 

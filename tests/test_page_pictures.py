@@ -23,20 +23,20 @@ from attnmix.core.store.runs import Run
 TOKEN = 14  # index in the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
-# Allowed shares of different squares: for the browser's own picture, and for other programs, which smooth edges and
-# small images differently.
+# Allowed shares of different squares in the browser, and in other programs, which smooth edges and small images
+# differently.
 ALIKE, NEARLY_ALIKE = 0.01, 0.03
 WHITE = (255, 255, 255)
-POINTS_BY_PIXEL = 0.75  # CSS pixels in print
+POINTS_BY_PIXEL = 0.75  # size of a CSS pixel in print
 READABLE = 7  # the smallest readable font size on paper, in points
 SHOW_AS_SAVED = "(pane) => { pane.classList.add('paper'); document.getElementById('bar').style.display = 'none'; }"
 
 
 WITH_PNG = ("text", "heads", "layers-chart")
-"""Panes with a checked PNG, which is generated from the SVG in the same way for all panes."""
+"""Panes with a checked PNG. All PNGs are generated from SVGs in the same way."""
 ARE_DRAWN = """() => document.getAnimations().length === 0 &&
   [...document.querySelectorAll("#heads-all canvas")].every((each) => each.width !== 300)"""
-"""JavaScript condition for a page without motion; an unpainted canvas has the default width of 300 pixels."""
+"""JavaScript condition for a page without animations; a canvas has a width of 300 pixels until it is painted."""
 
 
 class Saved(NamedTuple):
@@ -118,7 +118,7 @@ def test_pictures_are_complete_plain_svg(saved: dict[str, Saved]) -> None:
         for pixels in (picture.pixels,) if png is None else (picture.pixels, png):
             assert pixels.shape[:2] == pytest.approx((2 * picture.height, 2 * picture.width), abs=2), pane
             edges = [pixels[:8], pixels[-8:], pixels[:, :8], pixels[:, -8:]]
-            assert all((edge == WHITE).all() for edge in edges), f"{pane} is cut"
+            assert all((edge == WHITE).all() for edge in edges), f"{pane} is cropped"
 
 
 def test_pictures_match_screen(saved: dict[str, Saved]) -> None:
@@ -146,13 +146,13 @@ def as_number(text: str) -> float | None:
     return None if plain is None else float(plain[1]) / (100 if plain[2] else 1)
 
 
-WIDER = 1.2  # width of text in another font, relative to the browser's
+WIDER = 1.2  # width of text in a different font, relative to the browser's
 TOUCHING = 6  # pixels by which two long tokens may overlap
 SPACED = 1.13  # letter spacing of spaced text, relative to the width of letters
 
 
 def extents(picture: Picture) -> list[tuple[float, float, float, str]]:
-    """Return the ends of horizontal texts in a wider font, with their baselines and words."""
+    """Return baseline, left end, right end and string of each horizontal text in a wider font."""
     found = []
     for element in picture.elements("text"):
         if "rotate" in element.get("transform", ""):
@@ -166,7 +166,7 @@ def extents(picture: Picture) -> list[tuple[float, float, float, str]]:
 
 
 def test_texts_do_not_overlap_in_wider_font(saved: dict[str, Saved]) -> None:
-    for pane in ("grid", "text", "weights", "steps-of-weight"):  # other panes have groups with their own positions
+    for pane in ("grid", "text", "weights", "steps-of-weight"):  # other panes have groups with their own coordinates
         picture = saved[pane].picture
         texts = extents(picture)
         assert texts, pane
@@ -230,7 +230,7 @@ def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: st
         places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(apart)]
         hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
         assert np.mean(hits) > 0.5, name  # a third of a dotted line is drawn
-        # Pixels next to the curve have another colour.
+        # Pixels next to the curve have a different colour.
         beside = [picture.distance(left, y - 4, as_colour(legend[name]), 0.5) < 60 for left, y in places]
         assert np.mean(beside) < 0.2, name
         seen += 1
@@ -271,7 +271,7 @@ def test_tokens_are_underlined_and_overlined(saved: dict[str, Saved]) -> None:
         linked = [row for row in rows if row[column]]
         assert len(linked) >= 2
         lines = [each for each in picture.elements("line") if as_colour(each.get("stroke")) == colour]
-        assert len(lines) > len(linked)  # one more in the legend
+        assert len(lines) > len(linked)  # the legend also has one
         for line in lines:
             x, y = (float(line.get("x1")) + float(line.get("x2"))) / 2, float(line.get("y1"))
             assert picture.distance(x, y, colour, 0.5) < 60
@@ -285,7 +285,7 @@ def test_layer_picture_has_one_box_per_cell(saved: dict[str, Saved]) -> None:
     picture, rows = saved["grid"].picture, saved["grid"].rows
     fills = {box: group.get("fill") for group in picture.elements("g") for box in group if box.tag == f"{SVG}rect"}
     boxes = [box for box, fill in fills.items() if fill and not {"fill", "rx"} & set(box.keys())]
-    assert len(boxes) > len(rows)  # and boxes of the input
+    assert len(boxes) > len(rows)  # the input also has boxes
     assert picture.elements("image") == []
     heights = sorted({float(each.get("y")) for each in boxes if float(each.get("height")) > 2})
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -335,7 +335,7 @@ def test_matrix_squares_match_weights(saved: dict[str, Saved], run: Path) -> Non
     largest = max(rows, key=lambda row: float(row["attention weight"]))
     for row in (largest, rows[len(rows) // 2], rows[-1]):
         i, j = int(row["position"]), int(row["attends to position"])
-        shade = np.sqrt(float(row["attention weight"]))  # maximal at a weight of 1, in every head
+        shade = np.sqrt(float(row["attention weight"]))  # every head has the full colour at a weight of 1
         expected = 255 + shade * (np.array((0, 0x60, 0xA0)) - 255)
         middle = x + width * (j + 0.5) / length, y + height * (i + 0.5) / length
         red, green, blue = expected.round().astype(int).tolist()
@@ -372,7 +372,7 @@ FIND_CLIPPED = """() => [...document.querySelectorAll("#answer :is(h1, h3, li, p
   .filter((each) => each.checkVisibility() && each.closest(".unseen, [role=tooltip]") === null)
   .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
   .map((each) => each.outerHTML.slice(0, 120))"""
-"""The elements of the answer with a text wider than their box."""
+"""Script that returns the elements of the answer with a text wider than their box."""
 FIND_OVERLAPS = """() => {
   const texts = [...document.querySelectorAll("#grid .levels :is(b, span), #margin text")]
     .filter((each) => each.textContent.trim() && each.checkVisibility());
@@ -388,7 +388,7 @@ FIND_OVERLAPS = """() => {
     if (overlap(boxes[i], boxes[j])) found.push(`${texts[i].textContent} | ${texts[j].textContent}`);
   return { found, texts: texts.length };
 }"""
-"""The pairs of overlapping texts beside the cells; heights include the space above and below letters."""
+"""Script that returns pairs of overlapping texts next to the cells; heights include space around letters."""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -403,7 +403,7 @@ def test_wide_font_fits_headline_picture(run: Path, tab: Any, width: int) -> Non
 
 
 class Printed:
-    """A printed PDF page: its texts with their sizes, and its pixels."""
+    """A printed PDF page with its texts, their font sizes, and its pixels."""
 
     ZOOM = 200 / 72  # pixels per point
 
@@ -437,12 +437,12 @@ def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, w
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
     assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
     charts = [page for page in pages if "Own share of a token's vector, by layer" in page.text]
-    band_lies_around_its_label(charts[0])
+    assert_band_surrounds_label(charts[0])
     assert all((np.median(page.pixels(0.5), axis=(0, 1)) == 255).all() for page in pages)  # on white paper
-    ring_is_round(next(page for page in pages if "Nearest to" in page.text))
+    assert_ring_is_round(next(page for page in pages if "Nearest to" in page.text))
 
 
-# A narrow window has a higher map, which prints on one more page.
+# The map is taller in a narrow window, and needs one more page in print.
 @pytest.mark.parametrize(("width", "most_pages"), [(1400, 5), pytest.param(400, 6, marks=pytest.mark.long)])
 def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: int) -> None:
     shown = tab(Run(run).page, width=width)
@@ -453,12 +453,12 @@ def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: i
     text = "".join(page.text for page in pages)
     for title in ("Text and heads", "Heads: Layer", "Layers", "Map", "Evidence", "Cautions", "Versions"):
         assert title in text, title
-    # The interactive overview of heads and the matrix repeat the lines of a head, and would need another page.
+    # The overview of heads and the matrix are not printed, because they repeat the lines of a head.
     assert "All heads" not in text
     assert "its rows attend" not in text
 
 
-def band_lies_around_its_label(page: Printed) -> None:
+def assert_band_surrounds_label(page: Printed) -> None:
     """Assert that the band in the first chart of a page is centred on the label of the chosen layer."""
     grey = np.abs(page.pixels() - np.array((239, 239, 240))).max(axis=-1) <= 1
     columns = np.flatnonzero(grey.sum(axis=0) > 100)
@@ -474,7 +474,7 @@ def band_lies_around_its_label(page: Printed) -> None:
     assert right - left == pytest.approx(labels["3"] - labels["2"], abs=2)
 
 
-def ring_is_round(page: Printed) -> None:
+def assert_ring_is_round(page: Printed) -> None:
     """Assert that the ring around the selected token is a circle; its name, in the same colour, may touch it."""
     marked = (np.abs(page.pixels() - np.array(MARK)).max(axis=-1) < 40).astype(float)
     radius = 8.5 * POINTS_BY_PIXEL * page.ZOOM

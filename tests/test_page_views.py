@@ -1,4 +1,4 @@
-"""Views of the page show the numbers of the files, and respond to pointer, keyboard and controls."""
+"""Views of the page show the values of the result files, and respond to pointer, keyboard and controls."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def shares(checkpoint: str, layer: int, document: str = "test/0", method: str = 
 
 
 def number(text: str) -> float:
-    """Return the last number of a text."""
+    """Return the last number of a string."""
     return float(re.findall(r"[-+]?\d+(?:\.\d+)?", text.replace("\N{MINUS SIGN}", "-"))[-1])
 
 
 def assert_shades(page: Any, places: Any) -> None:
-    """Assert the colours of all words by their positions on the scale: from 0 to 1, or signed from -1 to 1."""
+    """Assert that the colours of all words encode values from 0 to 1, or signed values from -1 to 1."""
     colours = page.locator("#words span").evaluate_all("all => all.map(each => each.style.backgroundColor)")
     for colour, place in zip(colours, places, strict=True):
         if np.isnan(place):
@@ -84,7 +84,7 @@ def test_layer_change_updates_shades_immediately(first: Opened) -> None:
     }"""
     shades = "() => [...document.querySelectorAll('#words span')].map(each => getComputedStyle(each).backgroundColor)"
     before = page.evaluate(shades)
-    assert page.evaluate(change) == 0  # a transition would cost more than the change
+    assert page.evaluate(change) == 0  # a transition would take longer than the change
     assert page.evaluate(shades) != before
 
 
@@ -199,7 +199,7 @@ RECORD_DOTS = """() => {
     arc.apply(this, circle);
   };
 }"""
-"""Keeps the dots of the map as painted, because positions of moving points are stored nowhere else."""
+"""Script that records the painted dots of the map, because positions of moving points are not stored."""
 # A dot is painted if its centre on the canvas is not transparent.
 LAST_PICTURE = """() => {
   const canvas = document.getElementById("map-canvas");
@@ -242,10 +242,10 @@ def test_playing_map_draws_intermediate_positions(run: Path, chromium: Any, tmp_
     at_points = [places(site.layer, site.point, "aligned") for site in Run(Path()).sites]
     moves = [np.abs(after - before).max() for before, after in pairwise(at_points)]
     choose(page, "point", str(int(np.argmax(moves))))  # before the largest movement
-    page.clock.run_for(1000)  # until the map is still
+    page.clock.run_for(1000)  # until the map does not move
     page.locator("#play").click()
     frames = []
-    for _ in range(34):  # of 16 ms: two capture points
+    for _ in range(34):  # frames of 16 ms, for two capture points
         page.clock.run_for(16)
         frames.append(page.evaluate(LAST_PICTURE))
     assert page.locator("#play").inner_text() == "Stop"
@@ -300,7 +300,7 @@ def test_components_share_scale_and_state_variance(opened: Opened) -> None:
         components = (vectors[site] - vectors[site].mean(axis=0)) @ directions[:1].T
         scales.append(np.ptp(places_T2[:, 0]) / np.ptp(components))
     assert scales[0] == pytest.approx(scales[1], rel=2e-3)
-    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are on the initial view
+    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are visible initially
         box = page.locator("#map-canvas").bounding_box()
         assert 0 < x < box["width"]
         assert 0 < y < box["height"]
@@ -375,7 +375,7 @@ def test_nearest_tokens_use_full_space(first: Opened) -> None:
     cosines = unit @ unit[3]
     cosines[3] = -np.inf
     near = page.locator("#nearest button").evaluate_all("all => all.map(each => Number(each.dataset.token))")
-    # Tokens that differ only by rounding may be in another order.
+    # Tokens with equal cosines up to rounding may be in a different order.
     assert cosines[near] == pytest.approx(np.sort(cosines)[::-1][:5], abs=1e-6)
 
 

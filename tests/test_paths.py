@@ -1,4 +1,4 @@
-"""A path that the operating system rejects raises one error in every function."""
+"""Paths that the operating system rejects raise a short `InputError`."""
 
 from __future__ import annotations
 

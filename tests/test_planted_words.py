@@ -1,4 +1,4 @@
-"""Token scores that follow the class find the decisive word (pointing game), and other scores are near chance."""
+"""Relevance scores find the decisive word of planted texts (pointing game); random scores do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts by DecompX's published rules agree with this library for equal rules, and biases are divided as published."""
+"""Parts by DecompX's published rules match attnmix for the same rules, and biases are divided as published."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_float64(checkpoint: Path, first_value_bias: float = 1) -> Any:
 
 @pytest.mark.parametrize("biases", ["token", "none"])
 def test_parts_without_divided_biases_match_library(checkpoint: Path, ids: torch.Tensor, biases: str) -> None:
-    base = in_float64(checkpoint, first_value_bias=0)  # the authors assign this bias to the tokens
+    base = in_float64(checkpoint, first_value_bias=0)  # the published code assigns this bias to the tokens
     published = summary(published_parts.published_parts(base, ids, Configuration("GeLU_ZO", biases)))
     for actual, expected in zip(library_summary(base, ids, "chord"), published, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -34,7 +34,7 @@ from attnmix.runs.text_results import load_measurer
 from attnmix.serve import EXAMPLES, OPENING_TEXTS, OneLineErrors, tokenized
 
 TUNNEL = "tunnel.example:8443"
-SECRET = "zanzibar"  # a word of every typed text, searched in files and logs
+SECRET = "zanzibar"  # in every typed text, but not in files or logs
 TEXTS = [
     "time flies like an arrow in " + SECRET,
     f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9",
@@ -65,7 +65,7 @@ class Server:
         pytest.fail("".join(self.printed))
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        """Return status and body of a response to a request by the server's own page, except for `headers`."""
+        """Send a request like the server's own page, except for `headers`, and return status and body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
         given = {name: value for name, value in given.items() if value}
@@ -93,7 +93,7 @@ def stop_and_look(server: Server, by: signal.Signals) -> str:
 
 @pytest.fixture(scope="module")
 def model(default_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a tiny random model with the tokenizer of the default model, which has every word."""
+    """The folder of a tiny random model with the tokenizer of the default model."""
     vocabulary = (default_weights / "vocab.txt").read_text(encoding="utf-8").splitlines()
     folder = write_tiny_bert(tmp_path_factory.mktemp("model"), vocab_size=len(vocabulary))
     for path in default_weights.iterdir():
@@ -118,7 +118,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def tab(chromium: Any) -> Iterator[Any]:
-    """One tab for all tests, because the first page of a tab needs three times as long as later pages."""
+    """One tab for all tests, because the first page of a tab takes three times as long as later pages."""
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)
     yield page
@@ -134,7 +134,7 @@ def shell(tab: Any, server: Server) -> Any:
 
 
 def shown(page: Any) -> Any:
-    """Return the frame after it has loaded the page in the address."""
+    """Wait until the frame has loaded the page named in the address, and return the frame."""
     name = page.url.partition("#")[2]
     frame = page.frames[1]
     frame.wait_for_url(f"**/page/{name}*")
@@ -171,7 +171,7 @@ def test_server_opens_with_saveable_example(shell: Any, tmp_path: Path) -> None:
     frame.locator(WHOLE).wait_for(state="attached")
     assert frame.locator(".levels b").all_inner_texts()[:2] == list(OPENING_TEXTS)
     fields = [page.get_by_label(label) for label in ("Type a text", "Compare it with")]
-    assert [each.input_value() for each in fields] == ["", ""]  # a typed text is then measured alone
+    assert [each.input_value() for each in fields] == ["", ""]  # a typed text is measured alone
     assert tuple(each.get_attribute("placeholder") for each in fields) == OPENING_TEXTS
     with page.expect_download() as download:
         page.get_by_role("link", name="Save this page").click()
@@ -201,7 +201,7 @@ def test_selection_is_kept_for_the_next_text(shell: Any) -> None:
     frame.locator("#layer").fill("1")
     frame.get_by_role("button", name="Layer 1, head 1", exact=True).click()
     for text, positions in (
-        ("good actors and the film was very good", [1]),  # the nearer one of two
+        ("good actors and the film was very good", [1]),  # the occurrence nearest to position 4
         ("a film", []),
     ):
         frame = measure(text)
@@ -252,7 +252,7 @@ def test_shell_is_accessible(server: Server, chromium: Any) -> None:
         page.goto(server.address)
         page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        # The page occupies most of the window.
+        # Most of the window remains for the page.
         assert page.evaluate("document.querySelector('header').offsetHeight") < 720 / 2.5
         assert violations(page) == []
     context.close()
@@ -323,7 +323,7 @@ def test_interrupted_request_is_no_error(server: Server) -> None:
     for sent in ("", '{"texts": ["'):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall((head + sent).encode())
-    assert server.ask("GET", "/", Origin="")[0] == 200  # the output is checked at the end
+    assert server.ask("GET", "/", Origin="")[0] == 200  # the fixture `server` checks the output at the end
 
 
 def test_internal_error_does_not_reveal_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -363,7 +363,7 @@ def test_foreign_page_in_browser_has_no_access(server: Server, chromium: Any, tm
     )
     assert page.evaluate(post, server.address) == 0
     framed = f"<iframe src='{server.address}'></iframe>"
-    page.set_content(framed)  # waits for the frame, too
+    page.set_content(framed)  # also waits for the frame
     assert all("Type a text" not in each.content() for each in page.frames[1:])
     page.close()
 

@@ -1,4 +1,4 @@
-"""Shared parts of token vectors: products of pairs match loops, planted parts are recovered, and intervals cover."""
+"""Variance shares match loops over pairs and recover planted parts, and their intervals have nominal coverage."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_mean_products_match_pairs_and_leave_one_out() -> None:
 
 
 def planted(generator: np.random.Generator, lengths: dict[str, float], texts: int = 60) -> tuple[Moments, Any]:
-    """Return moments and classes of 8-token texts with vectors that are sums of parts with these squared norms."""
+    """Return moments and classes of 8-token texts. The vectors are sums of parts with squared norms `lengths`."""
 
     def part(name: str, *shape: int) -> Any:
         vectors = generator.normal(size=(*shape, 50))
@@ -136,7 +136,7 @@ def test_class_eraser_removes_classes_with_least_change() -> None:
     torch.testing.assert_close(means, means[:1].expand(3, -1), atol=1e-9, rtol=0)  # no linear classifier separates them
     moved = erased - vectors
     assert torch.linalg.matrix_rank(moved, tol=1e-8) == 2
-    # The minimal change is the projection on the cross-covariance, orthogonal in the metric of the inverse covariance.
+    # The minimal change projects onto the cross-covariance, orthogonally in the metric of the inverse covariance.
     centred = (vectors - vectors.mean(0)).numpy()
     covariance = centred.T @ centred / 90
     onehot = np.eye(3)[classes.numpy()]

@@ -77,7 +77,7 @@ def test_sink_measures_match_attention_values_and_outputs(
 
 
 def test_planted_sink_is_detected_and_removed(tiny_bert: Path) -> None:
-    """The first token has nearly all attention and no value, so the ratio of weights is high and falls without it."""
+    """The first token receives nearly all attention, but its value vector is short. The ratio falls without it."""
     network = AutoModel.from_pretrained(tiny_bert)
     attention = network.encoder.layer[0].attention.self
     with torch.no_grad():

@@ -20,7 +20,7 @@ from stages.common.parameters import read_parameters
 
 
 def hash_here() -> dict[str, Any]:
-    """Run the stage in the current folder, and return the hashes that it writes."""
+    """Run the stage `sources` in the current folder, and return the hashes that it writes."""
     sources.main(read_parameters())
     content: dict[str, Any] = json.loads(Path("reports/sources.json").read_text(encoding="utf-8"))
     files: dict[str, Any] = content["files"]
@@ -114,7 +114,7 @@ def test_missing_file_in_dvc_copy_differs_from_clone(
         (copy / each).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / each, copy / each)
     monkeypatch.chdir(copy)
-    assert hash_here() == before  # unchanged, so other changes of the experiment can run
+    assert hash_here() == before  # an experiment with different changes can run
     expected = (
         rf"dataset\.name: {name} is missing in this copy .* `--copy-paths {name}` .* the full path {folder}/{name}, or"
     )
@@ -177,7 +177,7 @@ def test_dvc_reruns_download_only_after_edits(tmp_path: Path) -> None:
         file.write_bytes(before)
     repository.dvc("repro")
     assert repository.git("status", "--short") == ""
-    # CI accepts the commit although this stage runs every time.
+    # CI accepts the commit although `sources@own` runs every time.
     assert repository.run(sys.executable, ".ci/stale.py").stdout.startswith("dvc.lock matches")
 
 

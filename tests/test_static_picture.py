@@ -1,4 +1,4 @@
-"""The static picture in pages and notebooks shows the right cells, means and names, and appears without the script."""
+"""The static picture shows the right cells, means and names, and pages show it if scripts are disabled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnmix.page.static_picture import AFTER, BEFORE, COLOUR_STEPS, ModelShares
 
 SVG = "{http://www.w3.org/2000/svg}"
 LAYERS, TOKENS = 3, 7
-ALIKE = 2.5  # in CIEDE2000, for one step of colours and the screen's rounding
+ALIKE = 2.5  # CIEDE2000 difference due to one colour step and the screen's rounding
 
 
 def draw(tokens: list[str], models: list[ModelShares]) -> Any:
@@ -30,12 +30,12 @@ def draw(tokens: list[str], models: list[ModelShares]) -> Any:
 
 def shares(seed: int) -> Any:
     values = np.random.default_rng(seed).random((LAYERS, TOKENS))
-    values[:, 0] = np.nan  # as for a special token
+    values[:, 0] = np.nan  # as for special tokens
     return values
 
 
 def cells(root: Any) -> dict[tuple[float, float], float]:
-    """Return the share encoded by the colour of each cell, by its corner."""
+    """Return the share encoded by each cell's colour, by the position of the cell's corner."""
     found = {}
     for path in root.iter(f"{SVG}path"):
         mixed = re.search(r"var\(--([me])\) (\d+)%", path.get("style", ""))
@@ -81,7 +81,7 @@ def test_means_are_next_to_their_layers() -> None:
     tops = sorted({y for _, y in cells(root)}, reverse=True)
     assert all(top < y < top + 30 for top, (_, y) in zip(tops, circles, strict=True))
     texts = [each.text for each in root.iter(f"{SVG}text")]
-    assert "25%" in texts  # of the last layer
+    assert "25%" in texts  # mean of the last layer
     assert f"{100 * np.nanmean(values[-1]):.0f}%" in texts
     plain = draw(["a"] * TOKENS, [ModelShares("After", values)])
     assert list(plain.iter(f"{SVG}circle")) == []
@@ -110,7 +110,7 @@ def test_page_without_script_shows_headline_and_picture(run: Path, chromium: Any
     ratios = Run(run).captured_ratios([name]).query("checkpoint == 'finetuned'")
     expected = ratios.pivot(index="layer", columns="position", values=OWN_SHARE).to_numpy(float)
     picture = page.locator("svg.own-shares")
-    drawn = picture.evaluate("each => new XMLSerializer().serializeToString(each)")  # with its namespace
+    drawn = picture.evaluate("each => new XMLSerializer().serializeToString(each)")  # includes the namespace
     found = cells(ElementTree.fromstring(drawn))
     with Image.open(io.BytesIO(picture.screenshot(scale="css"))) as image:
         pixels = np.asarray(image.convert("RGB"))

@@ -34,7 +34,7 @@ LENGTHS = {"test/3": 30, "test/5": 53, "text/0": 20}
 
 
 def write_run(folder: Path, lengths: dict[str, int], chunk_tokens: int = 2) -> dict[Site, np.ndarray]:
-    """Write stores of random numbers into the folder of a clone, and return the numbers."""
+    """Write random vectors and the tables of their texts into `folder`, and return the vectors."""
     documents = [name for name, length in lengths.items() for _ in range(length)]
     positions = [position for length in lengths.values() for position in range(length)]
     pieces = [f"piece{number % 5}" for number in range(len(documents))]
@@ -57,7 +57,7 @@ RunAndVectors = tuple[Run, dict[Site, np.ndarray]]
 
 @pytest.fixture
 def run_and_vectors(tmp_path: Path, small_shards: None) -> RunAndVectors:
-    """A run with stores of several shards, and their numbers."""
+    """A run with stores of several shards, and their vectors."""
     vectors = write_run(tmp_path, LENGTHS)
     return open_run(tmp_path), vectors
 
@@ -160,7 +160,7 @@ def replacing(old: str, new: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(path.read_text().replace(old, new, 1)) and None
 
 
-@pytest.mark.parametrize(("tokens", "chunk_tokens"), [(10, 10), (103, 2)])  # without shards, and with
+@pytest.mark.parametrize(("tokens", "chunk_tokens"), [(10, 10), (103, 2)])  # without and with shards
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -205,7 +205,7 @@ def test_stores_match_zarr_bytes(
         ours, theirs = Path(name, "ours"), Path(name, "theirs")
         for folder in (ours, theirs):
             store.create_stores(folder, {SITE: width}, plan)
-        for rows in reversed(plan.units):  # the last shard is smaller, and later ones reuse its buffer
+        for rows in reversed(plan.units):  # the smaller last shard is written first, and others reuse its buffer
             store.write_unit(store.open_to_write(ours, SITE), rows, vectors[rows], writer)
         store.open_to_write(theirs, SITE).array[:] = vectors
         assert np.array_equal(zarr.open_array(ours / f"{SITE}.zarr", mode="r")[:], vectors)
@@ -251,7 +251,7 @@ def test_refused_write_is_one_error_that_names_the_store(tmp_path: Path) -> None
         (15_000_000, 64, 64, 5440),  # 85 chunks of 98 kB: 8.36 MB
         (15_000_000, 10_000, 10_000, 10_000),  # a chunk larger than a shard
         (196, 64, 64, 256),  # a store smaller than a shard is one file
-        (40, 64, 40, 40),  # and one chunk is no shard
+        (40, 64, 40, 40),  # one chunk without shards
     ],
 )
 def test_shards_and_chunks_have_planned_sizes(tokens: int, chunk_tokens: int, chunk_rows: int, unit_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Pages of typed texts compute only displayed values, name their limits, and draw the curves of a loop over rows."""
+"""Pages of typed texts need only displayed values and state their limits; their curves match a loop over table rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS: dict[str, list[Any]] = {
 
 
 def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pages measure all statistics except optional controls, which pages would show, and create all tables."""
+    """Make pages compute all tables and statistics. Optional controls are excluded because pages would show them."""
     optional = set(RATIO_CONTROL_NAMES) - set(DEFAULT_CONTROL_NAMES)
     statistics = [name for name in STATISTICS if name not in optional]
     monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *statistics))
@@ -93,7 +93,7 @@ def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: py
 
 
 def read_page(page: Path) -> tuple[str, Any]:
-    """Return the words of a page, and its data."""
+    """Return the HTML of a page without scripts and styles, and its data."""
     text = page.read_text("utf-8")
     packed = re.search(r'id="data">([^<]*)<', text)
     assert packed
@@ -194,7 +194,7 @@ def test_curves_match_loop_over_rows() -> None:
     rows = []
     for method in ("b", "a", None):
         for checkpoint in ("pretrained", "finetuned"):
-            for layer in generator.permutation(6)[:4]:  # layers 0 and 5 and some others may be missing
+            for layer in generator.permutation(6)[:4]:  # some layers are missing; 0 and 5 are not in `layers`
                 mean = np.nan if layer == 2 else generator.random()
                 documents = generator.choice([3, MIN_INTERVAL_DOCUMENTS, pd.NA])
                 ends = {"ci_low": mean - 1, "ci_high": np.nan if layer == 3 else mean + 1, "documents": documents}

@@ -54,7 +54,7 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def state() -> dict[str, Any]:
-    """Return the state of torch that a library could leave changed."""
+    """Return the global state of torch that a call could leave changed."""
     return {
         "autocast": torch.is_autocast_enabled("cpu"),
         "autocast dtype": torch.get_autocast_dtype("cpu"),
@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
 
 
 def numbers(model: attnmix.Model) -> dict[str, Any]:
-    """Return the results of all calls that compute with a model."""
+    """Return results of all calls that run a model."""
     result = attnmix.measure(model, TEXTS, controls=["corpus_value", "swap", "random_weights", "shuffled_words"])
     vectors = attnmix.capture(model, TEXTS, dtype="float32")
     return {

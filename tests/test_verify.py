@@ -1,4 +1,4 @@
-"""`make verify` names outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
+"""`make verify` lists outputs that depend on date, hash seed or threads; `make accept` requires unchanged results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ stages:
     outs: [table.csv, rows.parquet, store.zarr, image.bin]
     metrics: [metrics.json: {cache: false}]
 """
-# Each output contains a value that depends on the environment of the run.
+# In `PLANTED`, each output depends on the environment of the run.
 WORK = """
 import datetime, json, os
 import numpy as np, pandas as pd, zarr
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository with the results of the steady pipeline in its only commit, as the current folder."""
+    """A repository with a committed pipeline that always has the same results."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
     made = repository_of(tmp_path_factory.mktemp("steady") / "repository", files)
     made.dvc("repro", "--quiet")

@@ -102,7 +102,7 @@ def array_difference(*stores: Path) -> str | None:
 def read_table(path: Path) -> pd.DataFrame:
     if path.suffix == ".parquet":
         return pd.read_parquet(path)
-    return pd.read_csv(path, dtype=str, keep_default_na=False)  # values are compared as text: 0.1 differs from 0.10
+    return pd.read_csv(path, dtype=str, keep_default_na=False)  # compared as text, because 0.1 and 0.10 differ
 
 
 def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:

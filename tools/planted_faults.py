@@ -1,4 +1,4 @@
-"""Check the tests: apply planted faults one at a time, and report the test that detects each.
+"""Check the tests by applying planted faults one at a time, and report the test that detects each.
 
     python -m tools.planted_faults
     python -m tools.planted_faults --only ratio_without_skip metric_ignored

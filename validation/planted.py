@@ -1,4 +1,4 @@
-"""Scores of the measures of mixing on planted cases with known answers.
+"""Values of the measures of mixing for planted cases with known answers.
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
@@ -75,7 +75,7 @@ def planted_table(seed: int) -> pd.DataFrame:
     rows = []
     for case in CASES:
         for measure, value in values[case.name].items():
-            value = round(value, DIGITS) + 0.0  # no -0
+            value = round(value, DIGITS) + 0.0  # avoids -0
             rows.append((case.name, measure, value, fooled(case, value, values[REFERENCE].get(measure, np.nan))))
     return pd.DataFrame(rows, columns=["case", "measure", "value", "fooled"])
 
@@ -228,7 +228,7 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 def probe_scores(
     contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the gains in R^2 `[T]` by a token's output in predicting the mean first content entry of its sources.
+    """Return the gains in R^2 `[T]` from a token's output for predicting the mean first content entry of its sources.
 
     A gain is relative to the prediction from the token's own content alone, and at least 0. `probe` is a linear probe
     on the full output; `head` only reads the first receiver dimension.

@@ -135,7 +135,7 @@ class Case:
         return given_TT / given_TT.sum(-1, keepdim=True)
 
     def without_value_bias(self) -> Case:
-        """Return a case with the same function of x, but with b_V W_O in b_O, as the weights of a row sum to 1."""
+        """Return a case with the same function of x, but with b_V W_O in b_O, because weights of a row sum to 1."""
         bias_free = [replace(each, bias=NOTHING[0], output_bias=each.bias @ each.output) for each in self.layers]
         return replace(self, layers=bias_free)
 

@@ -1,4 +1,4 @@
-"""The published table of mixing ratios, for any checkpoint folder and any texts, offline.
+"""Compute the published table of mixing ratios for a checkpoint folder and texts, offline.
 
     python -m validation.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
@@ -127,8 +127,8 @@ def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
     """Return the texts with 12 % of their non-special tokens masked (rounded down, at least one).
 
-    If the tokens are the same as the authors', the masked positions are too: they are sampled text by text, without
-    replacement, from one `random.Random(0)`.
+    If the tokens are the same as the authors', so are the masked positions, because one `random.Random(0)` samples them
+    text by text, without replacement.
     """
     if tokenizer.mask_token_id is None:
         raise InputError("the tokenizer has no mask token; use --protocol plain")
@@ -203,6 +203,7 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 
 
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
+    """Return a text. The second segment starts after the first [SEP]."""
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     if len(ids) > max_length:
         raise InputError(f"{path}: a record has {len(ids)} tokens, more than --max-length {max_length}; increase it")

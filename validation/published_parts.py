@@ -4,13 +4,13 @@
 
 Modarressi et al. (ACL 2023) distribute every bias over the tokens: a part p_j of a vector with bias b receives the
 fraction |p_j . b| / sum_k |p_k . b| of the bias (`absdot`), for each bias of a layer. The bias b_V of the first layer
-is not distributed: it remains in the value of each token. attnmix keeps the biases as a separate part. Everything else
-is the same, for both rules for GELU: `GeLU_ZO`, the authors' default and `chord` in attnmix, and `GeLU_LA`, `tangent`
-in attnmix.
+is not distributed, but remains in the value of each token. attnmix keeps the biases as a separate part. Everything else
+is the same for both rules for GELU: `GeLU_ZO` (the authors' default; `chord` in attnmix) and `GeLU_LA` (`tangent` in
+attnmix).
 
 The published method is computed in float64 from the weights and embeddings of the model, without the measures of
 attnmix. The program prints the own share and the own part by projection after each layer, and the mean rank correlation
-between both methods of the lengths of the parts in a row.
+between both methods of the lengths of a token's parts.
 
 Shapes: J parts (the source tokens and, with `biases="token"`, the biases), T tokens, D hidden, H heads, E = H * head
 width, W width of the feed-forward network.
