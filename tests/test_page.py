@@ -208,7 +208,7 @@ def test_hostile_text_is_shown_and_not_executed(opened: Opened) -> None:
     for token, text in enumerate(HOSTILE, start=2):
         page.locator(f"#token-{token}").click()
         assert visible(text) in page.locator("#selected").inner_text()
-        assert token in opened.drawn()["words"]  # the selected word is always drawn
+        assert token in [name["token"] for name in opened.drawn()["names"]]  # the selected word is always drawn
     for pane in ("text", "heads", "map-pane"):
         opened.values(pane)
     assert page.evaluate("window.hacked") is None
@@ -336,7 +336,8 @@ def test_omitted_content_is_explained(run: Path, tab: Any, tmp_path: Path) -> No
     choose(page, "share", "parts")
     length = (tokens()["document"] == "test/0").sum()
     assert page.locator("#parts-note").inner_text() == (
-        f"This text has {length} tokens. Exact parts are computed only for texts of at most 5 tokens, because the time "
+        f"This text has {length} tokens. Exact parts, the contributions of the input tokens to a vector, are computed "
+        "only for texts of at most 5 tokens, because the time "
         "grows with the square of the length. Select another measure under “Share”."
     )
     choose(page, "share", "alti")

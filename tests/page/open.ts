@@ -60,5 +60,6 @@ export function textOf(node: unknown): string {
   if (node === null || node === undefined || typeof node === "boolean") return "";
   if (typeof node !== "object") return String(node);
   const { type, props } = node as Node;
-  return textOf(typeof type === "function" ? type(props) : props.children);
+  const isTerm = typeof type === "function" && type.name === "Term"; // has hooks, and shows its children
+  return textOf(typeof type === "function" && !isTerm ? type(props) : props.children);
 }

@@ -34,7 +34,7 @@ const Bar = () => (
         <span class="small noprint">no token selected</span>
       ) : (
         <>
-          <small>Token</small> “
+          <small class="name">Token</small> “
           <b>
             <bdi>{nameOf(state.token.value)}</bdi>
           </b>
