@@ -289,8 +289,10 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     rows = [("agreement", "layer_input", "finetuned", "attnresln_n", layer, 0.1 * layer, 4) for layer in (1, 2)]
     run.tables["measure/derivatives"] = pd.DataFrame(rows, columns=columns)
     cautions = list_cautions(Subject("a model"), run)
-    assert ("On a UMAP map, distances between clusters" in cautions.map) == (layouts != ["pca"])
-    assert ("A PCA map shows two principal components" in cautions.map) == ("pca" in layouts)
+    assert list(cautions.map) == layouts
+    for layout, said in cautions.map.items():
+        assert ("Distances between clusters" in said) == (layout != "pca")
+        assert ("Only two principal components are shown" in said) == (layout == "pca")
     assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in cautions.ratio
 
 
@@ -321,7 +323,7 @@ def test_summary_has_the_cautions_that_limit_it(known: Any, sentences: list[str]
     run.layouts = ["pca"]
     columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
     run.tables["measure/derivatives"] = pd.DataFrame(columns=columns)
-    assert list_cautions(Subject("a model", **known), run).answer == sentences
+    assert list_cautions(Subject("a model", **known), run).answer == " ".join(sentences)
 
 
 def test_selection_rule_names_longer_texts() -> None:

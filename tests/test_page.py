@@ -153,7 +153,9 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     assert "The measures were computed on this device: " in origins
     assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in origins
     assert "The reviews come from data/sample." in origins
-    sentences = page.locator("#findings p, #findings > ul:not(.facts) li, main > .note").all_inner_texts()
+    sentences = page.locator(
+        "#findings p, #findings > ul:not(.facts) li, main > .note, .cautions, #map > p"
+    ).all_inner_texts()
     assert len(sentences) > 8
     for text in sentences:
         assert text[0].isupper(), text

@@ -454,7 +454,7 @@ def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: i
     for title in ("Text and heads", "Heads: Layer", "Layers", "Map", "Evidence", "Versions"):
         assert title in text, title
     words = " ".join(text.split())
-    for caution in ("one fine-tuning seed", "is not a causal effect", "A map preserves only some neighbourhoods"):
+    for caution in ("one fine-tuning seed", "is not a causal effect", "Only two principal components are shown"):
         assert caution in words, caution
     # The interactive overview of heads and the matrix repeat the lines of a head, and would need another page.
     assert "All heads" not in text

@@ -11,24 +11,31 @@ from attnmix.page.sentences import Subject, most_and_least
 from attnmix.page.verdicts import counted, signed
 from attnmix.page.wording import wording_of
 
+PCA = "Only two principal components are shown. Vectors that are close on the map can differ in the other components."
+UMAP = (
+    "The map preserves only some neighbourhoods. Distances between clusters, their sizes and densities are not "
+    "meaningful, and a different seed yields a different map."
+)
+
 
 class Cautions(NamedTuple):
     """Sentences on the limitations of the findings in three parts of the page."""
 
-    answer: list[str]
+    answer: str
     """On the headline and the sentences below it."""
     ratio: str
     """On the mixing ratios in the evidence."""
-    map: str
-    """On the layouts of the map."""
+    map: dict[str, str]
+    """On the map, by layout."""
 
 
 def list_cautions(subject: Subject, run: Results) -> Cautions:
     """Return the limitations of the findings of a pipeline run or of texts measured with the API."""
-    return Cautions(_describe_scope(subject, run), _describe_ratio(run), _describe_layouts(run))
+    by_layout = {layout: PCA if layout == "pca" else UMAP for layout in run.layouts}
+    return Cautions(_describe_scope(subject, run), _describe_ratio(run), by_layout)
 
 
-def _describe_scope(subject: Subject, run: Results) -> list[str]:
+def _describe_scope(subject: Subject, run: Results) -> str:
     """Return sentences on models, intervals and texts that limit the summary."""
     cautions = []
     if not subject.finetuned:
@@ -48,7 +55,7 @@ def _describe_scope(subject: Subject, run: Results) -> list[str]:
         cautions.append(
             f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
         )
-    return cautions
+    return " ".join(cautions)
 
 
 def _describe_ratio(run: Results) -> str:
@@ -57,21 +64,6 @@ def _describe_ratio(run: Results) -> str:
     if _has_rollouts(run):
         sentences.append("A rollout, which can be chosen under Share, describes all layers up to the chosen layer.")
     sentences.append(f"A ratio of norms is not a causal effect.{_agreement(run)}")
-    return " ".join(sentences)
-
-
-def _describe_layouts(run: Results) -> str:
-    """Return sentences on what the layouts of the map do not show."""
-    sentences = []
-    if run.layouts != ["pca"]:
-        sentences.append(
-            "A map preserves only some neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
-            "densities are not meaningful, and a different seed yields a different map."
-        )
-    if "pca" in run.layouts:
-        sentences.append(
-            "A PCA map shows two principal components. Vectors that are close on it can differ in the other components."
-        )
     return " ".join(sentences)
 
 

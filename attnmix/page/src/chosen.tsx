@@ -43,8 +43,7 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
       ) : (
         "The"
       )}{" "}
-      largest contributions of other
-      words in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      largest contributions of other words in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
       {compared || (canChange && ` (${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()})`)} are{" "}
       {sources.map((each, n) => (
         <>
