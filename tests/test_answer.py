@@ -13,14 +13,8 @@ from conftest import REPOSITORY
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Interval, verdict
 from attnmix.core.store.results import TextResults
 from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
-from attnmix.page.sentences import (
-    Subject,
-    _describe_controls,
-    _describe_selection,
-    _list_cautions,
-    class_evidence,
-    class_lens,
-)
+from attnmix.page.cautions import list_cautions
+from attnmix.page.sentences import Subject, _describe_controls, _describe_selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
 from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
 
@@ -294,12 +288,42 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
     rows = [("agreement", "layer_input", "finetuned", "attnresln_n", layer, 0.1 * layer, 4) for layer in (1, 2)]
     run.tables["measure/derivatives"] = pd.DataFrame(rows, columns=columns)
-    said = " ".join(_list_cautions(Subject("a model"), "", run))
-    synthetic = " ".join(_list_cautions(Subject("a model", synthetic=True), "", run))
-    assert ["a program wrote the reviews" in each for each in (said, synthetic)] == [False, True]
-    assert ("On a UMAP map, distances between clusters" in said) == (layouts != ["pca"])
-    assert ("A PCA map shows two principal components" in said) == ("pca" in layouts)
-    assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in said
+    cautions = list_cautions(Subject("a model"), run)
+    assert list(cautions.map) == layouts
+    for layout, said in cautions.map.items():
+        assert ("Distances between clusters" in said) == (layout != "pca")
+        assert ("Only two principal components are shown" in said) == (layout == "pca")
+    assert "with derivatives in the fine-tuned model is 0.10 (layer 1) to 0.20 (layer 2)." in cautions.ratio
+
+
+@pytest.mark.parametrize(
+    ("known", "sentences"),
+    [
+        ({}, ["Results differ for other texts."]),
+        ({"dataset": "reviews"}, ["Intervals are over reviews, for one fine-tuning seed."]),
+        (
+            {"dataset": "reviews", "synthetic": True},
+            [
+                "Intervals are over reviews, for one fine-tuning seed.",
+                "According to the dataset card, a program wrote the reviews. Results can differ for real reviews.",
+            ],
+        ),
+        (
+            {"dataset": "reviews", "finetuned": False, "base": "another model"},
+            [
+                "No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to a model without changes, "
+                "and “pretrained” to another model, which may be unrelated to it.",
+                "Intervals are over reviews, for one fine-tuning seed.",
+            ],
+        ),
+    ],
+)
+def test_summary_has_the_cautions_that_limit_it(known: Any, sentences: list[str]) -> None:
+    run = planted()
+    run.layouts = ["pca"]
+    columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
+    run.tables["measure/derivatives"] = pd.DataFrame(columns=columns)
+    assert list_cautions(Subject("a model", **known), run).answer == " ".join(sentences)
 
 
 def test_selection_rule_names_longer_texts() -> None:
@@ -348,9 +372,11 @@ def test_largest_change_needs_20_texts() -> None:
         sentences[documents] = " ".join(_describe_controls(run))
     assert "largest change" not in sentences[19]
     assert "It is not known which layer fine-tuning changes most: 19 reviews are too few" in sentences[19]
-    interval = "(simultaneous 95% interval +8.0 to +12.0, 20 reviews)"
-    assert f"is +10.0 percentage points, in layer 1 {interval}." in sentences[20]
-    assert "with the values of other texts is +3.0 percentage points" in sentences[20]
+    interval = "(95% interval +8.0 to +12.0, 20 reviews)"
+    assert f"is +10.0 percentage points, in layer 1 {interval}. Because the layer was selected" in sentences[20]
+    assert "this interval is simultaneous for all layers and ratios" in sentences[20]
+    alone = "(95% interval for this layer alone +1.0 to +5.0, 20 reviews)"
+    assert f"with the values of other texts is +3.0 percentage points {alone}." in sentences[20]
 
 
 def test_page_verdict_agrees_with_comparison() -> None:

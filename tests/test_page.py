@@ -153,7 +153,9 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     assert "The measures were computed on this device: " in origins
     assert f"The model comes from owner/{HOSTILE[0]} of the hub, commit {COMMIT} (v1.0)." in origins
     assert "The reviews come from data/sample." in origins
-    sentences = page.locator("#findings p, #findings > ul:not(.facts) li, main > .note").all_inner_texts()
+    sentences = page.locator(
+        "#findings p, #findings > ul:not(.facts) li, main > .note, .cautions, #map > p"
+    ).all_inner_texts()
     assert len(sentences) > 8
     for text in sentences:
         assert text[0].isupper(), text
@@ -208,7 +210,7 @@ def test_hostile_text_is_shown_and_not_executed(opened: Opened) -> None:
     for token, text in enumerate(HOSTILE, start=2):
         page.locator(f"#token-{token}").click()
         assert visible(text) in page.locator("#selected").inner_text()
-        assert token in opened.drawn()["words"]  # the selected word is always drawn
+        assert token in [name["token"] for name in opened.drawn()["names"]]  # the selected word is always drawn
     for pane in ("text", "heads", "map-pane"):
         opened.values(pane)
     assert page.evaluate("window.hacked") is None
@@ -336,7 +338,8 @@ def test_omitted_content_is_explained(run: Path, tab: Any, tmp_path: Path) -> No
     choose(page, "share", "parts")
     length = (tokens()["document"] == "test/0").sum()
     assert page.locator("#parts-note").inner_text() == (
-        f"This text has {length} tokens. Exact parts are computed only for texts of at most 5 tokens, because the time "
+        f"This text has {length} tokens. Exact parts, the contributions of the input tokens to a vector, are computed "
+        "only for texts of at most 5 tokens, because the time "
         "grows with the square of the length. Select another measure under “Share”."
     )
     choose(page, "share", "alti")

@@ -104,6 +104,7 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     sources = page.locator("#sources-text")
     choose(page, "share", "alti_rollout")
     assert "by ALTI rollout" in sources.inner_text()
+    assert "The strength of the orange is the square root of a source's share" in sources.inner_text()
     assert "straight lines lead to the sources with 2% or more" in sources.inner_text()
     choose(page, "share", "alti")
     assert "Lines lead to its sources in the layer below" in sources.inner_text()
@@ -114,6 +115,12 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     assert "Here it is the mean over" not in explained  # the picture shows a single text
     chart = page.locator("#layers [role=tooltip]", has_text="describes one layer, not all")
     assert "Here it is the mean over" in chart.text_content()
+    choose(page, "share", "own_share")
+    for place in ("#sources-text", "#chosen-text", "#text-legend", "#bar-parts"):
+        assert "exact parts since the input" in page.locator(place).inner_text().lower(), place
+        explained = page.locator(f"{place} [role=tooltip]").all_text_contents()
+        assert explained
+        assert all(each.startswith("Exact parts decompose a vector into a sum") for each in explained), place
     choose(page, "share", "parts")
     legend = page.locator("#grid-legend")
     assert "one scale for all layers, models and texts" in legend.inner_text()

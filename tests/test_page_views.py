@@ -334,7 +334,7 @@ def test_map_colours_words_and_keys(opened: Opened) -> None:
         page.evaluate("() => new Promise(requestAnimationFrame)")
         pictures.add(page.locator("#map-canvas").screenshot())
     assert len(pictures) == len(legends)
-    few = len(opened.drawn()["words"])
+    few = len(opened.drawn()["names"])
     assert 0 < few < len(tokens())
     page.locator("#map-canvas").focus()
     for _ in range(5):
@@ -342,6 +342,29 @@ def test_map_colours_words_and_keys(opened: Opened) -> None:
     assert np.ptp(opened.drawn()["pixels"], axis=0).max() > 2 * page.locator("#map-canvas").bounding_box()["width"]
     page.keyboard.press("0")  # shows all texts again
     assert np.ptp(opened.drawn()["pixels"], axis=0).max() < page.locator("#map-canvas").bounding_box()["width"]
+
+
+def test_names_on_map_cover_neither_dots_nor_names(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#words").press("Escape")
+    for layout, point in (("aligned", "2"), ("aligned", "8"), ("pca", "2"), ("pca", "8")):
+        choose(page, "layout", layout)
+        choose(page, "point", point)
+        drawn = opened.drawn()
+        boxes = pd.DataFrame([name["box"] for name in drawn["names"]])
+        assert len(boxes) > 3
+        low_N2, high_N2 = boxes[["left", "top"]].to_numpy(), boxes[["right", "bottom"]].to_numpy()
+        dots_T2 = np.array(drawn["pixels"])
+        overlaps_NT2 = np.minimum(high_N2[:, None], dots_T2 + drawn["radius"])
+        overlaps_NT2 = overlaps_NT2 - np.maximum(low_N2[:, None], dots_T2 - drawn["radius"])
+        assert not (overlaps_NT2 > 1e-3).all(axis=-1).any()
+        overlaps_NN2 = np.minimum(high_N2[:, None], high_N2) - np.maximum(low_N2[:, None], low_N2)
+        assert (overlaps_NN2 > 1e-3).all(axis=-1).sum() == len(boxes)  # each name meets only itself
+        own_N2 = dots_T2[[drawn["tokens"].index(name["token"]) for name in drawn["names"]]]
+        distances_N2 = np.abs(own_N2 - np.clip(own_N2, low_N2, high_N2))
+        assert distances_N2.max() < 10  # pixels between a dot and its name
+    page.locator("#token-3").click()
+    assert 3 in [name["token"] for name in opened.drawn()["names"]]
 
 
 def test_click_on_map_selects_word_everywhere(opened: Opened) -> None:
@@ -555,6 +578,11 @@ def test_explanations_follow_pointer_not_scrolling(opened: Opened) -> None:
 def test_explanations_and_bar_stay_in_window(run: Path, tab: Any, width: int) -> None:
     page = tab(Run(run).page, width=width, height=720).page
     page.locator("#token-3").click()
+    bar = re.sub(r"\s+", " ", page.locator("#bar").inner_text())
+    assert "Layer 3 " in bar
+    assert re.search(rf"“ ?{re.escape(tokens()['label'][3])} ?” (position )?3 Clear", bar), bar
+    assert "test/0" in page.locator("#document option:checked").inner_text()
+    assert page.locator("#document").bounding_box()["width"] > 100
     clear = page.locator("#clear")
     assert clear.evaluate("button => button.scrollWidth <= button.clientWidth")
     button, bar = clear.bounding_box(), page.locator("#bar").bounding_box()

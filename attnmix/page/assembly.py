@@ -21,6 +21,7 @@ from attnmix.core.store.results import Results
 from attnmix.core.store.runs import Run
 from attnmix.figures.labels import POINT_MARKS, in_text
 from attnmix.page.arrays import as_json, pack, visible
+from attnmix.page.cautions import list_cautions
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe, details_note
 from attnmix.page.static_picture import draw_result
@@ -46,7 +47,8 @@ def page_text(run: Results, subject: Subject) -> str:
     words = describe(subject, tokens, run)
     wording = wording_of(run)
     labels = words["checkpoints"]
-    data = page_data(run, tokens, labels, finetuned=subject.finetuned, synthetic=subject.synthetic)
+    cautions = list_cautions(subject, run)
+    data = page_data(run, tokens, labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
     head_parts = data["attention"].pop("documents")
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
@@ -72,6 +74,7 @@ def page_text(run: Results, subject: Subject) -> str:
         documents_left_out=_note_left_out_documents(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
         headline=data["answer"]["headline"],
+        cautions=cautions,
         lead=[_remove_term_marks(sentence) for sentence in data["answer"]["sentences"]],
         picture_title=opening["title"],
         texts_noun=wording.texts,

@@ -20,6 +20,7 @@ from attnmix.measures.matrices import MATRICES, ROLLOUTS, TOKEN_POSITIONS
 from attnmix.measures.ratios import RATIOS
 from attnmix.page.answer import answer, own_shares
 from attnmix.page.arrays import curves_by, encode_heads, largest_sources, quantise, visible
+from attnmix.page.cautions import Cautions
 from attnmix.page.documents import describe_documents
 from attnmix.page.map_data import encode_map, encode_nearest, list_kept_neighbours
 from attnmix.page.opening import choose_opening
@@ -69,6 +70,7 @@ def page_data(
     run: Results,
     tokens: pd.DataFrame,
     checkpoints: Mapping[str, str],
+    cautions: Cautions,
     *,
     finetuned: bool = True,
     synthetic: bool = False,
@@ -104,6 +106,7 @@ def page_data(
         "importance": _encode_importance(tokens, run) if has_classifier else {},
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
+        "cautions": {"answer": cautions.answer, "map": cautions.map},
         "opens": opening,
         "curves": _list_curves(run, derivatives, layers),
         "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),

@@ -16,11 +16,10 @@ from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import CAPTURED_CHECKPOINT
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Verdict, verdict
 from attnmix.core.store.results import Results
-from attnmix.figures.labels import CHECKPOINTS, RANDOM_MODEL, RATIO_LABELS
-from attnmix.measures.matrices import ROLLOUTS
+from attnmix.figures.labels import CHECKPOINTS, RANDOM_MODEL
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
-from attnmix.page.verdicts import VERBS, counted, interval_text, points, signed, why_no_verdict
+from attnmix.page.verdicts import VERBS, counted, interval_text, points, why_no_verdict
 from attnmix.page.wording import RUN_WORDING, model_wording_of, wording_of
 
 DERIVATIVE_FORMS = {
@@ -91,7 +90,6 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
         },
         "measured": measured.strip(),
         "findings": [accuracy, *evidence],
-        "cautions": _list_cautions(subject, "Intervals are over reviews, for one fine-tuning seed.", run),
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
 
@@ -110,7 +108,6 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
         "facts": {noun: str(texts), "tokens": str(len(tokens)), "layers": str(layers)},
         "measured": f"All numbers and maps describe the {noun} below.",
         "findings": _describe_controls(run),
-        "cautions": _list_cautions(subject, "Results differ for other texts.", run),
         "computed_on": {"measures": run.metrics("measure")["computed_on"]},
     }
 
@@ -124,7 +121,11 @@ def describe_samples(run: Results, documents: int) -> str:
     subject = "Ratios and controls" if controlled == documents else "Ratios"
     means = f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"
     others = [f"controls over {controlled:.0f} of them"] if has_sample else []
-    for name, table in (("exact parts", "measure/parts"), ("derivatives", "measure/derivatives")):
+    sampled = {
+        "exact parts (the contributions of input tokens to a vector)": "measure/parts",
+        "derivatives": "measure/derivatives",
+    }
+    for name, table in sampled.items():
         rows = run.table(table)
         if len(rows):
             texts = rows["documents"].max()
@@ -364,7 +365,10 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
     if row["unknown_tokens"]:
         notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
     if lacks_details:
-        notes.append("Own shares by exchange and exact parts were not computed for this text; their cells are empty.")
+        notes.append(
+            "Own shares by exchange and exact parts (the contributions of input tokens to a vector) were not computed "
+            "for this text; their cells are empty."
+        )
     return " ".join(notes)
 
 
@@ -374,9 +378,9 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
         return ""
     names = ", ".join(visible(name, kept="") for name in detailed)
     return (
-        f"Own shares by exchange of single tokens and exact parts were computed for {len(detailed)} of {documents} "
-        f"texts: {names}. In other texts, these cells are empty, because each token needs a forward pass. In Python, "
-        "attnmix.measure and attnmix.compare compute them."
+        "Own shares by exchange of single tokens and exact parts (the contributions of input tokens to a vector) were "
+        f"computed for {len(detailed)} of {documents} texts: {names}. In other texts, these cells are empty, because "
+        "each token needs a forward pass. In Python, attnmix.measure and attnmix.compare compute them."
     )
 
 
@@ -478,7 +482,7 @@ def _describe_layer_change(run: Results) -> str:
             f"{MIN_SIMULTANEOUS} or more."
         )
     ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
-    interval = interval_text(*ends, kind="simultaneous 95% interval")
+    interval = interval_text(*ends)
     by_change = model_wording_of(run).by_change
     sentence = (
         f"The largest change of the ratio {by_change} is {points(largest['mean'])} percentage points, in layer "
@@ -487,7 +491,12 @@ def _describe_layer_change(run: Results) -> str:
     reason = why_no_verdict(*ends)
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
-    return f"{sentence}."
+    if np.isnan(largest["simultaneous_low"]):
+        return f"{sentence}."
+    return (
+        f"{sentence}. Because the layer was selected, this interval is simultaneous for all layers and ratios; it is "
+        "wider than the interval for the layer alone in the view of layers."
+    )
 
 
 def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[str]:
@@ -510,7 +519,8 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
     )
     sentence = (
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
-        f"{points(contrast['ratio_minus_control'])} percentage points ({interval_text(*ends)})"
+        f"{points(contrast['ratio_minus_control'])} percentage points "
+        f"({interval_text(*ends, kind='95% interval for this layer alone')})"
     )
     reason = why_no_verdict(*ends)
     if reason:
@@ -575,70 +585,3 @@ def map_note(run: Results) -> str:
         f"UMAP was not computed, because it needs at least {run.min_umap_tokens} tokens and {counted} on this map. "
         "The map shows the two principal components of their vectors (PCA)."
     )
-
-
-def _list_cautions(subject: Subject, intervals: str, run: Results) -> list[str]:
-    """Return sentences on the limitations of the findings; `intervals` is a sentence on the scope of intervals."""
-    cautions = []
-    if not subject.finetuned:
-        base = "the same model, so nothing changes"
-        if subject.base:
-            base = f"{subject.base}, which may be unrelated to it"
-        cautions.append(
-            f"No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to {subject.model} without "
-            f"changes, and “pretrained” to {base}."
-        )
-    one_layer = "A mixing ratio describes one layer, not the accumulated mixing since the input."
-    if _has_rollouts(run):
-        one_layer += " A rollout, which can be chosen under Share, describes all layers up to the chosen layer."
-    cautions.append(one_layer)
-    cautions.append("A ratio of norms is not a causal effect." + _describe_agreement(run))
-    cautions.append(intervals)
-    if subject.synthetic:
-        noun = wording_of(run).texts
-        cautions.append(
-            f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
-        )
-    if run.layouts != ["pca"]:
-        cautions.append(
-            "A map preserves only some neighbourhoods. On a UMAP map, distances between clusters, their sizes and "
-            "densities are not meaningful, and a different seed yields a different map."
-        )
-    if "pca" in run.layouts:
-        cautions.append(
-            "A PCA map shows two principal components. Vectors that are close on it can differ in the other components."
-        )
-    return cautions
-
-
-def _has_rollouts(run: Results) -> bool:
-    """Return True if a text has the rollout of a matrix in any checkpoint."""
-    curves, _ = run.mixing
-    checkpoints = curves["checkpoint"].unique()
-    for document in run.tokens["document"].unique():
-        for checkpoint in checkpoints:
-            matrices = run.matrices(checkpoint, document)
-            if any(name in ROLLOUTS for name in matrices):
-                return True
-    return False
-
-
-def _describe_agreement(run: Results) -> str:
-    """Return a sentence on the rank correlation of the preferred ratio with derivatives; empty if there are none."""
-    table = run.table("measure/derivatives")
-    is_agreement = table["quantity"] == "agreement"
-    is_within_layer = table["reference"] == "layer_input"
-    rows = table[is_agreement & is_within_layer].dropna(subset="mean")
-    if rows.empty:
-        return ""
-    most, least = most_and_least(rows)
-    correlations = []
-    for row in (least, most):
-        text = f"{signed(row['mean'])} (layer {row['layer']})"
-        if text not in correlations:
-            correlations.append(text)
-    means = " to ".join(correlations)
-    number = counted(rows["documents"].max(), wording_of(run).texts)
-    ratio = RATIO_LABELS[least["method"]]
-    model = CHECKPOINTS[least["checkpoint"]].lower()
-    return f" In {number}, the rank correlation of “{ratio}” with derivatives in the {model} model is {means}."

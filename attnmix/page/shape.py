@@ -41,6 +41,7 @@ SHAPE: Data = {
         "notes": _NAMES,  # additions for this run, by term of the glossary
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
+    "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of the map by layout
     "sinceInput": [str],  # matrices with input tokens as sources, rather than the tokens of the layer below
     "opens": {"document": int, "positions": [int]},  # initially selected text, and token position in each text
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference

@@ -45,12 +45,15 @@ export async function openPage(data: Payload, heads: unknown = {}, hash = "", da
 
 type Node = { type: unknown; props: Record<string, any> };
 
-/** The elements with a tag in the output of a component without hooks. */
+/** True for a glossary term, which has hooks; its visible content are its children. */
+const isTerm = (type: unknown) => typeof type === "function" && type.name === "Term";
+
+/** The elements of a kind in the output of a component without hooks. */
 export function elementsOf(node: unknown, kind: string): Node["props"][] {
   if (Array.isArray(node)) return node.flatMap((each) => elementsOf(each, kind));
   if (node === null || typeof node !== "object") return [];
   const { type, props } = node as Node;
-  if (typeof type === "function") return elementsOf(type(props), kind);
+  if (typeof type === "function" && !isTerm(type)) return elementsOf(type(props), kind);
   return [...(type === kind ? [props] : []), ...elementsOf(props.children, kind)];
 }
 
@@ -60,5 +63,5 @@ export function textOf(node: unknown): string {
   if (node === null || node === undefined || typeof node === "boolean") return "";
   if (typeof node !== "object") return String(node);
   const { type, props } = node as Node;
-  return textOf(typeof type === "function" ? type(props) : props.children);
+  return textOf(typeof type === "function" && !isTerm(type) ? type(props) : props.children);
 }

@@ -187,6 +187,7 @@ export function makeRun(texts: string[][], models = MODELS, rightToLeft = false)
     importance: { leave_one_out: { limit: 0.5, values: quantise(effects, -0.5, 0.5) } },
     reviews: { names: [], total: 0, values: {} },
     answer: { headline: "", sentences: [], notes: {}, chart: { title: "", series: [], unit: "", means: "" } },
+    cautions: { answer: "", map: {} },
     sinceInput: ["parts", "alti_rollout"],
     opens: { document: 0, positions: texts.map(() => 2) },
     curves: { own_share: corpus },

@@ -20,7 +20,11 @@ const PRINT_SHARPNESS = 3; // canvas pixels per CSS pixel
 const PRINTED_HEIGHT = 700; // pixels, maximum height
 const STEPS = 24; // distinct colours of a scale; dots of one colour are drawn together
 const MANY = 1500; // with more tokens, dots are smaller
-const CELL = [12, 15]; // pixels, cells of the grid for the placement of names
+const NAME_GAP = 6; // pixels between the middle of a dot and its name
+const NAME_MARGIN = 2; // pixels, left and right of a name
+const NAME_RISE = 5; // pixels from the middle of a dot to the baseline of a name above it
+const NAME_FALL = 14; // pixels from the middle of a dot to the baseline of a name below it
+const CELL = 16; // pixels, cells of the grid that finds names and dots near a place
 const CLICK = 14; // pixels, maximum distance of a click from a dot
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -104,23 +108,86 @@ const theme = computed(() => {
   const style = getComputedStyle(document.getElementById("map-canvas")!);
   return ["--ink", "--paper", "--mark", "--took"].map((name) => style.getPropertyValue(name).trim());
 });
-const widthOf = once((name: string) => textWidth(name, FONT_SIZE) + 8);
+const widthOf = once((name: string, bold: boolean) => textWidth(name, FONT_SIZE, bold));
 
-/** The tokens whose names fit, in order of priority: selected token, its neighbours, its text, all other tokens. */
-function labels(place: (token: number) => [number, number]) {
-  const token = state.token.peek();
-  const first = token === null ? [] : [token, ...nearestTo(token, state.point.peek())];
-  const taken = new Set<number>();
-  return [...new Set([...first, ...tokensOf(state.document.peek()), ...shown.peek()])].filter((each) => {
-    const [x, y] = place(each);
-    if (!(x > 0 && y > 0 && x < frame.peek().width && y < frame.peek().height)) return false;
-    const [column, row] = [Math.floor(x / CELL[0]), Math.floor(y / CELL[1])];
-    const columns = range(column + Math.ceil(widthOf(nameHere(each)) / CELL[0]), column);
-    const cells = columns.flatMap((n) => [n * 1000 + row, n * 1000 + row - 1]);
-    const free = !cells.some((cell) => taken.has(cell));
-    if (free) cells.forEach((cell) => taken.add(cell));
-    return free;
-  });
+type Box = { left: number; right: number; top: number; bottom: number };
+/** A name next to its dot: the token, the start of the text and its baseline, and the covered area. */
+type Label = { token: number; x: number; y: number; box: Box };
+
+const meet = (a: Box, b: Box) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+
+/** Boxes by the cells of a grid, to find those that meet a box without looking at all of them. */
+class Boxes {
+  private readonly cells = new Map<number, Box[]>();
+
+  add(box: Box): void {
+    for (const cell of this.near(box)) {
+      const boxes = this.cells.get(cell);
+      if (boxes) boxes.push(box);
+      else this.cells.set(cell, [box]);
+    }
+  }
+
+  /** True if one of the boxes meets `box`. */
+  hasIn(box: Box): boolean {
+    return this.near(box).some((cell) => this.cells.get(cell)?.some((each) => meet(each, box)));
+  }
+
+  private near({ left, right, top, bottom }: Box): number[] {
+    const cells = [];
+    for (let row = Math.floor(top / CELL); row * CELL < bottom; row++)
+      for (let column = Math.floor(left / CELL); column * CELL < right; column++) cells.push(row * 10_000 + column);
+    return cells;
+  }
+}
+
+const radiusOfDots = () => (shown.peek().length > MANY ? 2.4 : 4);
+
+/**
+ * The names that fit next to their dots without covering dots or other names.
+ *
+ * Names are placed in order of priority: selected token, its neighbours, its text, all other tokens. The selected
+ * token always has its name.
+ */
+function labels(place: (token: number) => [number, number]): Label[] {
+  const { width, height } = frame.peek();
+  const isInside = ({ left, right, top, bottom }: Box) => left > 0 && right < width && top > 0 && bottom < height;
+  const radius = radiusOfDots();
+  const dots = new Boxes();
+  const dotOf = new Map<number, Box>();
+  for (const token of shown.peek()) {
+    const [x, y] = place(token);
+    const dot = { left: x - radius, right: x + radius, top: y - radius, bottom: y + radius };
+    if (!(x > 0 && y > 0 && x < width && y < height)) continue;
+    dotOf.set(token, dot);
+    dots.add(dot);
+  }
+  const names = new Boxes();
+  const selected = state.token.peek();
+  const first = selected === null ? [] : [selected, ...nearestTo(selected, state.point.peek())];
+  const placed: Label[] = [];
+  for (const token of new Set([...first, ...tokensOf(state.document.peek()), ...dotOf.keys()])) {
+    if (!dotOf.has(token)) continue;
+    const candidates = labelsAt(token, place(token)).filter(({ box }) => isInside(box) && !names.hasIn(box));
+    const free = candidates.find(({ box }) => !dots.hasIn(box));
+    const label = free ?? (token === selected ? candidates[0] : undefined);
+    if (!label) continue;
+    names.add(label.box);
+    placed.push(label);
+  }
+  return placed;
+}
+
+/** The possible names of a dot: above or below it, to its right or left, moved into the map if they are too long. */
+function labelsAt(token: number, [x, y]: [number, number]): Label[] {
+  const width = widthOf(nameHere(token), token === state.token.peek());
+  return [y - NAME_RISE, y + NAME_FALL].flatMap((baseline) =>
+    [x + NAME_GAP, x - NAME_GAP - width].map((wanted) => {
+      const start = Math.max(2 * NAME_MARGIN, Math.min(wanted, frame.peek().width - width - 2 * NAME_MARGIN));
+      const [left, right] = [start - NAME_MARGIN, start + width + NAME_MARGIN];
+      return { token, x: start, y: baseline, box: { left, right, top: baseline - FONT_SIZE, bottom: baseline + HALO } };
+    }),
+  );
 }
 
 type Dots = { colour: string; opacity: number; places: [number, number][] };
@@ -144,17 +211,14 @@ function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; 
   const { width } = frame.peek();
   const [ink, paper, mark, took] = theme.peek();
   const [place, token] = [placer(), state.token.peek()];
-  const radius = shown.peek().length > MANY ? 2.4 : 4;
+  const radius = radiusOfDots();
   const dots = [...groups.peek()].map(([key, group]) => {
     const [colour, opacity] = key.split(" ");
     return { colour, opacity: Number(opacity), places: group.map(place) };
   });
-  const names = labels(place).map((each) => {
-    const [[x, y], text] = [place(each), nameHere(each)];
+  const names = labels(place).map(({ token: each, x, y }): Name => {
     const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
-    const isInside = x + 6 + widthOf(text) <= width;
-    const at = isInside ? ({ x: x + 6, anchor: "start" } as const) : ({ x: width - 8, anchor: "end" } as const);
-    return { text, ...at, y: y - 5, colour, bold: each === token };
+    return { text: nameHere(each), x, y, anchor: "start", colour, bold: each === token };
   });
   names.push(...axisNames(width, frame.peek().height));
   const rings: Ring[] = [];
@@ -285,7 +349,8 @@ const drawn = () => ({
   moving: moving !== null,
   tokens: shown.peek(),
   pixels: shown.peek().map(placer()),
-  words: labels(placer()),
+  names: labels(placer()).map(({ token, box }) => ({ token, box })),
+  radius: radiusOfDots(),
 });
 
 export function Canvas() {

@@ -8,7 +8,7 @@ import { percent, points } from "./format";
 import * as measures from "./measures";
 import { missingText } from "./missing";
 import { canChange, set, state } from "./state";
-import { nameInText } from "./words";
+import { nameInText, SourcesName } from "./words";
 
 const NAMED_SOURCES = 4; // maximum number in the sentence below the picture
 const LISTED_CHANGES = 6; // maximum number of buttons below the picture
@@ -36,8 +36,14 @@ function SourcesOf({ block, token }: { block: Block; token: number }) {
   const compared = comparison.value ? ` (${titleInText(block)})` : "";
   return (
     <>
-      {state.share.value === OWN_SHARE ? `By ${measures.sourcesName()}, the` : "The"} largest contributions of other
-      words in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
+      {state.share.value === OWN_SHARE ? (
+        <>
+          By <SourcesName />, the
+        </>
+      ) : (
+        "The"
+      )}{" "}
+      largest contributions of other words in the {measures.sourcesIn.value === "input" ? "input" : "layer below"}
       {compared || (canChange && ` (${data.labels.checkpoints[sourceModel(block.model)].toLowerCase()})`)} are{" "}
       {sources.map((each, n) => (
         <>

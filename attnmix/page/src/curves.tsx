@@ -50,6 +50,7 @@ export const Answer = () => (
         </li>
       ))}
     </ul>
+    <p class="small cautions">{data.cautions.answer}</p>
     <Grid />
   </section>
 );
@@ -124,7 +125,9 @@ function changeText(measure: string): string {
   const counted = `${texts} ${texts === 1 ? data.wording.texts.replace(/s$/, "") : data.wording.texts}`;
   const ends = typeof from === "number" ? [from, high[layer - 1]!] : [];
   const [mean, start, end] = pointsAlike([change, ...ends], ends.length > 0 ? ends : [change]);
-  const interval = start ? `95% interval ${start} to ${end}, ${counted}` : `${counted}, too few for an interval`;
+  const interval = start
+    ? `95% interval for this layer alone ${start} to ${end}, ${counted}`
+    : `${counted}, too few for an interval`;
   const what = isDerivative(measure) ? "the other tokens' share of the derivative" : "this ratio";
   return `In layer ${layer}, ${data.wording.change} changes ${what} by ${mean} percentage points (${interval}).`;
 }

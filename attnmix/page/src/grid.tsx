@@ -30,7 +30,7 @@ import { Prediction } from "./prediction";
 import { shareGroups, shareText } from "./shares";
 import { canChange, hovered, printing, set, state } from "./state";
 import { ARROWS, type GLOSSARY, Pane, ScaleRamp, Scroll, Select, Slider, Term, useWidth } from "./ui";
-import { nameOf } from "./words";
+import { nameOf, SourcesName } from "./words";
 
 const MAX_SIDE = 16_000; // pixels of a canvas
 const PRINT_SHARPNESS = 3; // canvas pixels per CSS pixel
@@ -257,15 +257,20 @@ function DifferenceLegend({ first, second }: Comparison) {
 }
 
 /** The end of a sentence on the orange marks, which show sources by the selected measure. */
-function orangeText(): string {
+function OrangeText() {
   const least = `${state.threshold.value}%`;
-  const strength = "Colours are stronger for larger shares, by the square root.";
-  const measure = measures.sourcesName();
-  if (measures.sourcesIn.value === "input")
-    return `marks show the sources of the selected vector, by ${measure}. The bottom row shows the shares of the input tokens, and straight lines lead to the sources with ${least} or more. ${strength}`;
-  if (measures.sourcesIn.value === "layer")
-    return `marks show the sources of the selected vector, by ${measure}. Lines lead to its sources in the layer below, to their sources, and so on, as long as a line's share of the selected vector is ${least} or more. The bottom row shows the sums of these shares by input token. ${strength}`;
-  return "marks are not shown, because a ratio of one layer has no sources. Measures with sources, such as ALTI, can be selected under “Share”.";
+  if (measures.sourcesIn.value === null)
+    return "marks are not shown, because a ratio of one layer has no sources. Measures with sources, such as ALTI, can be selected under “Share”.";
+  return (
+    <>
+      marks show the sources of the selected vector, by <SourcesName />.{" "}
+      {measures.sourcesIn.value === "input"
+        ? `The bottom row shows the shares of the input tokens, and straight lines lead to the sources with ${least} or more.`
+        : `Lines lead to its sources in the layer below, to their sources, and so on, as long as a line's share of the selected vector is ${least} or more. The bottom row shows the sums of these shares by input token.`}{" "}
+      The strength of the orange is the square root of a source's share, so that small shares are visible; the scale
+      above the picture does not apply to it.
+    </>
+  );
 }
 
 /** An explanation of the picture and its marks. */
@@ -273,7 +278,7 @@ const SourcesText = () => (
   <p class="small" id="sources-text">
     Columns are tokens and rows are layers, with the input at the bottom.{" "}
     <span class="key-line">
-      <span class="took-key">Orange</span> {orangeText()}
+      <span class="took-key">Orange</span> <OrangeText />
     </span>{" "}
     The number after a token's name is its position in the text; positions start at 0.{" "}
     {comparison.value && "Framed names are tokens that the other text does not have in the same column. "}
@@ -328,8 +333,8 @@ function PartsNote() {
   return (
     <p class="note" id="parts-note">
       {isLong
-        ? `${subject} has ${length} tokens. Exact parts are computed only for texts of at most ${data.partsLimit} tokens, because the time grows with the square of the length. `
-        : `The exact parts of ${texts.length > 1 ? `the text ${name}` : "this text"} are not on the page. `}
+        ? `${subject} has ${length} tokens. Exact parts, the contributions of the input tokens to a vector, are computed only for texts of at most ${data.partsLimit} tokens, because the time grows with the square of the length. `
+        : `The exact parts of ${texts.length > 1 ? `the text ${name}` : "this text"}, the contributions of the input tokens to its vectors, are not on the page. `}
       {state.share.value === "parts" && "Select another measure under “Share”."}
     </p>
   );

@@ -34,11 +34,18 @@ const Bar = () => (
         <span class="small noprint">no token selected</span>
       ) : (
         <>
-          <small>Token</small> “
-          <b>
-            <bdi>{nameOf(state.token.value)}</bdi>
-          </b>
-          ” <small title="Positions start at 0.">position {position}</small>{" "}
+          <small class="long">Token</small>{" "}
+          <span class="word">
+            “
+            <b>
+              <bdi>{nameOf(state.token.value)}</bdi>
+            </b>
+            ”
+          </span>{" "}
+          <small title="Positions start at 0.">
+            <span class="long">position </span>
+            {position}
+          </small>{" "}
           <button id="clear" onClick={() => set({ token: null })}>
             Clear
           </button>

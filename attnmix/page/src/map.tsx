@@ -137,7 +137,7 @@ export function MapPane() {
       </h2>
       <p>
         Each dot is a token's vector at one <Term name="capture point" />. Nearby dots are similar vectors, as far as
-        two dimensions allow. The slider moves through the model.
+        two dimensions allow. The slider moves through the model. {data.cautions.map[layout.value]}
       </p>
       {data.mapNote && (
         <p class="note" id="map-note">

@@ -95,9 +95,8 @@ const effectInLogits = (value: number) => signed(value, wordRange.value[1] < 1 ?
 export const wordEndText = (value: number) => (ofClass() ? effectInLogits(value) : endText(value));
 export const wordText = (value: number) => (ofClass() ? effectInLogits(value) : shareText(value));
 export const matrixName = () => data.labels.matrices[matrix.value];
-/** The matrix whose sources are shown if the measure itself has none; an empty string if there are no matrices. */
-export const byMatrix = () =>
-  (isRatio() || isOwnShare()) && data.matrices.length > 0 ? `, by ${matrixName().replace(/^Exact/, "exact")}` : "";
+/** True if the selected measure has no sources, so that the sources of the first matrix are shown. */
+export const hasOtherSources = () => (isRatio() || isOwnShare()) && data.matrices.length > 0;
 /** The kind of the selected measure. */
 export const shareKind = () => (isRatio() ? "mixing ratio" : "own share");
 /** The beginning of a sentence that ends with shares, or with changes of shares. */

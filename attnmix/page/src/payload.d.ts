@@ -48,6 +48,7 @@ export type Payload = {
       means: string;
     };
   };
+  cautions: { answer: string; map: Record<string, string> };
   sinceInput: string[];
   opens: { document: number; positions: number[] };
   curves: Record<string, Record<string, Series>>;

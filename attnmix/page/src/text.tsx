@@ -7,7 +7,7 @@ import * as measures from "./measures";
 import { effectText } from "./prediction";
 import { hovered, matrix, state } from "./state";
 import { Pane, rowsOf, ScaleRamp, Select } from "./ui";
-import { Find, nameInText, nameOf, TokenLink, Tokens } from "./words";
+import { Find, nameInText, nameOf, SourcesName, TokenLink, Tokens } from "./words";
 
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources shown as separate segments of the bar
@@ -55,7 +55,7 @@ function KeptBar({ token }: { token: number }) {
       </div>
       <p class="small" id="bar-parts">
         {data.matrices.includes(state.share.value) ? "The bar shows, by " : `${OTHER_MEASURE}, `}
-        {measures.sourcesName()}: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
+        <SourcesName />: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
       </p>
     </>
   );
@@ -190,9 +190,19 @@ export function Text() {
             {" "}
             <span class="key-line">
               <span class="took-key">Underlined</span> tokens{" "}
-              {state.change.value
-                ? "are the sources of the selected token with the largest changes."
-                : `are sources of the selected token${measures.byMatrix()}.`}{" "}
+              {state.change.value ? (
+                "are the sources of the selected token with the largest changes."
+              ) : (
+                <>
+                  are sources of the selected token
+                  {measures.hasOtherSources() && (
+                    <>
+                      , by <SourcesName />
+                    </>
+                  )}
+                  .
+                </>
+              )}{" "}
             </span>
             <span class="key-line">
               <span class="gave-key">Overlined</span> tokens{" "}

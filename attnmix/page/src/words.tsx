@@ -4,9 +4,9 @@ import { computed, signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { shade } from "./colours";
 import { data, documentOf, isRead, positionOf, readingAt, type Share, tokensOf } from "./data";
-import { exchanged, placeOn, wordKind, wordRange, wordText, wordValue } from "./measures";
-import { hovered, set, state } from "./state";
-import { ARROWS } from "./ui";
+import { exchanged, placeOn, sourcesName, wordKind, wordRange, wordText, wordValue } from "./measures";
+import { hovered, matrix, set, state } from "./state";
+import { ARROWS, Term } from "./ui";
 
 const THICKEST = 6; // pixels, line of the token with the largest share
 
@@ -67,6 +67,13 @@ export function Find() {
     </label>
   );
 }
+
+/** The measure of the shown sources, with its explanation. */
+export const SourcesName = () => (
+  <Term name={matrix.value === "parts" ? "exact parts" : "share"} withoutNote>
+    {sourcesName()}
+  </Term>
+);
 
 /** The thickness of the line of each token. */
 const widths = (shares: Share[] = []) => {

@@ -1,0 +1,100 @@
+"""The limitations of the findings, which the page shows next to the findings that they concern."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attnmix.core.store.results import Results
+from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
+from attnmix.measures.matrices import ROLLOUTS
+from attnmix.page.sentences import Subject, most_and_least
+from attnmix.page.verdicts import counted, signed
+from attnmix.page.wording import wording_of
+
+PCA = "Only two principal components are shown. Vectors that are close on the map can differ in the other components."
+UMAP = (
+    "The map preserves only some neighbourhoods. Distances between clusters, their sizes and densities are not "
+    "meaningful, and a different seed yields a different map."
+)
+
+
+class Cautions(NamedTuple):
+    """Sentences on the limitations of the findings in three parts of the page."""
+
+    answer: str
+    """On the headline and the sentences below it."""
+    ratio: str
+    """On the mixing ratios in the evidence."""
+    map: dict[str, str]
+    """On the map, by layout."""
+
+
+def list_cautions(subject: Subject, run: Results) -> Cautions:
+    """Return the limitations of the findings of a pipeline run or of texts measured with the API."""
+    by_layout = {layout: PCA if layout == "pca" else UMAP for layout in run.layouts}
+    return Cautions(_describe_scope(subject, run), _describe_ratio(run), by_layout)
+
+
+def _describe_scope(subject: Subject, run: Results) -> str:
+    """Return sentences on models, intervals and texts that limit the summary."""
+    cautions = []
+    if not subject.finetuned:
+        base = "the same model, so nothing changes"
+        if subject.base:
+            base = f"{subject.base}, which may be unrelated to it"
+        cautions.append(
+            f"No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to {subject.model} without "
+            f"changes, and “pretrained” to {base}."
+        )
+    intervals = "Intervals are over reviews, for one fine-tuning seed."
+    if subject.dataset is None:
+        intervals = "Results differ for other texts."
+    cautions.append(intervals)
+    if subject.synthetic:
+        noun = wording_of(run).texts
+        cautions.append(
+            f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
+        )
+    return " ".join(cautions)
+
+
+def _describe_ratio(run: Results) -> str:
+    """Return sentences on the interpretation of mixing ratios."""
+    sentences = ["A mixing ratio describes one layer, not the accumulated mixing since the input."]
+    if _has_rollouts(run):
+        sentences.append("A rollout, which can be chosen under Share, describes all layers up to the chosen layer.")
+    sentences.append(f"A ratio of norms is not a causal effect.{_describe_agreement(run)}")
+    return " ".join(sentences)
+
+
+def _has_rollouts(run: Results) -> bool:
+    """Return True if a captured text has a matrix over several layers."""
+    curves, _ = run.mixing
+    checkpoints = curves["checkpoint"].unique()
+    for document in run.tokens["document"].unique():
+        for checkpoint in checkpoints:
+            matrices = run.matrices(checkpoint, document)
+            if any(name in ROLLOUTS for name in matrices):
+                return True
+    return False
+
+
+def _describe_agreement(run: Results) -> str:
+    """Return a sentence on the rank correlation of the preferred ratio with derivatives; empty if there are none."""
+    table = run.table("measure/derivatives")
+    is_agreement = table["quantity"] == "agreement"
+    is_within_layer = table["reference"] == "layer_input"
+    rows = table[is_agreement & is_within_layer].dropna(subset="mean")
+    if rows.empty:
+        return ""
+    most, least = most_and_least(rows)
+    correlations = []
+    for row in (least, most):
+        text = f"{signed(row['mean'])} (layer {row['layer']})"
+        if text not in correlations:
+            correlations.append(text)
+    means = " to ".join(correlations)
+    number = counted(rows["documents"].max(), wording_of(run).texts)
+    ratio = RATIO_LABELS[least["method"]]
+    model = CHECKPOINTS[least["checkpoint"]].lower()
+    return f" In {number}, the rank correlation of “{ratio}” with derivatives in the {model} model is {means}."
