@@ -27,7 +27,7 @@ def use_writable_caches() -> None:
         os.environ["MPLCONFIGDIR"] = str(_temporary_folder() / "matplotlib")
     if "NUMBA_CACHE_DIR" not in os.environ and not (_can_write(cache_home) or all(map(_can_write, _code_folders()))):
         os.environ["NUMBA_CACHE_DIR"] = str(_temporary_folder() / "numba")
-        if "numba" in sys.modules:  # numba reads the variable at import only
+        if "numba" in sys.modules:  # numba reads the variable only at import
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 

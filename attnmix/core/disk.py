@@ -14,7 +14,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
     The size of existing files in `folder`, from an interrupted run, is subtracted. `demand` is the beginning of the
-    message, and `parameters` are the settings that reduce the output.
+    message, and `parameters` are the settings that reduce its size.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
@@ -87,14 +87,14 @@ def _measure_size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Delete the old output of a stage, and rename the finished folder to it; the new output is never incomplete."""
+    """Delete the old output of a stage and rename `unfinished` to `output`, which is therefore never incomplete."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished folder of a stage after its outputs are published."""
+    """Remove the folder of a stage's unfinished outputs after their publication."""
     shutil.rmtree(folder)
     remove_empty(folder.parent)
 

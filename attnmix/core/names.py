@@ -119,7 +119,7 @@ OWN_BASIS = frozenset({"attention_heads"})
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
-"""The input of the activation in a plain feed-forward network, recorded like a capture point but not in `POINTS`."""
+"""The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
 # The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
 # between the second skip connection and a subsequent norm.
 STEP_POINTS = {
@@ -148,7 +148,7 @@ class Site(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return the site with the string form `name`, the inverse of `str`."""
+        """Return the site whose string form is `name`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)
 

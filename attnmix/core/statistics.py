@@ -23,7 +23,7 @@ BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples); a drawn count
 class Sums(NamedTuple):
     """A quantity summed over the tokens of each of N texts, with the divisors of the sums.
 
-    The sums of a single text have no first axis. All means over tokens or texts are computed from `Sums`.
+    For a single text, the axis N is missing. All means over tokens or texts are computed from `Sums`.
     """
 
     values: Doubles
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return sums for `texts` texts, with the present sums at the indices `numbers`, and counts of 0 elsewhere."""
+        """Return sums of `texts` texts: these sums at the indices `numbers`, and sums and counts of 0 elsewhere."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -305,8 +305,8 @@ def partial_correlation(
 ) -> npt.NDArray[np.float64]:
     """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
 
-    For rank correlations, this is Pearson's correlation of the residuals of the ranks. It is NaN if z fully explains x
-    or y.
+    For rank correlations, it equals Pearson's correlation of the residuals of the ranks after regression on z's ranks.
+    It is NaN if z fully explains x or y.
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)

@@ -90,7 +90,7 @@ def _eager_stance() -> Iterator[None]:
 def forward_derivatives() -> Iterator[None]:
     """Restrict forward-mode derivatives to one thread at a time, because torch counts their level per process.
 
-    Raise `InputError` if the caller computes forward-mode derivatives already.
+    Raise `InputError` if the caller is already computing forward-mode derivatives.
     """
     with _forward_derivatives:
         if forward_ad._current_level >= 0:

@@ -1,7 +1,7 @@
 """The classes of labelled texts, from the values of the label column: strings, integers or booleans.
 
-Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If a description defines class
-names, the column contains either codes (0 for the first name) or names, in all files and splits (`choose_reading`).
+Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If the dataset's description defines
+class names, the labels of all files and splits must be either codes (0 for the first name) or names.
 """
 
 import logging
@@ -45,7 +45,7 @@ class FileLabels(NamedTuple):
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
     """Return the tables with class indices from 0 as `label`, and class names as `label_name`.
 
-    Raise `InputError`, prefixed with `where`, for values that are not classes and for unprintable names.
+    Raise `InputError`, prefixed with `where`, for fewer than two classes and for values or names that are not allowed.
     """
     all_labels = _join_labels([table["label"] for table in tables.values()])
     classes = _find_classes(all_labels, where)
@@ -138,7 +138,8 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
         unknown = neither[0] if neither else not_codes[0]
         allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
         raise InputError(
-            f"{where} contains {shown_classes([unknown])}, which is not a class in its description; allowed: {allowed}"
+            f"{where} contains {shown_classes([unknown])}, which is not a class in the dataset's description; "
+            f"allowed: {allowed}"
         )
     return readings
 
@@ -228,7 +229,10 @@ def _read_code(value: Any, classes: int) -> int:
 
 
 def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
-    """Return all labels as Python objects, because pandas loses digits when joining large numbers of two types."""
+    """Return all labels, as Python objects unless they are categories.
+
+    With large numbers of two types, pandas would otherwise lose digits.
+    """
     are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
     if not are_categories:
         labels = [values.astype(object) for values in labels]
@@ -274,7 +278,7 @@ def _read_words(values: Sequence[str], where: str) -> dict[str, str] | dict[str,
     counts = Counter(words.values())
     merged = [value for value, word in words.items() if counts[word] > 1]
     if merged:
-        message = "%s: labels that differ only in surrounding spaces are one class: %s"
+        message = "%s: labels that differ only in surrounding spaces are the same class: %s"
         logging.warning(message, where, shown_classes(sorted(merged)))
     if all(WHOLE.fullmatch(word) for word in words.values()):
         return {value: int(word) for value, word in words.items()}

@@ -1,1 +1,1 @@
-"""Faithfulness of token scores (probability drops after token removal), use of the class, and margins."""
+"""Token scores and their faithfulness (probability drops after token removal), and tests of the classifier's input."""

@@ -67,7 +67,7 @@ def _is_norm(module: Module) -> bool:
 
 
 def _hold_deviation(module: Module, like: Tensor) -> Hook:
-    """Return a hook that treats the deviation of a norm as a constant."""
+    """Return a hook that treats the standard deviation in a norm as a constant."""
     norm = norm_of(module, like)
 
     def hook(_module: Module, inputs: Any, _output: Tensor) -> Tensor:

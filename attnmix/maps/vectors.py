@@ -14,7 +14,7 @@ Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 Coordinates = npt.NDArray[np.float32]
 Maps = Mapping[int, Mapping[Site, Coordinates]]
-"""Coordinates `[tokens, 2]` by seed and point."""
+"""Coordinates `[tokens, 2]` by seed, then by layer and capture point."""
 
 
 def read_vectors(given: Any) -> Vectors:

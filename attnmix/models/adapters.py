@@ -44,8 +44,8 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     """Write the model in the folder `base`, merged with the adapter in the folder `adapter`, to `output`.
 
-    Head weights missing from both are not saved. Raise `InputError` if the adapter `name` does not match the base
-    model.
+    Head weights missing from both folders are not saved. Raise `InputError` if the adapter `name` does not match the
+    base model.
     """
     require_extra("pipeline", LORA)
     import peft
@@ -81,7 +81,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
 
 
 def _classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the adapter's head; None if there is no head or the model has as many."""
+    """Return the number of classes of the adapter's head; None if it has no head or the model's number of classes."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes

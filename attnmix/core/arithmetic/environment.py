@@ -36,7 +36,7 @@ def set_variables(arithmetic: str) -> None:
     """Export `SETTINGS` to the environment for `portable`; do not change the environment for `fastest`."""
     if arithmetic == PORTABLE and not in_place():
         if "numpy" in sys.modules:
-            raise AssertionError("NumPy is loaded already, and has read another environment")
+            raise AssertionError("NumPy was loaded before these variables were set")
         os.environ.update(SETTINGS)
 
 
@@ -46,7 +46,7 @@ def in_place() -> bool:
 
 
 def can_be_portable() -> bool:
-    """Return True if this machine supports AVX2; on other machines, results differ from the committed ones."""
+    """Return False if this machine is known to lack AVX2; its results then differ from those with AVX2."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     description = _processor()
@@ -56,7 +56,9 @@ def can_be_portable() -> bool:
 def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
-        return "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third"
+        return (
+            "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third digit"
+        )
     times, machine = _cost_here()
     if arithmetic == PORTABLE:
         return (
