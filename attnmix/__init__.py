@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Return the version of the installed distribution, of which a clone that is imported as it lies has none."""
+    """Return the version of the installed distribution, or `CLONE_VERSION` if the package is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

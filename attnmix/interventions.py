@@ -42,7 +42,7 @@ MIN_VARIANCE = 1e-10  # relative to the largest variance of a direction; smaller
 
 @dataclass(frozen=True)
 class EditedCall:
-    """One call of a layer's self-attention, as an edit receives it."""
+    """The arguments of an edit: one call of a layer's self-attention."""
 
     layer: int
     weights: Tensor  # [B, H, queries, keys]
@@ -121,7 +121,7 @@ def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 
 def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
-    """Raise `InputError` if an edited tensor differs in shape, dtype or device from the original tensor."""
+    """Raise `InputError` unless an edited tensor has the original's dtype and device and can be broadcast to it."""
     if not isinstance(edited, Tensor):
         returned = type(edited).__name__
     else:
@@ -175,7 +175,8 @@ class Positions:
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         positions = torch.tensor(self.numbers)
         has_all_queries = call.weights.shape[-2] == tokens
-        if self.mask_length is None and has_all_queries:  # a sliding window of later queries may exclude early tokens
+        # If the call has only later queries, a sliding window may exclude early tokens, which would look like padding.
+        if self.mask_length is None and has_all_queries:
             self._check_padding(call.weights, positions)
         return positions
 
@@ -477,7 +478,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
     It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
     in descending order. The last direction is erased in part to match the variance. If the total variance of all
-    directions is smaller, all directions are erased.
+    directions is smaller than the variance that `eraser` removes, all directions are erased.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")

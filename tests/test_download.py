@@ -463,7 +463,7 @@ def test_unexpected_attention_is_one_error(own: Path, monkeypatch: pytest.Monkey
         return lambda *arguments, **options: function(*arguments, **{**options, "scaling": 1.0})
 
     monkeypatch.setattr("attnmix.models.loading.observed", unscaled)
-    with pytest.raises(InputError, match=r"computes attention in a way that is not supported .* of their size"):
+    with pytest.raises(InputError, match=r"computes attention in a way that is not supported .* relative error"):
         download.main(read_parameters())
 
 

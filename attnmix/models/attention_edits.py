@@ -33,7 +33,7 @@ _changes = threading.Lock()
 class AttentionEdits:
     """The active edits of one network, in order of application.
 
-    Copies of the network's modules share this object, which ends an edit in all copies at once.
+    Copies of the network's modules share this object, so that an edit ends in all copies at once.
     """
 
     def __init__(self, base: Module) -> None:

@@ -51,7 +51,7 @@ class LayerCall:
 
 
 class Recording(dict[Site, Tensor]):
-    """The features `[batch, tokens, width]` of a forward pass by site, and its current layer."""
+    """The features `[batch, tokens, width]` of a forward pass by layer and capture point, and the current layer."""
 
     layer: LayerCall | None = None
     """The current layer; None before the first one."""
@@ -110,7 +110,7 @@ def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site
 
 @dataclass
 class _Recorder:
-    """The hooks of `recording`."""
+    """The hooks registered by `recording`."""
 
     points: Collection[str]
     recorded: Recording
