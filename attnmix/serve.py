@@ -1,11 +1,11 @@
 """A local server for pages of typed texts: `attnmix serve`.
 
 The outer page contains an input for a text, an input for a second text to compare, some example pairs, and a frame with
-the page of the typed texts, identical to that of `attnmix show`. Models are loaded only once. The server is accessible only from
-this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host or
-Origin, such as from scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with another
-host name. Texts are sent in the body of a request. The server keeps only the last `KEPT_PAGES` pages with their texts,
-in memory; texts never appear in an address, file or log.
+the page of the typed texts, identical to that of `attnmix show`. Models are loaded only once. The server is accessible
+only from this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host
+or Origin, such as those of scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with
+another host name. Texts are sent in the body of a request. The server keeps only the last `KEPT_PAGES` pages, in
+memory; texts never appear in an address, file or log.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ def _scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return the table `finetune_by_class.csv`; precision is empty for unpredicted classes, recall for absent classes."""
+    """Return the table `finetune_by_class.csv`; precision is empty for unpredicted and recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)
@@ -360,7 +360,7 @@ def _last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
 
 
 def _curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the table `finetune.csv`: a row per logged step and epoch end for `train`, and per epoch for `validation`."""
+    """Return the table `finetune.csv`: a row per logged step and epoch end (`train`) or per epoch (`validation`)."""
     rows = [
         (entry["step"], entry["epoch"], split, entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy"))
         for entry in history

@@ -201,8 +201,9 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
     unused = _find_unused(model.base_model, unexpected)
     if unused:
         problem = f"{len(unused)} tensors that the model described by config.json does not use ({_shorten(unused)})"
-        remedy = "use the weights and the config.json of the same model"
-        raise InputError(f"{folder}: its weights contain {problem}; {remedy}")
+        raise InputError(
+            f"{folder}: its weights contain {problem}; use the weights and the config.json of the same model"
+        )
 
 
 def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
