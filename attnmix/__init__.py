@@ -1,6 +1,6 @@
-"""Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out.
+"""Measures of how self-attention mixes the vectors of tokens, as tensors, tables, figures and an interactive page.
 
-Importing the package loads nothing; its functions load what they need when they are first used.
+Importing the package loads no dependencies; functions load them at first use.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class LayerEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of one call."""
+        """Return the edited weights and values of one call."""
         if self.layers is None or call.layer in self.layers:
             return self.change(call)
         return call.weights, call.value
@@ -92,7 +92,7 @@ class ChainedEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of one call."""
+        """Return the edited weights and values of one call."""
         for edit in self.edits:
             weights, value = _apply(edit, call)
             call = replace(call, weights=weights, value=value)
@@ -121,7 +121,7 @@ def _apply(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 
 def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
-    """Raise `InputError` unless an edited tensor has the original's dtype and device and can be broadcast to it."""
+    """Raise `InputError` unless an edited tensor has the original's dtype and device, and broadcasts to its shape."""
     if not isinstance(edited, Tensor):
         returned = type(edited).__name__
     else:
@@ -412,7 +412,7 @@ def _check_edit(edit: Any) -> None:
 
 @dataclass(frozen=True)
 class Eraser:
-    """An affine map x - (x - mean) readout directions, `[..., D] -> [..., D]`, computed in float64."""
+    """The affine map x - (x - mean) @ readout @ directions, `[..., D] -> [..., D]`, computed in float64."""
 
     mean_D: Tensor
     readout_DK: Tensor  # projection of a centred vector to K coordinates
@@ -462,7 +462,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     columns_DK = whitening_DD @ covariance_DK
     products_KK = columns_DK.T @ columns_DK
     sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
-    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
+    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one is 0, because the columns of all classes sum to 0
     lengths_R = sizes_K[is_kept_K].sqrt()
     kept_vectors_KR = vectors_KK[:, is_kept_K]
     basis_DR = columns_DK @ kept_vectors_KR / lengths_R

@@ -45,7 +45,7 @@ _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """Locks by base model; the thread that measures a model holds its lock."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
-"""Maximum relative difference between equal outputs, with the same device and attention implementation."""
+"""Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def load(
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
-        The model. Weights are loaded from safetensors files only; code from a repository is never executed.
+        The model. Weights are loaded only from safetensors files; code from a repository is never executed.
 
     Raises:
         InputError: For a missing model or device, an unsupported family, an argument without effect, or a mismatch

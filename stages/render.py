@@ -38,7 +38,7 @@ MAX_PROCESSES = 4  # few, because starting a process takes a second
 
 TYPICAL = (
     "The captured texts were chosen by a rule: one short, correctly classified review of each class, and one short, "
-    "misclassified review. Each has the median probability among such reviews of at most "
+    "misclassified review. Its predicted class has the median probability among such reviews of at most "
     f"{TYPICAL_TOKENS} tokens or, if there are none, among the shortest ones."
 )
 
@@ -148,7 +148,7 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing in the sampled texts."""
+    """Yield the figures of the mixing measures of the sampled texts."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     controls = run.table("measure/mixing_controls")

@@ -18,7 +18,7 @@ COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages with numba's cach
 def use_writable_caches() -> None:
     """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` if they are undefined and the default folders are not writable.
 
-    Call it before numba or matplotlib is used.
+    Call this function before numba or matplotlib is used.
     """
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")

@@ -10,7 +10,7 @@ TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to one row.
+    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to rounding.
 
     Every class is represented if `size` allows it, if necessary at the expense of the largest classes.
     """
@@ -30,8 +30,8 @@ def stratified_split(
 ) -> tuple[RowNumbers, RowNumbers]:
     """Return the row indices of the remainder and of a part with about `fraction` of the rows.
 
-    The part has at least about as many rows as there are classes. `groups` contains the group index of each row. Rows
-    of a group stay together, and the class shares of the part are close to those of all rows.
+    For a small fraction, the part has about one row per class. `groups` contains the group index of each row. Rows of a
+    group stay together, and the class shares of the part are close to those of all rows.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)

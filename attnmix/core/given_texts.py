@@ -286,7 +286,7 @@ def _find_text_column(given: Any) -> str | None:
             name = json.dumps(key, ensure_ascii=False)
         selection = f"[{name}]"
         values = _select_column(given, key)
-        if _column_names(values):  # a split
+        if _column_names(values):  # a split of a dataset
             inner = _find_text_column(values)
             if inner is None:
                 return None

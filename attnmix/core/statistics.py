@@ -279,7 +279,7 @@ def _divide(sums: Doubles, counts: Doubles) -> Doubles:
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the rank correlation over the last axis of two arrays with broadcastable shapes.
 
-    The correlation is NaN if one side is constant or contains NaN.
+    The correlation is NaN where one of the arrays is constant or contains NaN.
     """
     first_ranks = _centre_ranks(first)
     second_ranks = _centre_ranks(second)
@@ -294,7 +294,7 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks over the last axis minus their mean."""
-    from scipy.stats import rankdata  # slow import, needed for ranks only
+    from scipy.stats import rankdata  # slow import, needed only for ranks
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))
     return np.asarray(ranks - ranks.mean(-1, keepdims=True))

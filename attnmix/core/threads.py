@@ -1,4 +1,4 @@
-"""The number of threads of small computations.
+"""The number of threads for small computations.
 
 By default, OpenMP threads wait for each other in busy loops. If other processes occupy the cores, a thread may have to
 wait for a core, and a short operation is many times slower than in a single thread. `OMP_WAIT_POLICY=passive` avoids

@@ -43,7 +43,7 @@ def set_full_precision() -> None:
     cudnn: Any = torch.backends.cudnn
     cudnn.allow_tf32 = False
     for backend in (cudnn.conv, cudnn.rnn):
-        backend.fp32_precision = "ieee"  # otherwise they follow torch.backends.fp32_precision
+        backend.fp32_precision = "ieee"  # otherwise, torch.backends.fp32_precision would apply
 
 
 class _Shared:

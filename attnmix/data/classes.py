@@ -73,7 +73,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return the reading of the label column in all files: codes or names. Missing labels and -1 are ignored.
+    """Return the interpretation of the labels in all files: codes or names. Missing labels and -1 are ignored.
 
     Numbers are codes. Strings are names, or codes if some strings are not names. Strings of files without types (csv,
     tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError` for
@@ -81,7 +81,7 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
-    first_file: dict[Reading, str] = {}  # the first file with this reading as the only possibility
+    first_file: dict[Reading, str] = {}  # the first file that allows only this interpretation
     is_untyped = False
     differing: dict[str, None] = {}
     for file in files:
@@ -119,7 +119,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return the possible readings of the labels of a file; raise `InputError` if there are none."""
+    """Return the possible interpretations of the labels of a file; raise `InputError` if there are none."""
     kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
@@ -145,7 +145,7 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
 
 
 def _read_truth_values(names: Sequence[str], where: str) -> Reading:
-    """Return the reading of boolean labels; raise `InputError` unless there are two classes."""
+    """Return the interpretation of boolean labels; raise `InputError` unless there are two classes."""
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
@@ -184,7 +184,7 @@ def _find_indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]
 
 
 def name_problem(name: str) -> str | None:
-    """Return the problem of a class name in tables or terminals, for a message; None for a valid name."""
+    """Return the problem that a class name would cause in tables or terminals, for a message; None for a valid name."""
     for letter in name:
         if letter in DIRECTIONS or unicodedata.category(letter) in UNPRINTABLE:
             return "with control characters in its name; rename it"
@@ -264,7 +264,7 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
 
 
 def _name_kind(label: Any) -> str:
-    """Return the kind of a label."""
+    """Return the type of a label: string, boolean or number."""
     if isinstance(label, str):
         return "string"
     if isinstance(label, (bool, np.bool_)):
@@ -324,7 +324,7 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
 
 
 def _remove_invisible(name: str) -> str:
-    """Return the visible form of a name: composed, without invisible characters, with single spaces."""
+    """Return the visible form of a name: composed (NFKC), without invisible characters, with single spaces."""
     composed = unicodedata.normalize("NFKC", name)
     letters = [letter for letter in composed if not _is_invisible(letter)]
     visible = unicodedata.normalize("NFKC", "".join(letters))

@@ -28,7 +28,7 @@ SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """File names written by `push_to_hub`, for any split name."""
 SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
-MAX_SHOWN_CAUSE = 400  # characters
+MAX_SHOWN_CAUSE = 400  # maximum length of an error's cause in a message
 FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
 FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # order of preference for equal numbers of files
 READER_CONFIGS = {
@@ -235,7 +235,7 @@ def _check_mapping(name: str, content: Any) -> None:
 
 
 def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration, or the only ones if no configuration is declared, as in `datasets`."""
+    """Return the features of a configuration or, if none is declared, the only features, as in `datasets`."""
     if configuration in infos:
         return infos[configuration]
     if len(infos) == 1 and not declared:
@@ -316,7 +316,7 @@ def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the file names of each split, matched by any of its patterns, without empty splits."""
+    """Return the file names that match any pattern of a split, by split, without empty splits."""
     files = {}
     for split, patterns in split_patterns.items():
         split_files = _match_each(patterns, names)

@@ -60,7 +60,7 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
         position = _skip_space(text, position + 1)
     if in_list and text.startswith("]", position):
         return
-    number, counted = 1, 0  # line number of the value at `counted`
+    number, counted = 1, 0  # line number of the position `counted`
     ended = not in_list  # True unless a closing bracket is still required
     while position < len(text):
         number += text.count("\n", counted, position)

@@ -1,1 +1,1 @@
-"""Token scores and their faithfulness (probability drops after token removal), and tests of the classifier's input."""
+"""Faithfulness of token scores (probability drops after token removal), class margins, probes and interventions."""

@@ -24,7 +24,7 @@ from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
-REFERENCE = "gradient_norm"  # the rank correlations of all methods are with this method
+REFERENCE = "gradient_norm"  # the method with which all others are rank-correlated
 RANDOM_DRAWS = 1
 
 
@@ -202,7 +202,7 @@ ATTRIBUTIONS = {
 
 
 def present_attributions(family: Family) -> dict[str, Attribution]:
-    """Return the scores available in a model family, and log the reasons for missing scores."""
+    """Return the methods available in a model family, and log the reasons for missing methods."""
     present = {}
     for name, attribution in ATTRIBUTIONS.items():
         reason = attribution.obstacle(family)

@@ -130,9 +130,9 @@ def padded_batches(
 def _compute_edited_logits(
     classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return logits `[N, C]` by first edited layer; `values` contains the replacing vectors `[N, H, d]` by layer.
+    """Return logits `[N, C]` by first edited layer; `values` contains the replacements `[N, H, d]` by layer.
 
-    The unedited layers below are computed only once per batch.
+    Layers before the first edited layer are computed only once per batch.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
     layers = [layer for _, layer in layer_modules(classifier.base)]

@@ -184,7 +184,7 @@ class Classifier:
         leaving: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-            """Make the first layer's input a leaf of the graph."""
+            """Make the first layer's input a leaf of the autograd graph."""
             if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
@@ -291,7 +291,10 @@ class FixedFactorScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of a class score at the first layer's input; None if `logits` does."""
+        """Return input times gradient `[T]` of a class score at the first layer's input.
+
+        Return None if `logits` returns None.
+        """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
         if parts_JC is None:

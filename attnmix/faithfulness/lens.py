@@ -17,7 +17,7 @@ from attnmix.core.selections import check_range, whole_number
 from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of, find_layers
 
-BLOCK_VECTORS = 4096  # vectors per batch of the head
+BLOCK_VECTORS = 4096  # maximum number of vectors per forward pass of the head
 REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
 ITERATIONS = 1000
 

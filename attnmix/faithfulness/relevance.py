@@ -3,7 +3,7 @@
 Within `relevance_rules`, the forward pass of a model is unchanged, and its backward pass propagates relevance: input
 times gradient, with these rules for nonlinear operations.
 
-norms                 x / s with the deviation s fixed
+norms                 x / s with the standard deviation s fixed
 activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g(0)) / p fixed
 softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate

@@ -168,7 +168,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
 
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
-    """Resample the texts of `values` `[N, ...]`, ignoring NaN."""
+    """Return bootstrap means over the texts of `values` `[N, ...]`, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
     counts = known.astype(np.float64)

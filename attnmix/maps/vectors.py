@@ -1,4 +1,4 @@
-"""Input vectors of maps: conversion to arrays of finite numbers, distinct vectors, and the points of each layout."""
+"""Input vectors of maps: conversion to finite arrays, distinct vectors, and the capture points of each layout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -150,7 +150,7 @@ class AttentionCall:
 
 
 def _unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, which `sdpa` lacks."""
+    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unknown to `sdpa`."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
     context, _ = attend(module, *arguments, **options)
@@ -370,7 +370,7 @@ def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor |
     """Return an additive mask; None if there is no mask."""
     if attention_mask is None:
         return None
-    has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
+    has_equal_rows = attention_mask.stride(-2) == 0  # convert only one row, and expand the result
     mask = attention_mask[..., :1, :] if has_equal_rows else attention_mask
     if mask.dtype == torch.bool:
         is_masked = ~mask

@@ -198,7 +198,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """The editor of a cross-attention module, which changes nothing but returns weights like edited modules."""
+    """An editor that leaves cross-attention unchanged, but makes its module return weights like edited modules."""
 
     edits: AttentionEdits
 

@@ -19,7 +19,7 @@ from attnmix.models.families import Stack, family_of, find_layers
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""The input of a decoder's embedding norm, which is recorded but is not a capture point."""
+"""The input of a decoder's embedding norm; recorded, although it is not a capture point."""
 
 
 @dataclass(frozen=True)

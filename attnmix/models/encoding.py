@@ -230,7 +230,7 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
 
 
 def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
-    """Return the number of characters of a word that are covered by known tokens only."""
+    """Return the number of characters of a word that are covered only by known tokens."""
     known: set[int] = set()
     unknown: set[int] = set()
     for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):

@@ -1,6 +1,6 @@
 """Loading of a checkpoint folder as an encoder or a classifier, and validation for the measures.
 
-Weights are loaded from safetensors files only, and remote code is never executed.
+Weights are loaded only from safetensors files, and remote code is never executed.
 """
 
 import copy
@@ -184,7 +184,7 @@ def load_weights(
 
 
 def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
-    """Raise `InputError` for mismatched, missing and unused weights, except those of a head to train."""
+    """Raise `InputError` for mismatched, missing and unused weights, except those of a head that will be trained."""
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or not has_new_classes:
@@ -424,7 +424,7 @@ def _table_paths(base: PreTrainedModel) -> list[str]:
 def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     """Raise `InputError` if a base model fails on `ids` `[1, T]`, or has non-finite outputs or unsupported attention.
 
-    Two forward passes are compared, with the original and with the observed attention.
+    Two forward passes are compared, with the original attention function and with the observed one.
     """
     with torch.no_grad():
         try:

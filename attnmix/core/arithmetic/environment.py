@@ -14,9 +14,9 @@ TORCH_THREADS = 4
 """Number of torch threads, independent of the number of cores, because the partition of long sums depends on it."""
 
 SETTINGS = {
-    "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
+    "ATEN_CPU_CAPABILITY": "avx2",  # for loops of torch itself
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",  # for NumPy and SciPy; AVX2 kernels, also on AMD
+    "OPENBLAS_CORETYPE": "Haswell",  # AVX2 kernels for NumPy and SciPy, also on AMD
     "OPENBLAS_NUM_THREADS": "1",  # several threads change the order of summation in a product
     "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # X86_V3 (AVX2) remains enabled
     "NUMBA_CPU_NAME": "x86-64-v3",

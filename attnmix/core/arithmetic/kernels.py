@@ -149,7 +149,7 @@ def _product(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
-    """Compute all jobs, in several threads if they are large; results do not depend on the number of threads."""
+    """Compute all jobs, in several threads if there is enough work; the number of threads does not affect results."""
     is_small = multiplications < ONE_THREAD_MULTIPLICATIONS
     threads = 1
     if not is_small and not hasattr(_thread, "has_task"):
@@ -312,7 +312,7 @@ def _attention_backward(
 
     multiplications = 5 * grad_query.size * key.shape[-2]
     _compute_in_threads(attention.blocks(), compute, multiplications)
-    groups = (key.shape[1], -1)  # for each key, the query heads that share it
+    groups = (key.shape[1], -1)  # key heads, and query heads per key head
     by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
     by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
     return torch.from_numpy(grad_query).to(query.dtype), by_key.to(key.dtype), by_value.to(value.dtype)

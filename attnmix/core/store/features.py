@@ -1,4 +1,4 @@
-"""Feature stores: one array `[tokens, hidden]` per layer and capture point: `<root>/layer_07/attention_output.zarr`.
+"""Feature stores: one array `[tokens, hidden]` per layer and capture point, such as `<root>/layer_07/ffn_output.zarr`.
 
 Rows are in the order of `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets
 another location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
@@ -64,7 +64,7 @@ def _path(place: Place, site: Site) -> Place:
 
 
 def _arrays(root: Path) -> tuple[Place, dict[str, str]]:
-    """Return the location of a run's arrays, and the digests by site of arrays outside `root`."""
+    """Return the location of a run's arrays and, for arrays outside `root`, their digests by site."""
     if not (root / MANIFEST).is_file():
         return root, {}
     with reading(root / MANIFEST, "capture") as path:
@@ -141,7 +141,7 @@ def write_unit(
 ) -> str:
     """Write the vectors of a complete unit of rows; return their hash if `with_digest`, otherwise an empty string.
 
-    Raise `InputError` if writing fails. Each thread may reuse one `writer`.
+    Raise `InputError` if writing fails. A `writer` can be reused within one thread.
     """
     array = store.array
     block = np.ascontiguousarray(block, array.dtype)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
-PICTURE_MATRICES = (INPUT_PARTS, "alti")  # used for the shares of input tokens and the lines between layers
+PICTURE_MATRICES = (INPUT_PARTS, "alti")  # matrices of the page's picture: shares of input tokens, lines between layers
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
@@ -155,7 +155,7 @@ class TextResults(MixingTables):
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
-        """Return a copy without heads and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
+        """Return a copy without head arrays and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
         shown = {
             key: {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES} or by_name
             for key, by_name in self.matrices_by_text.items()

@@ -51,7 +51,7 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder of the `.zarr` arrays of a text and checkpoint.
 
-    The kind `contributions` has one array per method, `heads` one per part in `attnmix.core.store.heads.DIMENSIONS`.
+    The kind `contributions` has one array per method, `heads` one per name in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 

@@ -84,7 +84,7 @@ class ShardWriter:
 
 
 def allocate_pages(size: int) -> Array:
-    """Return uninitialised, page-aligned bytes: `size` rounded up to whole pages."""
+    """Return an uninitialised, page-aligned array of `size` bytes, rounded up to whole pages."""
     size = round_to_pages(size)
     memory = np.empty(size + PAGE_BYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES

@@ -97,7 +97,7 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write each of the `parts` of a text's heads as an array; without parts, create an empty folder."""
+    """Write each array of a text's attention heads in `parts`; without arrays, create an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})

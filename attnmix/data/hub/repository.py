@@ -1,7 +1,7 @@
 """A hub repository at one commit: its listing, and its files, verified against the listing.
 
 `huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing at every run and needs
-network access. Its requests have no total time limit, so `RetryingClient` sends them instead.
+network access. Requests of `huggingface_hub` have no total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib
@@ -142,7 +142,7 @@ def _git_hash(size: int, content: bytes = b"") -> Any:
 
 
 def _bar(size: float = inf, **fixed: Any) -> type[tqdm]:
-    """Return a class of the client's progress bar with options `fixed` that raises an error after `size` bytes."""
+    """Return a class of the client's progress bar with options `fixed` that raises an error beyond `size` bytes."""
 
     class Bar(tqdm):
         """A progress bar that limits the size of a download."""
