@@ -38,7 +38,7 @@ MAX_PROCESSES = 4  # few, because starting a process takes a second
 
 TYPICAL = (
     "The captured texts were chosen by a rule: one short, correctly classified review of each class, and one short, "
-    "misclassified review. Its predicted class has the median probability among such reviews of at most "
+    "misclassified review. The predicted class of each has the median probability among such reviews of at most "
     f"{TYPICAL_TOKENS} tokens or, if there are none, among the shortest ones."
 )
 

@@ -32,7 +32,7 @@ def read_ids(
     """Return the texts without padding at their ends.
 
     `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
-    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts that contain only
+    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts with only
     start and end tokens.
     """
     texts = []

@@ -1,7 +1,7 @@
 """Stored arrays of the attention heads of a captured text, and the attention weights computed from them.
 
 Each `.zarr` array is float32 unless stated otherwise, computed in a float64 forward pass. T is the number of tokens,
-a^h_ij an attention weight of head h, W_O^h the head's rows of W_O, and f_h(x_j) = v_j W_O^h, with the value v_j of token
+a^h_ij an attention weight of head h, W_O^h the head's rows of W_O, and f_h(x_j) = v_j W_O^h for the value v_j of token
 j. There are fewer key heads than heads if several heads share a key.
 """
 
