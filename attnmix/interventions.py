@@ -157,7 +157,6 @@ class Positions:
 
     @classmethod
     def _from_mask(cls, argument: str, mask: Tensor) -> Positions:
-        """Return the positions in a mask over all tokens."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
             raise InputError(f"{argument}: a mask of shape {shape}; allowed: `[tokens]` that selects one or more")
@@ -389,14 +388,12 @@ def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
 
 
 def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
-    """Return the layers in a user's argument; None for all layers."""
     if given is None:
         return None
     return whole_numbers(f"{maker}: layers", given)
 
 
 def _can_broadcast(given: Tensor, to: Tensor) -> bool:
-    """Return True if `given` can be broadcast to the shape of `to`."""
     if given.ndim > to.ndim:
         return False
     pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
@@ -404,7 +401,6 @@ def _can_broadcast(given: Tensor, to: Tensor) -> bool:
 
 
 def _check_edit(edit: Any) -> None:
-    """Raise `InputError` if an edit is not callable."""
     if not callable(edit):
         allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
         raise InputError(f"edit: {type(edit).__name__}; allowed: {allowed}")
@@ -546,7 +542,6 @@ def _convert_to_float64(tensor: Tensor) -> Tensor:
 
 
 def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues `[D]` and eigenvectors `[D, D]` of the covariance of centred vectors."""
     covariance_DD = centred_ND.T @ centred_ND / len(centred_ND)
     sizes_D, vectors_DD = torch.linalg.eigh(covariance_DD)
     return sizes_D, vectors_DD
@@ -594,6 +589,5 @@ def edited_attention(
 
 
 def _describe(tensor: Tensor) -> str:
-    """Return the shape, dtype and device of a tensor as text for a message."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{list(tensor.shape)} in {dtype} on {tensor.device}"

@@ -158,7 +158,6 @@ class OutputSignature(NamedTuple):
 
 
 def _lock_of(base: Module) -> threading.RLock:
-    """Return the lock of a base model."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
 

@@ -131,7 +131,6 @@ def _training_reviews(classifier: Classifier, max_length: int, seed: int, run: R
 
 
 def _bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the checkpoints and their models without a head."""
     for name in checkpoints:
         if name == CAPTURED_CHECKPOINT:
             yield name, classifier.base

@@ -191,7 +191,6 @@ def _predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.D
 
 
 def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
-    """Return a random sample of at most `MAX_FIT_TEXTS` examples."""
     rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
     return [examples[row] for row in sorted(rows)]
 

@@ -98,7 +98,6 @@ def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
 
 
 def _by_key(parameters: Parameters) -> dict[str, Any]:
-    """Return all parameter values by key, such as `umap.metric`."""
     (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
     return {str(key): value for key, value in row.items()}
 

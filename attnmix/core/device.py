@@ -150,7 +150,6 @@ def _launched_index() -> int:
 
 
 def _log(device: torch.device) -> None:
-    """Log the device, and a warning about idle GPUs."""
     if device.type == "cpu":
         logging.info("device: CPU")
         reason = None if os.environ.get(VARIABLE) else _reason_without_gpu()
@@ -174,7 +173,6 @@ def _details(device: torch.device) -> list[str]:
 
 
 def _driver() -> str | None:
-    """Return the version of the NVIDIA driver, or None."""
     if not NVIDIA_DRIVER.exists():
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
@@ -202,7 +200,6 @@ def _numbers(version: str) -> list[int]:
 
 
 def _start_error() -> str:
-    """Return the first line of CUDA's start-up error."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

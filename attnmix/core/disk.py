@@ -76,7 +76,6 @@ def _check_writable_by_key(key: str, folder: Path) -> None:
 
 
 def _measure_size(folder: Path) -> int:
-    """Return the total size of the files in `folder`, in bytes."""
     size = 0
     for root, _, names in os.walk(folder):  # os.walk skips folders renamed by another process
         for name in names:

@@ -329,7 +329,6 @@ def _measure_texts(values: Any) -> tuple[float, float]:
 
 
 def _is_id(value: Any) -> bool:
-    """Return True for an integer that is not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -341,7 +340,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for None, NaN, and pandas' missing values."""
     if isinstance(value, float):
         return value != value  # NaN
     return value is None or type(value).__name__ in ("NAType", "NaTType")
@@ -354,7 +352,6 @@ def _may_be_ids(given: Any) -> bool:
 
 
 def _name_kind(item: Item) -> str:
-    """Return the kind of an item, for a message."""
     if isinstance(item, str):
         return "one text"
     if isinstance(item, tuple):

@@ -153,7 +153,6 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
 
 
 def _place(details: ErrorDetails) -> str:
-    """Return the name of a value, including the index of a list item."""
     name, *parts = details["loc"]
     place = str(name)
     for part in parts:

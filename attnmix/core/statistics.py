@@ -271,7 +271,6 @@ class Jackknifed(NamedTuple):
 
 
 def _divide(sums: Doubles, counts: Doubles) -> Doubles:
-    """Return `sums / counts`; NaN for counts of 0."""
     means = np.full_like(sums, np.nan)
     return np.divide(sums, counts, out=means, where=counts > 0)
 
@@ -293,7 +292,6 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 
 def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the ranks over the last axis minus their mean."""
     from scipy.stats import rankdata  # slow import, needed only for ranks
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))

@@ -105,7 +105,6 @@ _forward_derivatives = threading.Lock()
 
 
 def _autocast_devices() -> list[str]:
-    """Return the device types with autocast enabled in this thread."""
     kinds = (*DEVICE_TYPES, torch._C._get_privateuse1_backend_name())
     return [kind for kind in kinds if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)]
 

@@ -53,7 +53,6 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
 
 
 def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
-    """Return the names of the required columns, by default of all columns."""
     if columns is None:
         return list(schema.names)
     return [name for name in schema.names if name in columns.values()]

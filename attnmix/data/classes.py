@@ -264,7 +264,6 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
 
 
 def _name_kind(label: Any) -> str:
-    """Return the type of a label: string, boolean or number."""
     if isinstance(label, str):
         return "string"
     if isinstance(label, (bool, np.bool_)):
@@ -332,7 +331,6 @@ def _remove_invisible(name: str) -> str:
 
 
 def _is_invisible(letter: str) -> bool:
-    """Return True for format characters, variation selectors and `INVISIBLE`."""
     is_variation_selector = "\ufe00" <= letter <= "\ufe0f"
     return is_variation_selector or letter in INVISIBLE or unicodedata.category(letter) == "Cf"
 

@@ -228,7 +228,6 @@ def _read_creators(value: Any) -> list[str]:
 
 
 def _check_mapping(name: str, content: Any) -> None:
-    """Raise `InputError` if a description is not a mapping."""
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
         raise InputError(f"dataset.name: {name} contains {kind}; allowed: a mapping")

@@ -174,7 +174,6 @@ def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) 
 
 
 def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights and values, unchanged."""
     return weights, value
 
 

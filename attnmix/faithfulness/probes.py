@@ -202,7 +202,6 @@ def token_vectors(
 
 
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return each text's share of `right` tokens."""
     shares_D = tokens.groupby("text")["right"].mean()
     return torch.tensor(shares_D.to_numpy())
 

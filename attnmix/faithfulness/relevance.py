@@ -119,6 +119,5 @@ def _attend(
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
-    """Return `vectors` with their gradient multiplied by `factor`."""
     constant = vectors.detach()
     return constant + factor * (vectors - constant)

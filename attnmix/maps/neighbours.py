@@ -112,7 +112,6 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
-    """Search with all pairwise distances, in scikit-learn."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
     # The Bray-Curtis distance of scikit-learn's fast search differs from that of SciPy and umap-learn.
     is_fast = distance != "braycurtis"

@@ -104,7 +104,6 @@ def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64
 
 
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return a random order of `number` vectors, for chance levels."""
     generator = np.random.default_rng(seed)
     return generator.permutation(number)
 

@@ -93,6 +93,5 @@ def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
 
 
 def _differing(vectors: Vectors) -> int:
-    """Return the number of distinct vectors."""
     first, _ = distinct_rows(vectors)
     return len(first)

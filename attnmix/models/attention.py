@@ -379,7 +379,6 @@ def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor |
 
 
 def _compute_context(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return head outputs `[B, H, T, d]` and `log_sums`."""
     if call.query.device.type != "cpu" or call.softcap is not None:
         return _attend_by_rows(call)
     # Unlike `sdpa` itself, its CPU kernel also returns the softmax denominators.
@@ -411,7 +410,6 @@ def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
 
 
 def _cap(scores: Tensor, softcap: float | None) -> Tensor:
-    """Return scores limited to [-softcap, softcap]; unchanged if `softcap` is None."""
     if softcap is None:
         return scores
     return softcap * torch.tanh(scores / softcap)

@@ -232,7 +232,6 @@ def is_edited(network: PreTrainedModel) -> bool:
 
 
 def _edits_of(network: PreTrainedModel) -> AttentionEdits:
-    """Return the edits attached to a network, or a new object."""
     for module in network.modules():
         editor = active_editor(module)
         if isinstance(editor, LayerEditor):

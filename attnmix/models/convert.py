@@ -95,7 +95,6 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return True for a dictionary of tensors by name."""
     if not isinstance(value, Mapping) or not value:
         return False
     has_names = all(isinstance(name, str) for name in value)

@@ -196,7 +196,6 @@ def _classify_tokens(
 
 
 def _is_punctuation(character: str) -> bool:
-    """Return True for punctuation and symbols."""
     category = unicodedata.category(character)
     return category[0] in "PS"
 

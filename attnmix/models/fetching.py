@@ -242,7 +242,6 @@ def _package_folder(name: str) -> Path:
 
 
 def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
-    """Raise `InputError` if the configuration, the weights or the tokenizer are missing."""
     files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} has no config.json; choose another model or revision")
@@ -267,7 +266,6 @@ def _check_code(name: str, config: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty dictionary for other content."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:  # reported when the checkpoint is loaded

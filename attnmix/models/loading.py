@@ -249,7 +249,6 @@ def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> A
 
 
 def _shorten(names: Sequence[str]) -> str:
-    """Return the first three names for a message."""
     shown = ", ".join(names[:3])
     if len(names) > 3:
         return f"{shown}, ..."
@@ -395,7 +394,6 @@ def _weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -510,6 +508,5 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
 
 
 def _check_padding(name: str, padding: int, rows: int) -> None:
-    """Raise `InputError` for a padding token outside the embedding."""
     if padding >= rows:
         raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")

@@ -101,7 +101,6 @@ def _remove_padding(
 
 
 def _count_leading(ids: Sequence[int], padding: int) -> int:
-    """Return the number of padding tokens before the first other token."""
     for place, number in enumerate(ids):
         if number != padding:
             return place

@@ -99,7 +99,6 @@ def as_command(stage: str) -> Iterator[None]:
 
 
 def _explain(error: BaseException, stage: str) -> str | None:
-    """Return the message for an error that the user can fix; None for any other error."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:

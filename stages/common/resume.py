@@ -109,7 +109,6 @@ def _packages() -> list[str]:
 
 
 def _declaration(stage: str) -> dict[str, Any]:
-    """Return the stage's entry in dvc.yaml."""
     path = REPOSITORY / "dvc.yaml"
     try:
         stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]

@@ -82,7 +82,6 @@ def cores() -> int:
 
 @cache
 def _product_threads() -> ThreadPoolExecutor:
-    """Return the thread pool for the blocks of a product."""
     return ThreadPoolExecutor(cores())
 
 
@@ -204,19 +203,16 @@ def _addmm(to: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha:
 
 
 def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tensor:
-    """Return `beta * to + alpha * matrix @ vector`."""
     column = _addmm(to.unsqueeze(-1), matrix, vector.unsqueeze(-1), **factors)
     return column.squeeze(-1)
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Return the product of two vectors."""
     product_11 = _product(first.unsqueeze(0), second.unsqueeze(1))
     return product_11.reshape(())
 
 
 def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tensor]:
-    """Return a kernel that applies a NumPy function to every element."""
 
     def kernel(values: Tensor) -> Tensor:
         is_whole = not (values.is_floating_point() or values.is_complex())
@@ -482,7 +478,6 @@ def _register() -> None:
 
 
 def _create_in_place_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that overwrites its first argument with the result."""
 
     def overwrite(values: Tensor, *others: Any, **options: Any) -> Tensor:
         result = kernel(values, *others, **options)
@@ -492,7 +487,6 @@ def _create_in_place_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _create_out_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that writes the result into the argument `out`."""
 
     def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
         result = kernel(*arguments, **options)

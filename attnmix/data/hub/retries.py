@@ -190,7 +190,6 @@ def _out_of_time(cause: str) -> UnavailableError:
 
 
 def _failure(error: httpx2.TransportError) -> str:
-    """Return a description of a connection failure."""
     if isinstance(error, httpx2.TimeoutException):
         return "the server does not respond"
     return f"the connection broke ({first_line(error_chain(error)[-1])})"
