@@ -99,7 +99,7 @@ def lock_stage(stage: str) -> Iterator[None]:
 def _packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
-    `Distribution.version` would parse each file with its long description, which takes six times as long as a search.
+    `Distribution.version` would parse each file with its long description, which takes six times as long as this code.
     """
     packages = set()
     for distribution in distributions():
