@@ -102,5 +102,5 @@ def remove_empty(folder: Path) -> None:
     """Remove all empty folders in `folder`, then `folder` and its parent if they are empty."""
     folders = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     for path in [*folders, folder.parent]:
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # the folder is not empty
             path.rmdir()

@@ -186,7 +186,7 @@ def errors_in_words(shown: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # `datasets` raises dozens of types for an invalid description
+    except Exception as error:  # `datasets` raises dozens of exception types for an invalid description
         raise InputError(f"dataset.name: {shown} cannot be loaded ({_cause(error)})") from error
 
 

@@ -93,7 +93,7 @@ def is_description(name: str) -> bool:
 
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
-    """Return the `Contents` of a dataset with the files `names`; `descriptions` are those that describe others."""
+    """Return the `Contents` of a dataset with the files `names`; `descriptions` are files that describe others."""
     known = set(names)
     saved_files = _find_saved_files(names, descriptions)
     for folder, files in saved_files.items():

@@ -179,7 +179,7 @@ def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor
 
 @contextmanager
 def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Replace the first calls of `layers` in one forward pass by their stored `outputs`."""
+    """Return stored `outputs` instead of computing the first calls of `layers` in a forward pass."""
     remaining = list(outputs)
 
     def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:

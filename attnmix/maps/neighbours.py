@@ -13,7 +13,9 @@ from sklearn.preprocessing import normalize
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
-MAX_EXACT_VECTORS = 32_768  # for more, nearest-neighbour descent is faster, even with half a minute of compilation
+MAX_EXACT_VECTORS = (
+    32_768  # for more vectors, nearest-neighbour descent is faster, even with half a minute of compilation
+)
 NEAREST_VECTORS = 5  # number of stored neighbours of each vector in the full space
 MIN_RELATIVE_DISTANCE = 1e-6  # in vector lengths; smaller distances are rounding errors of the matrix product
 
@@ -23,7 +25,7 @@ Indices = npt.NDArray[np.int32]
 class Metric(NamedTuple):
     """A metric of umap-learn, as a distance between prepared vectors.
 
-    `distance` is its name in scikit-learn, SciPy and pynndescent.
+    `distance` is the name of this distance in scikit-learn, SciPy and pynndescent.
     """
 
     distance: str

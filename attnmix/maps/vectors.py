@@ -58,7 +58,7 @@ def _plain(given: Any) -> npt.NDArray[Any]:
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the rows of the first copy of each distinct vector, sorted, and each vector's index in these rows."""
+    """Return the sorted rows of the first copy of each distinct vector, and each vector's index among these copies."""
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))

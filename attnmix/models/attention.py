@@ -304,8 +304,8 @@ def _attend_edited(
 ) -> tuple[Tensor, Tensor]:
     """Return head outputs after applying `editor`, and the edited weights.
 
-    Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
-    is computed in float32, and dropout is applied to the weights.
+    Derivatives of any order exist, because the weights are explicit. As in transformers, the softmax of half-precision
+    scores is computed in float32, and dropout is applied to the weights.
     """
     call = _read_call(module, *arguments, **options)
     scores = call.scores()

@@ -83,7 +83,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def padding_token(name: str, tokenizer: Any) -> str:
     """Return the special token for padding; raise `InputError` if the tokenizer of the model `name` lacks one.
 
-    Some classifiers read the last token that is not padding, so the padding token must not be the last of a text.
+    Some classifiers read the last token that is not padding, so the padding token must not end a text.
     """
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):

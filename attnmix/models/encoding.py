@@ -203,7 +203,7 @@ def _is_punctuation(character: str) -> bool:
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
     """Raise `InputError`, prefixed with `key`, if the vocabulary lacks most words of the texts.
 
-    Each occurrence of a word counts with the share of its characters not covered by known tokens.
+    Each occurrence of a word counts as the share of its characters that no known token covers.
     """
     words: Counter[str] = Counter()
     for text in texts:

@@ -71,7 +71,7 @@ def load_classifier(
     """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
     `names` maps class indices to names, and a head with a different number of classes is replaced; without `names`, the
-    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier, and with `trained` for a
+    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier and, if `trained`, for a
     missing head.
     """
     config = load_config(folder)

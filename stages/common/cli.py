@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
 def as_command(stage: str) -> Iterator[None]:
     """Log to stderr, and exit with a one-line message after an error or a stop signal.
 
-    The exit status is 1 after an error; after a signal, it is that of shells: 130 for Ctrl-C, 143 for SIGTERM.
+    The exit status is 1 after an error; after a signal, it is the one of shells: 130 for Ctrl-C, 143 for SIGTERM.
     """
     log_to_terminal(logging.INFO)
     for name in QUIETED_LIBRARIES:

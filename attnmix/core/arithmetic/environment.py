@@ -11,7 +11,7 @@ from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
 TORCH_THREADS = 4
-"""Number of torch threads, independent of the number of cores, because the partition of long sums depends on it."""
+"""Number of torch threads; it determines the partition of long sums, so it is independent of the number of cores."""
 
 SETTINGS = {
     "ATEN_CPU_CAPABILITY": "avx2",  # for loops of torch itself
@@ -27,7 +27,7 @@ SETTINGS = {
 EPYC_COST, XEON_COST = 1.15, 2.0
 """Relative duration of forward passes in portable arithmetic, on an AMD EPYC and on an Intel Xeon with AVX-512.
 
-The reference is the fastest arithmetic, in which MKL uses AVX-512 on Intel processors only. Measured on 200 texts of
+The reference is the fastest arithmetic, in which MKL uses AVX-512 only on Intel processors. Measured on 200 texts of
 IMDb with 2 cores: benchmarks/RESULTS.md.
 """
 

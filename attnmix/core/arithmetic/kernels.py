@@ -227,7 +227,7 @@ def _elementwise(function: Callable[[Array], Array]) -> Callable[[Tensor], Tenso
 
 
 def _elementwise_in_place(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
-    """Return a kernel that replaces every element by the value of a NumPy function."""
+    """Return a kernel that applies a NumPy function to every element in place."""
     compute_copy = _elementwise(function)
 
     def kernel(values: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ CHECKSUM_BYTES = 4
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the end of the array
 PAGE_BYTES = 4096  # alignment of direct writes: buffer, offset and size
 MIN_DIRECT_BYTES = 2**20  # smaller files use the page cache, because a direct write has a latency of milliseconds
-DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # available on Linux only
+DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # available only on Linux
 UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)  # errors of file systems without direct writes
 
 Array = npt.NDArray[Any]

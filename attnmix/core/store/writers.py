@@ -20,7 +20,9 @@ from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, 
 from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
-MIN_GROUP_ROWS = 2**16  # minimum per row group of a parquet file, because the statistics of all groups are in memory
+MIN_GROUP_ROWS = (
+    2**16
+)  # minimum per row group of a parquet file, because the statistics of all row groups are in memory
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:

@@ -82,7 +82,7 @@ class Repository:
             raise InputError(
                 f"{self.kind}.name: {self.name} is neither an existing folder nor a hub identifier"
             ) from None
-        except Exception as error:  # any type is possible if the server is not a hub
+        except Exception as error:  # any exception is possible if the server is not a hub
             if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
                 place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
                 remedy = "set HF_HOME to a writable folder with enough space"
