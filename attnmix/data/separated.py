@@ -58,7 +58,7 @@ def read_separated(
 
 
 def _fold(fields: Sequence[str]) -> list[str]:
-    """Return the fields of a header independent of case and order, to detect repeated headers."""
+    """Return the fields of a header in lower case and sorted, to detect repeated headers."""
     return sorted(_fold_field(field) for field in fields)
 
 

@@ -184,7 +184,7 @@ class LayerEditor:
 
     edits: AttentionEdits
     layer: int | None
-    """The index of the layer; None for shared layers, which are counted by calls."""
+    """The index of the layer; None for a shared layer, whose calls are counted."""
 
     @property
     def is_active(self) -> bool:

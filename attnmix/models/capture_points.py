@@ -83,7 +83,7 @@ def recording(
 
 @contextmanager
 def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
-    """Register `hook` after each layer within the context.
+    """Register `hook` as a forward hook of each layer within the context.
 
     Within `recording`, the layer's features are already available, because torch calls hooks in order of registration.
     """

@@ -317,7 +317,7 @@ def _attention_backward(
 class _Attention:
     """Attention of B texts with H heads, in blocks that fit into the cache of one core.
 
-    A block has T texts, G heads, N rows and S keys. N and G depend on the text length alone, so the results of a text
+    A block has T texts, G heads, N rows and S keys. N and G depend only on the text length, so the results of a text
     are identical for all batches and numbers of cores.
     """
 
