@@ -510,7 +510,6 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
 
 def _draw_rotation(rank: int, seed: int) -> Tensor:
-    """Return a random orthogonal matrix `[R, R]`."""
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)

@@ -367,7 +367,6 @@ def _read_call(
 
 
 def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return an additive mask; None if there is no mask."""
     if attention_mask is None:
         return None
     has_equal_rows = attention_mask.stride(-2) == 0  # convert only one row, and expand the result
