@@ -1,6 +1,6 @@
-"""Measures of how self-attention mixes the vectors of tokens: models in; tensors, tables, figures and a page out.
+"""Measures of how self-attention mixes the vectors of tokens, as tensors, tables, figures and an interactive page.
 
-Importing the package loads nothing; its functions load what they need when they are first used.
+Importing the package loads no dependencies; functions load them at first use.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 def _read_version() -> str:
-    """Return the version of the installed distribution; `CLONE_VERSION` for a clone that is not installed."""
+    """Return the version of the installed distribution, or `CLONE_VERSION` if the package is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

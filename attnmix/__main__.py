@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         advice = "measure shorter texts, or set ATTNMIX_DEVICE=cpu on a GPU"
         sys.exit(f"error: out of memory ({first_line(error)}); {advice}")
     except KeyboardInterrupt:
-        sys.exit(128 + (received_signal() or signal.SIGINT))  # the exit status of a shell after a signal
+        sys.exit(128 + (received_signal() or signal.SIGINT))  # the status that shells report after a signal
 
 
 def _create_parser() -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ MIN_VARIANCE = 1e-10  # relative to the largest variance of a direction; smaller
 
 @dataclass(frozen=True)
 class EditedCall:
-    """One call of a layer's self-attention, as an edit receives it."""
+    """The arguments of an edit: one call of a layer's self-attention."""
 
     layer: int
     weights: Tensor  # [B, H, queries, keys]
@@ -72,7 +72,7 @@ class LayerEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of one call."""
+        """Return the edited weights and values of one call."""
         if self.layers is None or call.layer in self.layers:
             return self.change(call)
         return call.weights, call.value
@@ -92,7 +92,7 @@ class ChainedEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of one call."""
+        """Return the edited weights and values of one call."""
         for edit in self.edits:
             weights, value = _apply_edit(edit, call)
             call = replace(call, weights=weights, value=value)
@@ -121,7 +121,7 @@ def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 
 def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
-    """Raise `InputError` if an edited tensor differs in shape, dtype or device from the original tensor."""
+    """Raise `InputError` unless an edited tensor has the original's dtype and device, and broadcasts to its shape."""
     if not isinstance(edited, Tensor):
         returned = type(edited).__name__
     else:
@@ -175,7 +175,8 @@ class Positions:
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         positions = torch.tensor(self.numbers)
         has_all_queries = call.weights.shape[-2] == tokens
-        if self.mask_length is None and has_all_queries:  # a sliding window of later queries may exclude early tokens
+        # If the call has only later queries, a sliding window may exclude early tokens, which would look like padding.
+        if self.mask_length is None and has_all_queries:
             self._check_padding(call.weights, positions)
         return positions
 
@@ -393,14 +394,12 @@ def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
 
 
 def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
-    """Return the layers in a user's argument; None for all layers."""
     if given is None:
         return None
     return whole_numbers(f"{maker}: layers", given)
 
 
 def _can_broadcast(given: Tensor, to: Tensor) -> bool:
-    """Return True if `given` can be broadcast to the shape of `to`."""
     if given.ndim > to.ndim:
         return False
     pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
@@ -408,7 +407,6 @@ def _can_broadcast(given: Tensor, to: Tensor) -> bool:
 
 
 def _check_edit(edit: Any) -> None:
-    """Raise `InputError` if an edit is not callable."""
     if not callable(edit):
         allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
         raise InputError(f"edit: {type(edit).__name__}; allowed: {allowed}")
@@ -416,7 +414,7 @@ def _check_edit(edit: Any) -> None:
 
 @dataclass(frozen=True)
 class Eraser:
-    """An affine map x - (x - mean) readout directions, `[..., D] -> [..., D]`, computed in float64."""
+    """The affine map x - (x - mean) @ readout @ directions, `[..., D] -> [..., D]`, computed in float64."""
 
     mean_D: Tensor
     readout_DK: Tensor  # projection of a centred vector to K coordinates
@@ -467,8 +465,7 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     columns_DK = whitening_DD @ covariance_DK
     products_KK = columns_DK.T @ columns_DK
     sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
-    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # the columns of all classes sum to 0
-    # Orthonormal basis of the span of the columns: left singular vectors, from the right ones and the lengths
+    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one is 0, because the columns of all classes sum to 0
     lengths_R = sizes_K[is_kept_K].sqrt()
     kept_vectors_KR = vectors_KK[:, is_kept_K]
     basis_DR = columns_DK @ kept_vectors_KR / lengths_R
@@ -484,7 +481,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
     It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
     in descending order. The last direction is erased in part to match the variance. If the total variance of all
-    directions is smaller, all directions are erased.
+    directions is smaller than the variance that `eraser` removes, all directions are erased.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
@@ -521,7 +518,6 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
 
 def _draw_rotation(rank: int, seed: int) -> Tensor:
-    """Return a random orthogonal matrix `[R, R]`."""
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
@@ -553,7 +549,6 @@ def _convert_to_float64(tensor: Tensor) -> Tensor:
 
 
 def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues `[D]` and eigenvectors `[D, D]` of the covariance of centred vectors."""
     covariance_DD = centred_ND.T @ centred_ND / len(centred_ND)
     sizes_D, vectors_DD = torch.linalg.eigh(covariance_DD)
     return sizes_D, vectors_DD

@@ -45,7 +45,7 @@ _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """Locks by base model; the thread that measures a model holds its lock."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
-"""Largest relative difference between two outputs of one model under identical computation."""
+"""Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Model:
     def output_signature(self) -> "OutputSignature":
         """Return a numerical signature of the model's output for a fixed input.
 
-        Any change of the forward pass changes the signature, including adapters, hooks and the attention function.
+        Any change of the forward pass, including adapters, hooks and the attention function, changes the signature.
         """
         network: Any = self.network.base_model
         with _get_lock(network), torch_state(), torch.no_grad(), few_threads():
@@ -173,7 +173,7 @@ def check_unedited(network: PreTrainedModel, name: str) -> None:
 
 
 def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
-    """Return True if a model can be measured without a copy: all tensors are float32, differentiable, on `device`."""
+    """Return True if a model need not be copied: its tensors are float32 or integers, differentiable, on `device`."""
     tensors = [*base.parameters(), *base.buffers()]
     return all(
         tensor.device == device
@@ -272,7 +272,7 @@ def load(
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
-        The model. Weights are loaded from safetensors files only; code from a repository is never executed.
+        The model. Weights are loaded only from safetensors files; code from a repository is never executed.
 
     Raises:
         InputError: For a missing model or device, an unsupported family, an argument without effect, or a mismatch
@@ -299,7 +299,7 @@ def load(
     ):
         checkpoint = Path(folder, "model")
         with_tokenizer = tokenizer is None
-        fetch_model(source, checkpoint, revision, with_tokenizer)  # not `quiet`: downloads show progress bars
+        fetch_model(source, checkpoint, revision, with_tokenizer)  # outside of `quiet`, to show progress bars
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)

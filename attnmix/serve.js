@@ -7,7 +7,7 @@ const textsOf = new Map(); // texts by page name; the address and the browser's 
 function say(message, wrong = false) {
   state.textContent = message;
   state.classList.toggle("wrong", wrong);
-  frame.classList.toggle("earlier", wrong); // the page shows earlier texts than the input
+  frame.classList.toggle("earlier", wrong); // the page shows the previous texts instead of the typed ones
 }
 
 function open(name) {
@@ -25,7 +25,7 @@ function open(name) {
       ["compare", "1"],
     ])
       choices.set(choice, text);
-  // Replace the frame's history entry: Back then navigates between texts.
+  // Replace the frame's history entry, so that Back navigates between texts.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
   // The opening example was not typed, so it is not filled in: otherwise, its second text would be compared with the
   // next text.

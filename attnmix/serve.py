@@ -1,11 +1,11 @@
 """A local server for pages of typed texts: `attnmix serve`.
 
-The shell contains an input for a text, an input for a second text to compare, some example pairs, and a frame with the
-page of the typed texts, identical to `attnmix show`; models are loaded only once. The server is accessible only from
-this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host or
-Origin, such as from scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with another
-host name. Texts are sent in the body of a request. The server keeps texts and pages only in memory, the last
-`KEPT_PAGES`; they never appear in an address, file or log.
+The outer page contains an input for a text, an input for a second text to compare, some example pairs, and a frame with
+the page of the typed texts, identical to that of `attnmix show`. Models are loaded only once. The server is accessible
+only from this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host
+or Origin, such as those of scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with
+another host name. Texts are sent in the body of a request. The server keeps only the last `KEPT_PAGES` pages, in
+memory; texts never appear in an address, file or log.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def max_tokens(measurer: TextMeasurer) -> int:
 
 
 def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
-    """Return the tokens of typed texts; raise `InputError` for empty and for too long texts."""
+    """Return the tokens of typed texts; raise `InputError` for texts that are empty or too long."""
     base: Any = measurer.base
     longest = max_tokens(measurer)
     for subject, text in zip(SUBJECTS, texts, strict=False):
@@ -196,7 +196,7 @@ class Pages:
         return page_text(results, self.subject)
 
     def write_opening(self) -> None:
-        """Measure the first example, which is shown first. This also compiles the functions that pages need."""
+        """Measure the first example for the opening page. This also compiles the functions that pages need."""
         self.opening = {secrets.token_urlsafe(16): self.write(OPENING_TEXTS)}
 
     def find(self, name: str) -> str | None:
@@ -291,7 +291,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
 
 def _stop_on_terminal_close() -> None:
-    """Convert SIGHUP to SIGTERM, the signal for closing connections in uvicorn."""
+    """Convert SIGHUP to SIGTERM, at which uvicorn closes its connections."""
     hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))

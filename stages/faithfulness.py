@@ -3,9 +3,9 @@
     python -m stages faithfulness
 
 The drops are compared with those for a random order of tokens. For the sampled test texts, `class_use.csv` contains the
-effect of replaced values on the class, predictions from single tokens by the head and by linear probes, and the
-correlation of the classifier's margin with the last layer's mixing ratio. The stage writes
-`reports/plots/faithfulness/` and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
+effect of replaced attention values on the predicted class, predictions from single tokens by the classification head
+and by linear probes, and the correlation of the classifier's margin with the last layer's mixing ratio. The stage
+writes `reports/plots/faithfulness/` and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def main(parameters: Parameters) -> None:
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
-    # Batches are smaller because edits need memory for the weights of all heads and the outputs of layers.
+    # Batches are half as large as in `capture`, because edits need memory for attention weights and layer outputs.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
     removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
@@ -79,7 +79,7 @@ def main(parameters: Parameters) -> None:
 
 
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return `faithfulness.csv` for the texts drawn for token removal, truncated to `max_length` tokens."""
+    """Return the table `faithfulness.csv` for the texts sampled for token removal, truncated to `max_length` tokens."""
     methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
     sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))
@@ -101,7 +101,7 @@ def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: R
 
 
 def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return `margins.csv`, one row per sampled text, and the checkpoints, which have columns of last-layer ratios."""
+    """Return the table `margins.csv`, and the names of the checkpoints, which are its columns of last-layer ratios."""
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
     highest = logits_NC.topk(2).values

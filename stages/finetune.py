@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 4 -m stages finetune
 
 Training uses AdamW, on all weights or on adapters (LoRA) that are merged at the end, and a constant learning rate after
-warm-up. The weights of the epoch with the lowest validation loss are saved, or of the last epoch (always with permuted
-labels). A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier is
-tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
+warm-up. By default, the weights of the epoch with the lowest validation loss are saved, otherwise (always with permuted
+labels) those of the last epoch. A killed run resumes from its last complete epoch. With 0 epochs, an already trained
+classifier is tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
 
@@ -145,7 +145,7 @@ def _create_trainer(
         output_dir=str(folder),
         seed=parameters.seed,
         num_train_epochs=finetune.epochs,
-        per_device_train_batch_size=finetune.batch_size,  # total size, because `split_batches` divides batches
+        per_device_train_batch_size=finetune.batch_size,  # in all processes, because `split_batches` divides it
         per_device_eval_batch_size=2 * finetune.batch_size,
         accelerator_config={"split_batches": True},
         learning_rate=finetune.learning_rate,
@@ -153,7 +153,7 @@ def _create_trainer(
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=WARMUP_FRACTION,
         use_cpu=chosen_device().type == "cpu",
-        # DDP searches for unused parameters at every step only if there are any.
+        # DDP's search for unused parameters, which runs at every step, is enabled only if there are any.
         ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
@@ -185,7 +185,7 @@ def _create_trainer(
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
     """Return the logits `[texts, classes]` of `examples`, in the same order, and the test scores."""
     lengths = np.array([len(example["input_ids"]) for example in examples])
-    # Grouping by length would return the predictions in random order; sorting by length avoids as much padding.
+    # Grouping by length would return predictions in random order; sorting by length avoids as much padding as grouping.
     order = np.argsort(-lengths, kind="stable")
     trainer.args.train_sampling_strategy = "sequential"
     # The type annotation of transformers requires a torch Dataset, but a list is sufficient.
@@ -207,7 +207,6 @@ def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]
 
 
 def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
-    """Return a random sample of at most `MAX_FIT_TEXTS` examples."""
     rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
     return [examples[row] for row in sorted(rows)]
 
@@ -294,7 +293,7 @@ class TrainingGuard(transformers.TrainerCallback):
         return bool(np.isfinite(value))
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
-        # Each process draws the order of an epoch's texts itself, but dropout desynchronises their random generators.
+        # Each process draws the order of an epoch's texts, but dropout desynchronises the processes' random generators.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
 
@@ -344,7 +343,7 @@ def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return `finetune_by_class.csv`. Precision is empty for classes never predicted, recall for absent classes."""
+    """Return the table `finetune_by_class.csv`; precision is empty for unpredicted and recall for absent classes."""
     truth = predictions["label"]
     chosen = predictions["predicted"]
     labels = list(names)
@@ -387,7 +386,7 @@ def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None
 
 
 def _tabulate_curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return `finetune.csv`: a row per logged step and epoch end for `train`, and a row per epoch for `validation`."""
+    """Return the table `finetune.csv`: a row per logged step and epoch end (`train`) or per epoch (`validation`)."""
     prefixes = {"train": "", "validation": "eval_"}
     rows = []
     for entry in history:

@@ -1,4 +1,4 @@
-"""Measure the captured texts in detail: ratios of every token, contribution matrices, heads, and token scores.
+"""Measure the captured texts in detail: ratios of every token, contribution matrices, attention heads, token scores.
 
     python -m stages inspect
     torchrun --nproc-per-node 4 -m stages inspect

@@ -1,4 +1,4 @@
-"""Project the captured vectors to two dimensions with UMAP, and score the maps.
+"""Project the captured vectors to two dimensions with UMAP or principal components, and score the maps.
 
     python -m stages reduce
 

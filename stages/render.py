@@ -34,11 +34,11 @@ MACHINE_GENERATED = "machine-generated"
 """The value of `language_creators` for synthetic texts in dataset cards."""
 ANIMATION = "gif"
 """The entry of `render.formats` that adds an animation of the map."""
-MAX_PROCESSES = 4  # starting a process takes a second
+MAX_PROCESSES = 4  # few, because starting a process takes a second
 
 TYPICAL = (
     "The captured texts were chosen by a rule: one short, correctly classified review of each class, and one short, "
-    "misclassified review. Each has the median probability among such reviews of at most "
+    "misclassified review. The predicted class of each has the median probability among such reviews of at most "
     f"{TYPICAL_TOKENS} tokens or, if there are none, among the shortest ones."
 )
 
@@ -60,12 +60,12 @@ def main(parameters: Parameters) -> None:
     ]
     drawn = draw_all(drawings, captured, parameters.render)
     write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
-    for _ in drawn:  # raises their errors
+    for _ in drawn:  # raises errors of the drawing processes
         pass
 
 
 def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
-    """Return the subject of the page of a full run. `download` are the metrics of that stage."""
+    """Return the subject of the page of a full run. `download` contains the metrics of the stage `download`."""
     model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
     sources = [
         ("pretrained model comes", model.base_model, "base_commit"),
@@ -124,7 +124,7 @@ def _format_yaml(value: Any) -> str:
 def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> Iterator[None]:
     """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts.
 
-    With several processes, drawing starts at once; iterate over the result to finish it.
+    With several processes, drawing starts at once; iterate over the result to wait for its end.
     """
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
@@ -149,19 +149,19 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
         yield run.figures / "joint", draw_joint, run.map("joint"), captured
         yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint_pages.pdf"
     else:
-        logging.info("no figures of the joint map, because umap.layouts does not contain joint or has too few vectors")
+        logging.info("no figures of the joint map, because umap.layouts does not contain joint or vectors are too few")
     if animated:
         plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
         if plane:
             yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
         else:
             logging.warning("no animation, because umap.layouts contains none of %s", ", ".join(ONE_PLANE))
-    # The atlas shows the last layout, which represents single points best.
+    # The atlas shows the last layout, which represents single capture points best.
     yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of mixing in the sampled texts."""
+    """Yield the figures of the mixing measures of the sampled texts."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
     controls = run.table("measure/mixing_controls")

@@ -85,7 +85,7 @@ def original_of(name: str) -> Path | None:
 
 def missing_in_copy(key: str, name: str, original: Path) -> InputError:
     """Return the error for a file that is missing in DVC's copy of a repository."""
-    problem = f"{name} is missing in this copy of the repository, because DVC copies tracked files only"
+    problem = f"{name} is missing in this copy of the repository, because DVC copies only tracked files"
     advice = f"add `--copy-paths {name}` to `dvc exp run`, use the full path {original}, or commit the file"
     return InputError(f"{key}: {problem}; {advice}")
 

@@ -1,4 +1,4 @@
-"""Select, truncate and tokenise the texts for all later stages: the captured texts and the drawn test reviews.
+"""Select, truncate and tokenise the texts for all later stages: the captured texts and the sampled test texts.
 
     python -m stages tokenize
 

@@ -196,7 +196,7 @@ def with_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 WRONG_WEIGHTS = [
-    (with_unused, "tensors that the model of config.json does not use ("),
+    (with_unused, "tensors that the model described by config.json does not use ("),
     (without_one, "tensors of the model that config.json describes ("),
     (with_prefix, "; their names begin with 'mo"),
 ]

@@ -309,11 +309,11 @@ def test_broken_link_to_data_file_is_an_error(tmp_path: Path, target: str) -> No
         ("data_files: hf://datasets/a/b.csv", r"refers to hf://datasets/a/b\.csv, which is outside"),
         (
             "data_files: train.csv.bak",
-            r"refers to 'train\.csv\.bak', but it has no such data file; allowed: names that end",
+            r"refers to 'train\.csv\.bak', but the dataset has no such data file; allowed: names that end",
         ),
         ("data_dir: none", r"refers to the folder none, which contains no data file; allowed: names that end"),
         ("data_dir: ..", r"refers to the folder \.\., which contains no data file"),
-        ("data_files: none/*", r"refers to 'none/\*', but it has no such data file"),
+        ("data_files: none/*", r"refers to 'none/\*', but the dataset has no such data file"),
         ('quotechar: "\'"', r"sets quotechar=', unsupported for \.csv files; allowed: sep, data_files"),
         ("skiprows: 3", r"sets skiprows=3, unsupported for"),
         ("encoding: latin-1", r"sets encoding=latin-1, unsupported for"),
@@ -475,7 +475,7 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "a/up").symlink_to(tmp_path)
     assert len(read(tmp_path)["train"]) == 12
     (tmp_path / "a/to b").symlink_to(tmp_path / "b")
-    with pytest.raises(InputError, match=r"are one folder due to a link; remove the link"):
+    with pytest.raises(InputError, match=r"are the same folder, because of a link; remove it"):
         read(tmp_path)
 
 

@@ -278,10 +278,7 @@ def test_doubled_quotes_in_tsv_are_kept_with_warning(tmp_path: Path, caplog: pyt
     frame = pd.DataFrame({"text": ["plain", 'he said "no"', '"so" it is'], "label": [0, 1, 0]})
     frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
     assert read_file(tmp_path / "a.tsv")["text"].tolist() == ["plain", '"he said ""no"""', '"""so"" it is"']
-    assert (
-        'the quotes of row 2 and others are doubled ("") as in csv, but quotes are part of the text in tsv files'
-        in caplog.text
-    )
+    assert 'quotes are doubled ("") as in csv, first in row 2; in tsv files, quotes are part of the text' in caplog.text
     caplog.clear()
     (tmp_path / "a.tsv").write_text('text\tlabel\n"he said ""no"""\t0\na "b"\t1\n')  # only one field looks like csv
     read_file(tmp_path / "a.tsv")

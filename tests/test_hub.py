@@ -264,7 +264,7 @@ def test_load_reports_lasting_failure(served: Served, trouble: Trouble, expected
 REFUSALS: list[tuple[str, dict[str, Any], str | None, str]] = [
     ("model", {"name": "owner/nothing"}, None, "the hub has no public model of this name; correct the name, or"),
     ("dataset", {"name": "owner/private"}, None, "for a private one, log in (`hf auth login`, or a token in HF"),
-    ("model", {"name": "owner/bert"}, "hf_old", "the hub rejects the token of HF_TOKEN or of the login; log in"),
+    ("model", {"name": "owner/bert"}, "hf_old", "the hub rejects the token from HF_TOKEN or the last login; log in"),
     ("model", {"name": "owner/gated"}, STRANGER, "it is gated; accept its terms at {address}/owner/gated and log"),
     ("model", {"name": "owner/forbidden"}, STRANGER, "the hub denies access; log in"),
     ("model", {"name": "owner/bert", "revision": "v2"}, None, "at revision v2: this branch, tag or commit does not ex"),

@@ -18,7 +18,7 @@ COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages with numba's cach
 def use_writable_caches() -> None:
     """Set `NUMBA_CACHE_DIR` and `MPLCONFIGDIR` if they are undefined and the default folders are not writable.
 
-    Call it before numba or matplotlib is used.
+    Call this function before numba or matplotlib is used.
     """
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
@@ -29,7 +29,7 @@ def use_writable_caches() -> None:
         _can_write(cache_home) or all(map(_can_write, _list_code_folders()))
     ):
         os.environ["NUMBA_CACHE_DIR"] = str(_create_temporary_folder() / "numba")
-        if "numba" in sys.modules:  # numba reads the variable at import only
+        if "numba" in sys.modules:  # numba reads the variable only at import
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
 
 

@@ -27,7 +27,7 @@ VARIABLE = "ATTNMIX_DEVICE"
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""Minimum NVIDIA driver for Linux by major version of CUDA, from the CUDA release notes."""
+"""Minimum version of NVIDIA's driver for Linux by major version of CUDA, from the CUDA release notes."""
 BARRIER_TIMEOUT = timedelta(days=7)
 """Maximum time to wait for other processes: a long text may take hours, and the default of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -50,7 +50,7 @@ def chosen_device() -> torch.device:
 
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
-    """Return the device `name`, such as `cpu` or `cuda:1`; otherwise raise `InputError`, prefixed with `key`."""
+    """Return the device `name`, such as `cpu` or `cuda:1`; raise `InputError`, prefixed with `key`, for other names."""
     name = str(name)
     accelerator = _find_accelerator()
     allowed = ["cpu"]
@@ -81,7 +81,7 @@ def device_name(device: torch.device) -> str:
 def prepare_device(device: torch.device) -> None:
     """Configure the process for correct and reproducible results on `device`, and log the device.
 
-    Products have full float32 precision, and algorithms are deterministic. Call it before CUDA starts.
+    Products have full float32 precision, and algorithms are deterministic. Call this function before CUDA starts.
     """
     for name, value in WORKSPACE.items():
         os.environ.setdefault(name, value)
@@ -110,7 +110,7 @@ def process_state(device: torch.device) -> PartialState:
 
 
 def end_process_group() -> None:
-    """Leave the launcher's process group if this process joined it; otherwise torch warns at exit."""
+    """Leave the launcher's process group if this process joined it, because torch would otherwise warn at exit."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

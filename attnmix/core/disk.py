@@ -13,8 +13,8 @@ from attnmix.core.errors import InputError
 def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
-    The size of existing files in `folder`, from an interrupted run, is subtracted. `demand` is the beginning of the
-    message, and `parameters` are the settings that reduce the output.
+    The size of existing files in `folder`, from an interrupted run, is subtracted. The message begins with
+    `demand`, and advises the user to reduce the settings in `parameters`.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free
@@ -77,7 +77,6 @@ def _check_writable_by_key(key: str, folder: Path) -> None:
 
 
 def _measure_size(folder: Path) -> int:
-    """Return the total size of the files in `folder`, in bytes."""
     size = 0
     for root, _, names in os.walk(folder):  # os.walk skips folders renamed by another process
         for name in names:
@@ -88,14 +87,14 @@ def _measure_size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Delete the old output of a stage, and rename the finished folder to it; the new output is never incomplete."""
+    """Delete the old output of a stage and rename `unfinished` to `output`, which is therefore never incomplete."""
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished.rename(output)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished folder of a stage after its outputs are published."""
+    """Remove the folder of a stage's unfinished outputs after their publication."""
     shutil.rmtree(folder)
     remove_empty(folder.parent)
 
@@ -104,5 +103,5 @@ def remove_empty(folder: Path) -> None:
     """Remove all empty folders in `folder`, then `folder` and its parent if they are empty."""
     folders = [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     for path in [*folders, folder.parent]:
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # the folder is not empty
             path.rmdir()

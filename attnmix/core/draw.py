@@ -10,9 +10,9 @@ TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to one row.
+    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to rounding.
 
-    Every class is represented if `size` allows it; the largest classes then have fewer rows than their shares.
+    Every class is represented if `size` allows it, if necessary at the expense of the largest classes.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -28,10 +28,10 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Return the row indices of the remainder and of a part with `fraction` of the rows, at least one per class.
+    """Return the row indices of the remainder and of a part with about `fraction` of the rows.
 
-    `groups` contains the group index of each row. Rows of a group stay together, and class shares are as close as the
-    groups allow.
+    For a small fraction, the part has about one row per class. `groups` contains the group index of each row. Rows of a
+    group stay together, and the class shares of the part are close to those of all rows.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
@@ -78,9 +78,9 @@ def _select_groups(
 ) -> RowNumbers:
     """Return the rows of greedily selected groups, with about `size` rows in total.
 
-    The groups are visited in random order; a group is selected if it reduces the sum of squared missing shares over the
-    classes. scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if nearly
-    every row is a group.
+    The groups are visited in random order; a group is selected if it reduces the sum over classes of the squared share
+    of missing rows. scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if
+    nearly every row is a group by itself.
     """
     _, quota_C = _compute_quotas(labels, size)
     missing_C = quota_C.astype(float)

@@ -74,7 +74,9 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
         if items and type(item) is not type(items[0]):
             kind = _name_kind(item)
             first_kind = _name_kind(items[0])
-            raise InputError(f"{key}: number {number} is {kind}, but number 0 is {first_kind}; pass items of one kind")
+            raise InputError(
+                f"{key}: number {number} is {kind}, but number 0 is {first_kind}; pass items of the same kind"
+            )
         items.append(item)
     return items
 
@@ -101,7 +103,7 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _read_parts(parts: list[Any], key: str) -> Item:
-    """Return a pair of texts or token IDs from the elements of a list; raise `InputError` for other elements."""
+    """Return the elements of a list as a pair of texts or as `TokenIds`; raise `InputError` for other elements."""
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
@@ -232,9 +234,9 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
 
 
 def _list_column_names(given: Any) -> list[str]:
-    """Return the keys or column names of a mapping, data frame or dataset; empty for other objects.
+    """Return the keys or column names of a mapping, data frame or dataset, and an empty list for other objects.
 
-    A mapping or table without columns has the single name "".
+    The list is `[""]` for a mapping or table without columns.
     """
     names: Any = None
     if isinstance(given, Mapping):
@@ -284,7 +286,7 @@ def _find_text_column(given: Any) -> str | None:
             name = json.dumps(key, ensure_ascii=False)
         selection = f"[{name}]"
         values = _select_column(given, key)
-        if _list_column_names(values):  # a split
+        if _list_column_names(values):  # a split of a dataset
             inner = _find_text_column(values)
             if inner is None:
                 return None
@@ -327,7 +329,6 @@ def _measure_texts(values: Any) -> tuple[float, float]:
 
 
 def _is_id(value: Any) -> bool:
-    """Return True for an integer that is not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -339,7 +340,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return True for None, NaN, and pandas' missing values."""
     if isinstance(value, float):
         return value != value  # NaN
     return value is None or type(value).__name__ in ("NAType", "NaTType")
@@ -352,7 +352,6 @@ def _may_be_ids(given: Any) -> bool:
 
 
 def _name_kind(item: Item) -> str:
-    """Return the kind of an item, for a message."""
     if isinstance(item, str):
         return "one text"
     if isinstance(item, tuple):

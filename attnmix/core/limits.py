@@ -1,4 +1,4 @@
-"""Limiting factors of a stage: shares of its time, as a sentence for the log."""
+"""Factors that limit the speed of a stage, with their shares of its time, as a log message."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def compute_limiting_shares(
     Args:
         seconds: Duration of the run.
         disk_seconds: Time spent waiting for writes.
-        device_seconds: Time spent waiting for a GPU. The remaining time is the work itself on a CPU; on a GPU, it is
-            the host, which starts the kernels.
+        device_seconds: Time spent waiting for a GPU. On a CPU, the remaining time is the work itself; with a GPU, it is
+            the host's time, mainly for starting kernels.
         device: The device of the model.
         work: Name of the computation.
     """
@@ -31,7 +31,7 @@ def compute_limiting_shares(
 
 
 def describe_limits(limits: Mapping[str, float]) -> str:
-    """Return the limiting factor and the shares of `compute_limiting_shares`.
+    """Return a description of the shares of `compute_limiting_shares`, with the largest as the limiting factor.
 
     Example:
         >>> describe_limits({"disk": 0.75, "host": 0.25})

@@ -68,7 +68,6 @@ def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Se
 
 
 def _find_repeated(labels: Iterable[str]) -> list[str]:
-    """Return the labels that occur several times."""
     counts = Counter(labels)
     return [label for label, number in counts.items() if number > 1]
 

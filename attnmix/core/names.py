@@ -59,7 +59,7 @@ DONOR_KINDS = {
 }
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
 INPUT_PARTS = "parts"
-"""Matrices of the contributions of each input token to each vector, starting from the embeddings."""
+"""Matrices of the contributions of each token's input embedding to each vector."""
 PARTS_RULE_NAMES = ("chord", "tangent")
 """Rules that distribute the output of an activation function over the parts of its input."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
@@ -112,14 +112,14 @@ LAYER_POINTS = (
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
-"""Outputs of sublayers before their addition to the residual stream; all other points are the stream itself."""
+"""Outputs of sublayers before their addition to the residual stream; all other points are in the stream itself."""
 OWN_BASIS = frozenset({"attention_heads"})
-"""Points before the last Linear of attention, with a basis different from that of the residual stream.
+"""Capture points before the last Linear of attention, with a basis different from that of the residual stream.
 
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
-"""The input of the activation in a plain feed-forward network, recorded like a capture point but not in `POINTS`."""
+"""The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
 # The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
 # between the second skip connection and a subsequent norm.
 STEP_POINTS = {
@@ -148,7 +148,7 @@ class Site(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Return the site with the string form `name`, the inverse of `str`."""
+        """Return the site whose string form is `name`."""
         layer, _, point = name.removeprefix("layer_").partition("/")
         return cls(int(layer), point)
 

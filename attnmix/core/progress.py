@@ -52,7 +52,7 @@ def show_progress(description: str, total: int) -> Iterator[Progress]:
 
 
 def track(tasks: Iterable[Task], description: str) -> Iterator[Task]:
-    """Yield the tasks of a loop and show its progress, unless there is only one task."""
+    """Yield the tasks of a loop; show its progress if there are several tasks."""
     counted = tasks if isinstance(tasks, Sized) else list(tasks)
     if len(counted) < 2:
         yield from counted

@@ -22,7 +22,7 @@ def whole_number(argument: str, given: Any) -> int:
 
 
 def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
-    """Return the integers in a list, range, array or tensor; raise `InputError` for other or empty collections."""
+    """Return the integers in a list, range, array or tensor; raise `InputError` for other values or an empty list."""
     values = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(f"{argument}: {given!r}; allowed: a list of whole numbers")

@@ -45,7 +45,7 @@ Tokens = Annotated[int, Field(ge=3)]  # [CLS], one token, [SEP]
 
 
 def _convert_digits(value: Any) -> Any:
-    """Return an integer, or the integers of a list, as strings: `-S dataset.text_column=0` selects the column `0`."""
+    """Return an integer, or the integers of a list, as strings, so that `dataset.text_column=0` selects column `0`."""
     if isinstance(value, list):
         return [_convert_digits(item) for item in value]
     return str(value) if type(value) is int else value
@@ -105,11 +105,11 @@ NAMES_BY_PARAMETER = {
     "capture.points": POINTS,
     "umap.layouts": LAYOUTS,
 }
-"""The allowed names of each parameter of params.yaml that is a list of names."""
+"""The allowed names of each parameter of params.yaml whose value is a list of names."""
 
 
 def _create_name_validator(allowed: Iterable[str]) -> AfterValidator:
-    """Return a validator of a name in `allowed`; its message mentions the parameter of a misplaced name."""
+    """Return a validator for names in `allowed`; its message states the parameter to which a rejected name belongs."""
 
     def check_name(name: str) -> str:
         """Return an allowed name; raise `ValueError` for any other name."""
@@ -259,7 +259,7 @@ class FinetuneParameters(Section):
         return self
 
 
-BATCH_TOKENS = 4096  # padded tokens in one forward pass
+BATCH_TOKENS = 4096  # maximum number of tokens in a forward pass, including padding
 
 
 class CaptureParameters(Section):
@@ -284,7 +284,7 @@ class CaptureParameters(Section):
 
     @property
     def elsewhere(self) -> bool:
-        """True if the stores are outside DVC's output folder."""
+        """True if the token vectors are stored outside DVC's output folder."""
         return self.store != str(ACTIVATIONS)
 
     @field_validator("store")
@@ -303,7 +303,7 @@ class CaptureParameters(Section):
 
     @property
     def typical(self) -> bool:
-        """True if no texts are specified, in which case a rule selects typical texts."""
+        """True if no texts are specified; typical texts are then selected automatically."""
         return not (self.documents or self.drawn or self.texts)
 
     def check_documents(self, reviews: int) -> None:
@@ -341,11 +341,11 @@ class FaithfulnessParameters(Section):
 
 
 MAX_PARTS_TOKENS = 128
-"""Maximum number of tokens for the decomposition of a text's vectors, whose run time is quadratic in this number."""
+"""Maximum number of tokens in a text whose vectors are decomposed; run time is quadratic in the number of tokens."""
 MIN_UMAP_VECTORS = 20
-"""Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours of a vector would be nearly all others."""
+"""Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours would be nearly all other vectors."""
 MIN_TYPED_UMAP_TOKENS = 48
-"""Minimum number of tokens in typed texts for UMAP; below it, principal components preserve as many neighbours.
+"""Minimum number of tokens for UMAP of typed texts; with fewer, UMAP is no better than principal components.
 
 In twelve texts of IMDb, two principal components preserved more of the 15 nearest neighbours than UMAP for up to 40
 tokens (commit c727349).

@@ -17,7 +17,7 @@ def stop_signals_raised() -> Iterator[None]:
     """Raise KeyboardInterrupt at the first stop signal; a second one ends the process immediately, like SIGKILL."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in handlers.items():
-        if handler is not signal.SIG_IGN:  # background jobs of a shell and nohup ignore signals
+        if handler is not signal.SIG_IGN:  # signals ignored by nohup or in background jobs remain ignored
             signal.signal(number, _stop)
     try:
         yield

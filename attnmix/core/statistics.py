@@ -23,7 +23,7 @@ BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples); a drawn count
 class Sums(NamedTuple):
     """A quantity summed over the tokens of each of N texts, with the divisors of the sums.
 
-    The sums of a single text have no first axis. All means over tokens or texts are computed from `Sums`.
+    For a single text, the axis N is missing. All means over tokens or texts are computed from `Sums`.
     """
 
     values: Doubles
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return sums for `texts` texts, with the present sums at the indices `numbers`, and counts of 0 elsewhere."""
+        """Return sums of `texts` texts: these sums at the indices `numbers`, and sums and counts of 0 elsewhere."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -272,7 +272,6 @@ class Jackknifed(NamedTuple):
 
 
 def _divide(sums: Doubles, counts: Doubles) -> Doubles:
-    """Return `sums / counts`; NaN for counts of 0."""
     means = np.full_like(sums, np.nan)
     return np.divide(sums, counts, out=means, where=counts > 0)
 
@@ -280,7 +279,7 @@ def _divide(sums: Doubles, counts: Doubles) -> Doubles:
 def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the rank correlation over the last axis of two arrays with broadcastable shapes.
 
-    The correlation is NaN if one side is constant or contains NaN.
+    The correlation is NaN where one of the arrays is constant or contains NaN.
     """
     first_ranks = _centre_ranks(first)
     second_ranks = _centre_ranks(second)
@@ -295,7 +294,7 @@ def rank_correlation(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.N
 
 def _centre_ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the ranks over the last axis minus their mean, in the shape of `values`."""
-    from scipy.stats import rankdata  # slow import, needed for ranks only
+    from scipy.stats import rankdata  # slow import, needed only for ranks
 
     ranks = np.asarray(rankdata(values, axis=-1, nan_policy="propagate"))
     return np.asarray(ranks - ranks.mean(-1, keepdims=True))
@@ -306,8 +305,8 @@ def partial_correlation(
 ) -> npt.NDArray[np.float64]:
     """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
 
-    For rank correlations, this is Pearson's correlation of the residuals of the ranks. It is NaN if z fully explains x
-    or y.
+    For rank correlations, it equals Pearson's correlation of the residuals of the ranks after regression on z's ranks.
+    It is NaN if z fully explains x or y.
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)

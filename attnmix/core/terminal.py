@@ -42,7 +42,7 @@ def shorten(value: object) -> str:
 
 
 def shorten_words(text: str) -> str:
-    """Truncate each string in a message that matches `LONG_WORD` to `MAX_VALUE` characters."""
+    """Truncate each match of `LONG_WORD` in a message to `MAX_VALUE` characters."""
     return LONG_WORD.sub(r"\1...", text)
 
 

@@ -1,8 +1,8 @@
-"""The number of threads of small computations.
+"""The number of threads for small computations.
 
 By default, OpenMP threads wait for each other in busy loops. If other processes occupy the cores, a thread may have to
 wait for a core, and a short operation is many times slower than in a single thread. `OMP_WAIT_POLICY=passive` avoids
-this. It must be set before torch is loaded, as in the commands and stages.
+this. The commands and stages set this variable before torch is loaded.
 """
 
 import os
@@ -35,5 +35,5 @@ def wait_passively() -> bool:
 
 @cache
 def _find_openmp() -> Any:
-    """Return the OpenMP libraries; their thread limit applies to the calling thread only."""
+    """Return a controller of the OpenMP libraries, whose limit applies only to the calling thread."""
     return ThreadpoolController().select(user_api="openmp")

@@ -43,7 +43,7 @@ def set_full_precision() -> None:
     cudnn: Any = torch.backends.cudnn
     cudnn.allow_tf32 = False
     for backend in (cudnn.conv, cudnn.rnn):
-        backend.fp32_precision = "ieee"  # otherwise they follow torch.backends.fp32_precision
+        backend.fp32_precision = "ieee"  # otherwise, torch.backends.fp32_precision would apply
 
 
 class _Shared:
@@ -91,7 +91,7 @@ def _disable_compilation() -> Iterator[None]:
 def forward_derivatives() -> Iterator[None]:
     """Restrict forward-mode derivatives to one thread at a time, because torch counts their level per process.
 
-    Raise `InputError` if the caller computes forward-mode derivatives already.
+    Raise `InputError` if the caller is already computing forward-mode derivatives.
     """
     with _forward_derivatives:
         if forward_ad._current_level >= 0:

@@ -40,7 +40,7 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of an arrow file, in the stream format (used by `datasets`) or the file format."""
+    """Return the columns of a file in arrow's stream format (used by `datasets`) or file format."""
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
         check_names(schema.names, columns, shown)
@@ -53,7 +53,6 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
 
 
 def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
-    """Return the names of the required columns, by default of all columns."""
     if columns is None:
         return list(schema.names)
     return [name for name in schema.names if name in columns.values()]
@@ -145,7 +144,7 @@ def _read_stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
 
 
 def _count_expanded_bytes(column: pa.Array) -> int:
-    """Return the size of a column without dictionary encoding of its texts."""
+    """Return the size of a column in bytes, as if its texts were not dictionary-encoded."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     if not _is_text(column.type.value_type):

@@ -1,7 +1,7 @@
 """The classes of labelled texts, from the values of the label column: strings, integers or booleans.
 
-Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If a description defines class
-names, the column contains either codes (0 for the first name) or names, in all files and splits (`choose_reading`).
+Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If the dataset's description defines
+class names, the labels of all files and splits must be either codes (0 for the first name) or names.
 """
 
 import logging
@@ -45,7 +45,7 @@ class FileLabels(NamedTuple):
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
     """Return the tables with class indices from 0 as `label`, and class names as `label_name`.
 
-    Raise `InputError`, prefixed with `where`, for values that are not classes and for unprintable names.
+    Raise `InputError`, prefixed with `where`, for fewer than two classes and for values or names that are not allowed.
     """
     all_labels = _join_labels([table["label"] for table in tables.values()])
     classes = _find_classes(all_labels, where)
@@ -73,7 +73,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return the reading of the label column in all files: codes or names. Missing labels and -1 are ignored.
+    """Return the interpretation of the labels in all files: codes or names. Missing labels and -1 are ignored.
 
     Numbers are codes. Strings are names, or codes if some strings are not names. Strings of files without types (csv,
     tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError` for
@@ -81,7 +81,7 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
-    first_file: dict[Reading, str] = {}  # the first file with this reading as the only possibility
+    first_file: dict[Reading, str] = {}  # the first file that allows only this interpretation
     is_untyped = False
     differing: dict[str, None] = {}
     for file in files:
@@ -119,7 +119,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return the possible readings of the labels of a file; raise `InputError` if there are none."""
+    """Return the possible interpretations of the labels of a file; raise `InputError` if there are none."""
     kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
@@ -138,13 +138,14 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
         unknown = neither[0] if neither else not_codes[0]
         allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
         raise InputError(
-            f"{where} contains {shown_classes([unknown])}, which is not a class in its description; allowed: {allowed}"
+            f"{where} contains {shown_classes([unknown])}, which is not a class in the dataset's description; "
+            f"allowed: {allowed}"
         )
     return readings
 
 
 def _read_truth_values(names: Sequence[str], where: str) -> Reading:
-    """Return the reading of boolean labels; raise `InputError` unless there are two classes."""
+    """Return the interpretation of boolean labels; raise `InputError` unless there are two classes."""
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
@@ -183,7 +184,7 @@ def _find_indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]
 
 
 def name_problem(name: str) -> str | None:
-    """Return the problem of a class name in tables or terminals, for a message; None for a valid name."""
+    """Return the problem that a class name would cause in tables or terminals, for a message; None for a valid name."""
     for letter in name:
         if letter in DIRECTIONS or unicodedata.category(letter) in UNPRINTABLE:
             return "with control characters in its name; rename it"
@@ -228,7 +229,10 @@ def _read_code(value: Any, classes: int) -> int:
 
 
 def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
-    """Return all labels as Python objects, because pandas loses digits when joining large numbers of two types."""
+    """Return all labels, as Python objects unless they are categories.
+
+    With large numbers of two types, pandas would otherwise lose digits.
+    """
     are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
     if not are_categories:
         labels = [values.astype(object) for values in labels]
@@ -260,7 +264,6 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
 
 
 def _name_kind(label: Any) -> str:
-    """Return the kind of a label."""
     if isinstance(label, str):
         return "string"
     if isinstance(label, (bool, np.bool_)):
@@ -274,7 +277,7 @@ def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[st
     counts = Counter(words.values())
     merged = [value for value, word in words.items() if counts[word] > 1]
     if merged:
-        message = "%s: labels that differ only in surrounding spaces are one class: %s"
+        message = "%s: labels that differ only in surrounding spaces are the same class: %s"
         logging.warning(message, where, shown_classes(sorted(merged)))
     if all(WHOLE.fullmatch(word) for word in words.values()):
         return {value: int(word) for value, word in words.items()}
@@ -320,7 +323,7 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
 
 
 def _remove_invisible(name: str) -> str:
-    """Return the visible form of a name: composed, without invisible characters, with single spaces."""
+    """Return the visible form of a name: composed (NFKC), without invisible characters, with single spaces."""
     composed = unicodedata.normalize("NFKC", name)
     letters = [letter for letter in composed if not _is_invisible(letter)]
     visible = unicodedata.normalize("NFKC", "".join(letters))
@@ -328,7 +331,6 @@ def _remove_invisible(name: str) -> str:
 
 
 def _is_invisible(letter: str) -> bool:
-    """Return True for format characters, variation selectors and `INVISIBLE`."""
     is_variation_selector = "\ufe00" <= letter <= "\ufe0f"
     return is_variation_selector or letter in INVISIBLE or unicodedata.category(letter) == "Cf"
 

@@ -57,7 +57,7 @@ def read_errors(path: Path, shown: str) -> Iterator[None]:
 
 
 def _read_format(path: Path, columns: Columns | None, shown: str, separator: str | None) -> pd.DataFrame:
-    """Return the content of a file, by the reader for its suffix."""
+    """Return the content of a file, loaded by the reader for its suffix."""
     suffix = data_suffix(path.name)
     if suffix == ".parquet":
         return read_parquet(path, columns, shown)
@@ -70,7 +70,7 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
 
 
 def _locate_undecodable_line(path: Path) -> str:
-    """Return the location of the first line that is not UTF-8, which is unknown if the file has changed."""
+    """Return the first line that is not UTF-8, as the subject of a message; without a number if the file changed."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

@@ -28,7 +28,7 @@ SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """File names written by `push_to_hub`, for any split name."""
 SPLIT_NAME = re.compile(r"\w+(\.\w+)*")
 MAX_SHOWN_FILES = 20
-MAX_SHOWN_CAUSE = 400  # characters
+MAX_SHOWN_CAUSE = 400  # maximum length of an error's cause in a message
 FORMATS = {**dict.fromkeys(SEPARATORS, "csv"), **dict.fromkeys(JSON_SUFFIXES, "json")}
 FORMAT_PREFERENCE = (".parquet", ".arrow", ".jsonl", ".json", ".csv")  # order of preference for equal numbers of files
 READER_CONFIGS = {
@@ -73,7 +73,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def source_files(dataset: DatasetParameters) -> dict[str, Path]:
-    """Return the local files of a dataset that are loaded, by relative path; empty for a hub dataset.
+    """Return the local files that are loaded for a dataset, by relative path; empty for a hub dataset.
 
     Raise `InputError` for an unreadable folder, and for files that exceed the size limit.
     """
@@ -141,7 +141,7 @@ def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     splits = {"train": dataset.train_split}
     has_only_train = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and has_only_train:
-        message = "%s: split %s is missing; a part of %s is used"
+        message = "%s: split %s is missing; a part of %s is used instead"
         logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
     elif dataset.test_split is not None:
         splits["test"] = dataset.test_split
@@ -165,7 +165,7 @@ def shown_file(name: str) -> str:
 
 
 def warn_of_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
-    """Warn of files with tables that belong to no selected split."""
+    """Warn of table files that belong to no selected split."""
     tables = {*contents.data, *contents.unread_tables}
     unread = sorted(tables.difference(read))
     if not unread:
@@ -186,7 +186,7 @@ def errors_in_words(shown: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # `datasets` raises dozens of types for an invalid description
+    except Exception as error:  # `datasets` raises dozens of exception types for an invalid description
         raise InputError(f"dataset.name: {shown} cannot be loaded ({_describe_cause(error)})") from error
 
 
@@ -228,14 +228,13 @@ def _read_creators(value: Any) -> list[str]:
 
 
 def _check_mapping(name: str, content: Any) -> None:
-    """Raise `InputError` if a description is not a mapping."""
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
         raise InputError(f"dataset.name: {name} contains {kind}; allowed: a mapping")
 
 
 def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration, or the only ones if no configuration is declared, as in `datasets`."""
+    """Return the features of a configuration or, if none is declared, the only features, as in `datasets`."""
     if configuration in infos:
         return infos[configuration]
     if len(infos) == 1 and not declared:
@@ -299,7 +298,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files written by `push_to_hub` by split: usual splits first, then others by name."""
+    """Return the files named like those of `push_to_hub`, by split: usual splits first, then others by name."""
     from datasets import data_files
 
     shards: dict[str, list[str]] = defaultdict(list)
@@ -316,7 +315,7 @@ def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of each split that match any of its patterns, without empty splits."""
+    """Return the file names that match any pattern of a split, by split, without empty splits."""
     files = {}
     for split, patterns in split_patterns.items():
         split_files = _match_each(patterns, names)
@@ -328,7 +327,7 @@ def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[s
 def _match_splits_in_lower_case(
     split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the names of each split, by case-insensitive matching."""
+    """Return the file names of each split, by case-insensitive matching."""
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
@@ -351,7 +350,7 @@ def _match_all(shown: str, patterns: Sequence[str], names: Sequence[str]) -> lis
         normal_patterns.append(normal)
     files = _match_each(normal_patterns, names)
     if not files:
-        problem = f"the description of {shown} refers to {shown_names(patterns)}, but it has no such data file"
+        problem = f"the description of {shown} refers to {shown_names(patterns)}, but the dataset has no such data file"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     return files
 
@@ -376,7 +375,7 @@ def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
-    """Return the files of the most frequent format, like the hub; `warn_of_unread_files` reports other files."""
+    """Return the files of the most frequent format, as the hub does; `warn_of_unread_files` reports the others."""
     counts = Counter(data_suffix(name) for name in files)
     most_files = max(counts.values())
     in_order = [*FORMAT_PREFERENCE, *sorted(counts)]
@@ -422,7 +421,7 @@ def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 
 
 def _describe_cause(error: BaseException) -> str:
-    """Return the message of the first error in a chain, in one line, or its type if the message is empty."""
+    """Return the message of an error's root cause, in one line, or its type if the message is empty."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split())

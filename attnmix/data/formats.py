@@ -63,7 +63,7 @@ def split_suffixes(name: str) -> tuple[str, str]:
 
 def allowed_names() -> str:
     """Return a description of valid names of data files, for a message."""
-    return f"names that end in {', '.join(SUFFIXES)}, or in one of these and {', '.join(COMPRESSIONS)}"
+    return f"names that end in {', '.join(SUFFIXES)}, or in one of these followed by {', '.join(COMPRESSIONS)}"
 
 
 def check_start(start: bytes, name: str) -> None:
@@ -82,11 +82,11 @@ def check_start(start: bytes, name: str) -> None:
     if start.startswith(PARQUET_START):
         raise ValueError("it is a parquet file; rename it to end in .parquet")
     if start.count(0) > len(start) / 4:
-        raise ValueError("it is encoded in UTF-16 or not a text file; save it as UTF-8")
+        raise ValueError("it is encoded in UTF-16 or is not a text file; save it as UTF-8")
 
 
 def check_compressed_start(start: bytes) -> None:
-    """Raise `ValueError` if the first bytes of a compressed file indicate a placeholder or a web page."""
+    """Raise `ValueError` if the first bytes of a compressed file indicate a pointer file or a web page."""
     for foreign, problem in FOREIGN_STARTS.items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")

@@ -1,4 +1,4 @@
-"""Reader of JSON: one object per line (jsonl, ndjson), or consecutive objects or a list of objects (json)."""
+"""Reader of JSON files: one object per line (jsonl, ndjson), or a list of objects or consecutive objects (json)."""
 
 import io
 import json
@@ -32,7 +32,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
             check_table_size(size)
     if rows:
         check_names(list(names), columns, shown)
-    return pd.DataFrame(rows, dtype=object)  # strings may contain lone surrogates
+    return pd.DataFrame(rows, dtype=object)  # the dtype `str` does not support lone surrogates
 
 
 def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
@@ -51,7 +51,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number of the first line and the value of each element of a list, or of consecutive values."""
+    """Yield each element of a list, or each consecutive value, after the number of its first line."""
     decoder = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
     position = _skip_space(text, 0)
     in_list = text.startswith("[", position)
@@ -60,8 +60,8 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
         position = _skip_space(text, position + 1)
     if in_list and text.startswith("]", position):
         return
-    number, counted = 1, 0
-    ended = not in_list
+    number, counted = 1, 0  # line number of the position `counted`
+    ended = not in_list  # True unless a closing bracket is still required
     while position < len(text):
         number += text.count("\n", counted, position)
         counted = position
@@ -84,7 +84,7 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; raise `ValueError` for a repeated key, because Python's `json` keeps only the last value."""
+    """Return a JSON object; raise `ValueError` for a repeated key, for which `json` would keep only the last value."""
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -94,7 +94,7 @@ def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _RepeatedKeyError(ValueError):
-    """An object with a repeated key."""
+    """The error for an object with a repeated key."""
 
 
 def _create_line_error(number: int, error: Exception, in_lines: bool) -> ValueError:

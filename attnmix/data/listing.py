@@ -1,6 +1,6 @@
 """Listing of a data folder, and selection of its data files by name and by the descriptions of `datasets`.
 
-Names are never used as patterns, because a folder `x [1]` would match `x 1`.
+Names are never used as glob patterns, because the folder name `x [1]` would match `x 1`.
 """
 
 import json
@@ -20,7 +20,7 @@ SAVED_STATE = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
 """Files written by `save_to_disk`: the first lists the arrow files of its folder, the second the splits."""
 NO_DATA = (*CARDS, SAVED_SPLITS, "config.json", "dataset_info.json")
-"""Files with a data suffix that describe data or a model on the hub."""
+"""Files that describe a dataset or a model, and contain no data."""
 CACHE = re.compile(r"cache-.*\.arrow")
 """Cached results of `map` and `filter` in `datasets`, stored in the folder of the data."""
 SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+found", "_temporary")
@@ -43,7 +43,7 @@ class Contents(NamedTuple):
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return the names of all files in a folder that are not hidden, including subfolders and linked folders.
+    """Return the names of all files in a folder, its subfolders and linked folders, without hidden ones except `CARDS`.
 
     Raise `InputError` for an unreadable folder, a folder duplicated by a link, and a broken link.
     """
@@ -57,14 +57,14 @@ def list_files(folder: Path) -> list[str]:
             name = f"{inside}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
-            # Unlike the methods of an entry, these functions are false for a link to itself.
+            # Unlike the methods of `os.DirEntry`, these functions return False for a link to itself.
             if os.path.isdir(entry.path):  # noqa: PTH112
                 target = os.path.realpath(entry.path)
                 if target in ancestors or entry.name.startswith("__"):  # a link to a parent folder, or a cache
                     continue
                 if target in visited:
-                    problem = f"{shorten(visited[target])} and {shorten(name)} in {folder} are one folder due to a link"
-                    raise InputError(f"dataset.name: {problem}; remove the link, or select one file")
+                    problem = f"{shorten(visited[target])} and {shorten(name)} in {folder} are the same folder"
+                    raise InputError(f"dataset.name: {problem}, because of a link; remove it, or select one file")
                 visited[target] = name
                 pending.append((f"{name}/", (*ancestors, target)))
             elif os.path.isfile(entry.path):  # noqa: PTH113
@@ -93,7 +93,7 @@ def is_description(name: str) -> bool:
 
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
-    """Return the data files among the files `names`; `descriptions` are the files that satisfy `is_description`."""
+    """Return the `Contents` of a dataset with the files `names`; `descriptions` are files that describe others."""
     known = set(names)
     saved_files = _find_saved_files(names, descriptions)
     for folder, files in saved_files.items():
@@ -169,7 +169,7 @@ def _is_discarded(name: str, known: Collection[str]) -> bool:
 
 
 def _read_folder_name(name: str) -> str:
-    """Return the folder of a name, empty or with a trailing slash."""
+    """Return the folder in a file name, with a trailing slash, or an empty string."""
     file = PurePosixPath(name).name
     return name[: len(name) - len(file)]
 

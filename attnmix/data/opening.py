@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from attnmix.data.formats import MAX_SOURCE_BYTES, START_BYTES, check_compressed_start, check_start, compression_of
 
-MAX_EXPANSION = 100  # maximum decompressed size above FREE_BYTES, in multiples of the file size
+MAX_EXPANSION = 100  # maximum ratio of decompressed to compressed size, if the decompressed size exceeds FREE_BYTES
 FREE_BYTES = 2**28
 DECOMPRESSION_ERRORS = (EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error)
 """Errors for damaged or encrypted archives, in addition to `OSError` and `ValueError`."""
@@ -123,7 +123,7 @@ class _StreamReader:
         """Prepare to read `file`; `new_decompressor` creates the decompressor of each stream."""
         self._file = file
         self._new_decompressor = new_decompressor
-        self._padding = padding  # between the streams
+        self._padding = padding  # allowed between streams
         self._decompressor = new_decompressor()
         self._is_first = True  # until the end of the first stream
         self._is_start = True  # until the first decompressed bytes of a stream
@@ -158,7 +158,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
-        """Return decompressed bytes; raise `ValueError` for other bytes after the first stream."""
+        """Return decompressed bytes; raise `ValueError` if the bytes after the first stream are not compressed."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:

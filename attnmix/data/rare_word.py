@@ -1,4 +1,4 @@
-"""A control task with a known decisive word: whether a text contains a rare word."""
+"""A control task with a known decisive word: classification of texts by the presence of a rare word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_POSITION = 30
 
 
 def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:
-    """Return the splits with the word in half of the texts per split, and its presence as the label.
+    """Return the splits with the word in half of each split's texts, and its presence as the label.
 
     Args:
         splits: Tables by split, with the columns `text`, `label` and `label_name`.

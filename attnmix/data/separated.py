@@ -58,7 +58,7 @@ def read_separated(
 
 
 def _normalise_header(fields: Sequence[str]) -> list[str]:
-    """Return the fields of a header independent of case and order, to detect repeated headers."""
+    """Return the fields of a header in lower case and sorted, to detect repeated headers."""
     return sorted(_normalise_field(field) for field in fields)
 
 
@@ -104,7 +104,7 @@ def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
-    """Warn if all quotes in a tsv file follow the rules of csv, because they remain in the texts."""
+    """Warn if all quotes in a tsv file follow csv's rules and some are doubled, because they remain in the texts."""
     doubled_row = None
     for name in frame:
         for row, value in enumerate(frame[name], 1):
@@ -115,5 +115,5 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
             if '""' in value[1:-1]:
                 doubled_row = row if doubled_row is None else min(row, doubled_row)
     if doubled_row is not None:
-        problem = f'the quotes of row {doubled_row} and others are doubled ("") as in csv'
-        logging.warning("%s: %s, but quotes are part of the text in tsv files; save it as csv", shown, problem)
+        problem = f'quotes are doubled ("") as in csv, first in row {doubled_row}'
+        logging.warning("%s: %s; in tsv files, quotes are part of the text; save the file as csv", shown, problem)

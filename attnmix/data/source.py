@@ -45,10 +45,10 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
 
     Tables have the columns `text`, `label` (from 0) and `label_name`, and for pairs of texts (two columns in
     `text_column`) also `text_pair`. Validation is a stratified sample of train. If the source lacks a test split,
-    another sample with the same fraction of train becomes the test split first. Limits are applied before the
-    validation split. Rows with equal texts or equal groups are always on the same side of these splits. `rare_word`
-    replaces the labels after sampling, and therefore does not change the selected texts. Raise `InputError` for invalid
-    sources and rows.
+    another sample of train with the same fraction first becomes the test split. Limits are applied before the
+    validation sample is drawn. Samples never separate rows with equal texts or equal groups. `rare_word` is inserted
+    after sampling, and therefore does not change the selection of texts. Raise `InputError` for invalid sources and
+    rows.
     """
     source, origin = read_source(dataset, _select_columns(dataset))
     tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
@@ -58,7 +58,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
         tables["train"], tables["test"] = _split_rows(tables["train"], dataset.validation_fraction, seed)
     tables["train"] = _draw_at_most(tables["train"], dataset.train_limit, seed)
     tables["test"] = _draw_at_most(tables["test"], dataset.test_limit, seed)
-    # The limits use the same seed, but this sample is independent of their row selection.
+    # This sample has the same seed as the limits, but is independent of their selection of rows.
     train, validation = _split_rows(tables["train"], dataset.validation_fraction, seed)
     tables = {
         "train": train,
@@ -76,7 +76,7 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
 
 
 def _select_columns(dataset: DatasetParameters) -> Columns:
-    """Return the columns of texts, labels and, if specified, groups."""
+    """Return the names of the columns of texts, labels and, if specified, groups."""
     columns = dict(zip(TEXT_COLUMNS, dataset.text_columns, strict=False))
     columns["label"] = dataset.label_column
     if dataset.group_column:
@@ -93,7 +93,10 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` for classes missing in train and splits with one class; warn of other gaps and overlaps."""
+    """Raise `InputError` for classes missing in train and splits with one class; warn of other missing classes.
+
+    Also warn of test texts that share their text or group with a text of train or validation.
+    """
     for split, table in tables.items():
         present = set(table["label"])
         missing = [name for label, name in classes.items() if label not in present]
@@ -113,7 +116,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
 
 
 def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
-    """Warn of test texts if their text or group also occurs in the training or validation split."""
+    """Warn of test rows whose text or group (`key`) also occurs in the training or validation split."""
     shared = int(test.isin(learned).sum())
     if shared:
         logging.warning(
@@ -190,7 +193,7 @@ def _read_folder(
 ) -> tuple[Tables, Sequence[str]]:
     """Return the splits of a dataset with the files `names`, and the sources of its texts.
 
-    `fetch` provides only the required files.
+    `fetch` returns the local paths of selected files.
     """
     source, configuration = folders.split_name(dataset.name)
     folder = source.rstrip("/")

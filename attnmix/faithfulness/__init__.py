@@ -1,1 +1,1 @@
-"""Faithfulness of token scores (probability drops after token removal), use of the class, and margins."""
+"""Faithfulness of token scores (probability drops after token removal), class margins, probes and interventions."""

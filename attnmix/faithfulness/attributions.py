@@ -1,4 +1,4 @@
-"""The compared attribution methods, which score every token of a text, with their formulas.
+"""The attribution methods compared by the stage `faithfulness`, which score every token of a text.
 
 Declare new methods here. Shapes: T tokens, L layers, C classes.
 """
@@ -24,7 +24,7 @@ from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
-REFERENCE = "gradient_norm"  # reference of the rank correlations
+REFERENCE = "gradient_norm"  # the method with which all others are rank-correlated
 RANDOM_DRAWS = 1
 
 
@@ -35,7 +35,7 @@ def word_positions(document: Document) -> npt.NDArray[np.int64]:
 
 
 class Review:
-    """A text with the quantities that scores need from the classifier, computed at first use and cached.
+    """A text with the classifier's outputs required for its scores; costly ones are computed at first use and cached.
 
     `donor_ids` `[T]` are tokens of other texts, used by `with_donors` as replacements.
     """
@@ -75,14 +75,14 @@ class Review:
         return _convert_to_float64(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return the row `[T]` of the token that the head reads (the mean if several) in the last layer's matrix."""
+        """Return the last layer's row `[T]` of the token that the classification head reads (the mean if several)."""
         matrices, _ = self.layer_results
         last_TT = matrices[method][-1].cpu()
         is_read_T = self.gradients.read_T.cpu()
         return _convert_to_float64(last_TT[is_read_T].mean(0))
 
     def decomposed(self) -> Doubles:
-        """Return each token's part of the predicted class's logit `[T]`; NaN if the head cannot be decomposed."""
+        """Return each token's part of the predicted class's logit `[T]`; NaN if the classifier cannot be decomposed."""
         _, parts_T = self.layer_results
         return self._fill_undefined(parts_T)
 
@@ -95,13 +95,16 @@ class Review:
         return self._fill_undefined(relevance_T)
 
     def _fill_undefined(self, scores_T: Tensor | None) -> Doubles:
-        """Return the scores `[T]` of the tokens, or NaN for all tokens if there are none."""
+        """Return the scores of the tokens, or NaN for all tokens if `scores_T` is None."""
         if scores_T is None:
             return np.full(len(self.ids), np.nan)
         return _convert_to_float64(scores_T)
 
     def left_out(self) -> Doubles:
-        """Return the drop `[T]` of the predicted class's logit if one token is removed; NaN for special tokens."""
+        """Return the drop `[T]` of the predicted class's logit after removal of each single token.
+
+        The drop is NaN for special tokens.
+        """
         texts = [self.without(np.array([place])) for place in self.word_positions]
         logits_NC = self.classifier.logits(texts)
         predicted_logits_N = logits_NC[:, self.predicted].numpy()
@@ -110,7 +113,7 @@ class Review:
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with the tokens at positions `places` masked, or deleted if the tokenizer has no mask."""
+        """Return token IDs with the tokens at positions `places` masked, or deleted if there is no mask token."""
         mask_id = self.classifier.mask_id
         removed = set(places.tolist())
         check_range("positions: token", removed, range(len(self.ids)))
@@ -132,7 +135,7 @@ class Review:
 
     @cached_property
     def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and parts `[T]` of the predicted class's logit, from one pass."""
+        """Matrices and rollouts `[L, T, T]` by name, and the parts `[T]` of the predicted class's logit."""
         family = self.classifier.family
         read = self.gradients.read_position
         decomposition = None
@@ -164,7 +167,7 @@ class Attribution(NamedTuple):
 
     formula: Callable[[Review], Doubles]  # returns `[T]`, or `[draws, T]` for random scores
     obstacle: Callable[[Family], str | None] = lambda family: None  # reason why a family lacks the score, or None
-    sampled: bool = False  # True for references and costly scores, which are evaluated on few texts
+    sampled: bool = False  # True for references and costly scores, which are evaluated on fewer texts
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`. Deterministic scores have one draw."""
@@ -184,7 +187,7 @@ def _find_attnlrp_obstacle(family: Family) -> str | None:
 
 
 SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
-"""Matrices that define a score: the row of the token that the head reads, in the last layer."""
+"""Matrices that define a score: the last layer's row of the token that the classification head reads."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{
@@ -195,7 +198,7 @@ ATTRIBUTIONS = {
         )
         for name in SCORING_MATRICES
     },
-    "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023, separate biases
+    "decompx": Attribution(Review.decomposed, decomposition_obstacle),  # Modarressi et al., ACL 2023 (biases separate)
     "attnlrp": Attribution(Review.attnlrp, _find_attnlrp_obstacle),  # Achtibat et al., ICML 2024
     REFERENCE: Attribution(Review.gradient_norm, sampled=True),  # Simonyan et al., 2014
     "gradient_x_input": Attribution(Review.gradient_by_input, sampled=True),  # Shrikumar et al., 2017
@@ -205,7 +208,7 @@ ATTRIBUTIONS = {
 
 
 def present_attributions(family: Family) -> dict[str, Attribution]:
-    """Return the scores available in a model family, and log the reasons for missing scores."""
+    """Return the methods available in a model family, and log the reasons for missing methods."""
     present = {}
     for name, attribution in ATTRIBUTIONS.items():
         reason = attribution.obstacle(family)

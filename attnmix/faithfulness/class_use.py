@@ -1,6 +1,6 @@
 """Interventions on attention values, to measure how much of their information the classifier uses.
 
-In each text, `interventions` replaces the values of all tokens by one vector, from a first edited layer to the last:
+`interventions` replaces the value vectors of all tokens of a text by one vector per head, from a first edited layer on:
 
     text_mean     mean over the text's own tokens; removes the differences between tokens
     corpus_mean   mean over all other texts; also removes the content of the text
@@ -31,7 +31,7 @@ CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return `CLASS_USE_COLUMNS` for each edit (`group`) and first edited layer.
+    """Return a table with `CLASS_USE_COLUMNS`: quantities for each edit (`group`) and first edited layer.
 
     `class_kept` is the share of texts with an unchanged predicted class, `accuracy` the share of correct predictions,
     `probability` the mean change of the predicted class's probability. Intervals are bootstrapped over texts.
@@ -51,7 +51,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
     for name, weights_NN in weights.items():
         sums_N = weights_NN.sum(-1)
-        is_known_N = sums_N > 0  # False if no text has the second class of this text
+        is_known_N = sums_N > 0  # False if no text is predicted as the second class of this text
         if not is_known_N.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
@@ -77,7 +77,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
 
 def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the logits `[N, C]` of unedited texts, and each layer's values, averaged over a text `[N, H, d]`."""
+    """Return the logits `[N, C]` of unedited texts, and the mean value vectors `[N, H, d]` of each text by layer."""
     ids = [document.ids.tolist() for document in documents]
     means: dict[int, Tensor] = {}
 
@@ -101,14 +101,14 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
 
 
 def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
-    """Return the probability `[N]` of one class of each text."""
+    """Return each text's probability `[N]` of its class in `classes_N`."""
     probabilities_NC = logits_NC.softmax(-1)
     probabilities_N1 = probabilities_NC.gather(1, classes_N[:, None])
     return probabilities_N1[:, 0]
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `CLASS_USE_COLUMNS`. Intervals of shares are clipped to [0, 1]."""
+    """Return a row of `CLASS_USE_COLUMNS`. Intervals are clipped to the quantity's range."""
     values = values_N.double().numpy()
     texts = len(values)
     resampled = resample(values, np.ones(texts), BOOTSTRAP_SAMPLES, seed)
@@ -131,9 +131,9 @@ def padded_batches(
 def _compute_edited_logits(
     classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return logits `[N, C]` by first edited layer; `values` has one vector per text and head, `[N, H, d]` by layer.
+    """Return logits `[N, C]` by first edited layer; `values` contains the replacements `[N, H, d]` by layer.
 
-    Earlier, unedited layers are computed once per batch for all edits.
+    Layers before the first edited layer are computed only once per batch.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
     layers = [layer for _, layer in layer_modules(classifier.base)]
@@ -162,7 +162,7 @@ def _compute_edited_logits(
 
 
 def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) -> list[Any]:
-    """Return the output of each call of a layer, computed by the attention implementation that edits use."""
+    """Return the output of each layer call, computed by the attention implementation that edits use."""
     outputs: list[Any] = []
 
     def record_output(_layer: Any, _inputs: Any, output: Any) -> None:
@@ -175,13 +175,12 @@ def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) 
 
 
 def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights and values, unchanged."""
     return weights, value
 
 
 @contextmanager
 def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Replace the first calls of `layers` in one forward pass by their stored `outputs`."""
+    """Return stored `outputs` instead of computing the first calls of `layers` in a forward pass."""
     remaining = list(outputs)
 
     def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:

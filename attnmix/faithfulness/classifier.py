@@ -3,13 +3,13 @@
 If attention weights, standard deviations of norms and slopes of activations are fixed at their values in one forward
 pass (`attnmix.measures.input_parts`), a class score is an affine function of the input of the first layer, where each
 vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token, computed by one backward
-pass. The authors treat post-LN encoders; here, the norms of pre-LN families (before sublayers and after the last
+pass. The authors consider post-LN encoders; here, the norms of pre-LN families (before sublayers and after the last
 layer) are treated in the same way. A separate part for the biases is the authors' later option `include_bias_token`;
 their published configuration distributes each bias over the tokens. In models without gated networks, `decompx` equals
 CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the attention weights
 (`attnmix.faithfulness.relevance`).
 
-Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
+The head is the classification head. Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +105,7 @@ class Classifier:
     def logits(
         self, texts: Sequence[Sequence[int]], edits: Callable[[list[int], Tensor], Edit] | None = None
     ) -> Tensor:
-        """Return the logits `[texts, C]` of texts as token IDs, in float64 on the CPU; NaN for an empty text.
+        """Return the logits `[texts, C]` of texts (token IDs), in float64 on the CPU; NaN for an empty text.
 
         `edits` maps the text indices and the attention mask `[B, T]` of a batch to an edit of attention.
         """
@@ -178,14 +178,14 @@ class Classifier:
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
         """Return the AttnLRP relevance `[T]` of each token for a class's logit.
 
-        Return None under the conditions of `FixedFactorScores.logits`. `read` is the position of the only token that
-        the head reads, and `name` the text's name in messages.
+        Return None if `FixedFactorScores.logits` returns None. `read` is the position of the only token that the head
+        reads, and `name` the text's name in messages.
         """
         entering: list[Tensor] = []
         leaving: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-            """Make the first layer's input a leaf of the graph."""
+            """Make the first layer's input a leaf of the autograd graph."""
             if entering:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
@@ -234,10 +234,10 @@ class Classifier:
     def values(self) -> list[Affine]:
         """The map x -> x W_V + b_V of each layer."""
         maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
-        return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Clones allow autograd to use them.
+        return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Autograd cannot use inference tensors.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
-        """Return the input `[width]` of the head's second Linear if all outputs of its first equal `number` `[1]`."""
+        """Return the input `[width]` of the head's Linear `second` if all outputs of `first` equal `number` `[1]`."""
         entering: list[Tensor] = []
 
         def replace_output(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
@@ -287,8 +287,9 @@ def decomposition_obstacle(family: Family) -> str | None:
 class FixedFactorScores:
     """The class scores of one text as an affine function of the vector that the head reads.
 
-    The deviations of norms and the slopes of activations are fixed at the values of one forward pass. `read` is the
-    position that the head reads, `whole_D` its vector after the last layer, and `parts_JD` the parts of this vector.
+    The standard deviations of norms and the slopes of activations are fixed at the values of one forward pass. `read`
+    is the position that the head reads, `whole_D` the vector at this position after the last layer, and `parts_JD` the
+    parts of this vector.
     """
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
@@ -300,7 +301,10 @@ class FixedFactorScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of a class score at the first layer's input; None if `logits` is None."""
+        """Return input times gradient `[T]` of a class score at the first layer's input.
+
+        Return None if `logits` returns None.
+        """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
         if parts_JC is None:
@@ -359,14 +363,14 @@ class FixedFactorScores:
 
 
 class Decomposition:
-    """The parts of one text, propagated layer by layer; in the last layer, only of the token that the head reads."""
+    """The parts of a text's vectors, propagated layer by layer; in the last layer, only of the token the head reads."""
 
     def __init__(self, classifier: Classifier, read: int) -> None:
         """Prepare the decomposition of the vector at position `read`, the only one that the head reads."""
         self.classifier = classifier
         self.read = read
         self.values = classifier.values  # This property runs a forward pass, so it is read before the text's own pass.
-        self.input_TD = torch.empty(0)
+        self.input_TD = torch.empty(0)  # set by `visit`, like the tensors below
         self.whole_D = torch.empty(0)
         self.parts_JTD = torch.empty(0)
 
@@ -386,7 +390,7 @@ class Decomposition:
         self.whole_D = output_TD[self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
-        """Return each token's part `[T]` of a class score; None if `FixedFactorScores.logits` is None."""
+        """Return each token's part `[T]` of a class score; None if `FixedFactorScores.logits` returns None."""
         head = FixedFactorScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 

@@ -1,4 +1,4 @@
-"""The classifier's own head, and linear probes on held-out texts, applied to single token vectors."""
+"""The classification head, and linear probes on held-out texts, applied to single token vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnmix.core.selections import check_range, whole_number
 from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of, find_layers
 
-BLOCK_VECTORS = 4096  # vectors per batch of the head
+BLOCK_VECTORS = 4096  # maximum number of vectors per forward pass of the head
 REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
 ITERATIONS = 1000
 
@@ -81,7 +81,9 @@ def probe_predictions(
     are_matrices = len(train_shape) == 2 and len(test_shape) == 2
     if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != len(train_N):
         problem = f"training vectors {train_shape} with {len(train_N)} labels, test vectors {test_shape}"
-        raise InputError(f"probe: {problem}; pass arrays [vectors, width] of one width, and a label for each vector")
+        raise InputError(
+            f"probe: {problem}; pass arrays [vectors, width] of the same width, and a label for each vector"
+        )
     regression = LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS)
     probe = make_pipeline(StandardScaler(), regression)
     with threadpool_limits(1):  # The matrix products are so small that several threads would be slower.

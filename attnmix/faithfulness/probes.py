@@ -3,7 +3,7 @@
 For each checkpoint, linear probes are fitted to tokens of training texts and evaluated on tokens of the sampled test
 texts. A probe predicts the text's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens), or
 its position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels: classes are
-permuted over texts, other labels over tokens. The vectors are outputs of the layers of the stack before the head, for
+permuted over texts, other labels over tokens. The vectors are layer outputs of the last stack (encoder or decoder), for
 the token that the head reads (`read`; absent if the head pools several tokens), and for up to `OTHER_TOKENS + 1`
 equally spaced tokens of each text (`others`).
 
@@ -41,7 +41,7 @@ TARGETS = (
     ("others", "position"),
     ("others", "position_control"),
 )
-"""Pairs of a token group and a target of the probes."""
+"""The token group and the target of each probe."""
 NO_LABEL = -1  # marks tokens that have no label for a target
 
 
@@ -52,11 +52,11 @@ def probes(
     documents: Sequence[Document],
     seed: int,
 ) -> pd.DataFrame:
-    """Return `CLASS_USE_COLUMNS` of accuracies on tokens of `documents`: `probe_<target>`, `probe_<target>_control`.
+    """Return a table with `CLASS_USE_COLUMNS`: the accuracies `probe_<target>` and `probe_<target>_control`.
 
-    `bases` are the checkpoints' names and models. The classifier's own model also has rows of `lens_agreement`, the
-    share of tokens with the head's prediction for the whole text. Targets with fewer than two labels in the
-    `training` texts, or without labels in `documents`, are omitted.
+    The accuracies are shares of tokens of `documents`. `bases` are the checkpoints' names and models. The classifier's
+    own model also has rows of `lens_agreement`, the share of tokens for which the head predicts the class of the whole
+    text. Targets with fewer than two labels in the `training` texts, or without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
@@ -124,7 +124,7 @@ def _list_lens_rows(
     all_ids = [document.ids.tolist() for document in documents]
     predicted_D = classifier.logits(all_ids).argmax(-1).numpy()
     predicted_N = predicted_D[tokens["text"]]
-    # Heads read the only token of a text, except heads of encoder-decoders, which search for the end token.
+    # In a text of one token, heads read this token, except that heads of encoder-decoders search for the end token.
     has_encoder = len(classifier.family.stacks) > 1
     if has_encoder:
         token_id = classifier.model.config.eos_token_id
@@ -174,7 +174,7 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
 def token_vectors(
     classifier: Classifier, base: Any, documents: Sequence[Document], tokens: pd.DataFrame
 ) -> dict[int, torch.Tensor]:
-    """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the stack that the head reads."""
+    """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the last stack (encoder or decoder)."""
     rows: list[Any] = []
     vectors: dict[int, list[torch.Tensor]] = defaultdict(list)
     all_places = tokens["place"].to_numpy()

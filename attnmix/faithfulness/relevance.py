@@ -3,7 +3,7 @@
 Within `relevance_rules`, the forward pass of a model is unchanged, and its backward pass propagates relevance: input
 times gradient, with these rules for nonlinear operations.
 
-norms                 x / s with the deviation s fixed
+norms                 x / s with the standard deviation s fixed
 activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g(0)) / p fixed
 softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
@@ -68,7 +68,7 @@ def _is_norm(module: Module) -> bool:
 
 
 def _hold_deviation(module: Module, like: Tensor) -> Hook:
-    """Return a hook that treats the deviation of a norm as a constant."""
+    """Return a hook that treats the standard deviation in a norm as a constant."""
     norm = norm_of(module, like)
 
     def normalise(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
@@ -122,6 +122,5 @@ def _attend_with_shares(
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
-    """Return `vectors` with their gradient multiplied by `factor`."""
     constant = vectors.detach()
     return constant + factor * (vectors - constant)

@@ -1,4 +1,4 @@
-"""The effect of the highest-scored tokens on the predicted class's probability, and the tables of `faithfulness`.
+"""The effect of the highest-scored tokens on the predicted class's probability; tables of the stage `faithfulness`.
 
 Comprehensiveness is the probability drop after the replacement of these tokens, sufficiency the drop after the
 replacement of all others (DeYoung et al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The
@@ -63,7 +63,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
     Drops are means over draws. They are NaN if the scores are undefined or the edited text would be empty.
     """
-    texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, test and share
+    texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, then by test and replacement, then by share
     for name, scores_DT in scores.items():
         texts[name] = []
         for scores_T in scores_DT:
@@ -110,7 +110,7 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
-    """Return Spearman's correlation of a score `[draws, T]` with a reference over non-special tokens."""
+    """Return Spearman's correlation of scores `[draws, T]` with a reference over non-special tokens (mean of draws)."""
     if len(review.word_positions) < 2:
         return float("nan")
     word_scores = scores[:, review.word_positions]
@@ -120,7 +120,7 @@ def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
 
 
 def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return `faithfulness.csv`: each method's drops in each test.
+    """Return the table `faithfulness.csv`, with each method's drops in each test.
 
     Args:
         drops_NMQS: Probability drops, as returned by `probability_drops`.
@@ -140,8 +140,8 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
     """Return one test's drops by share and, in rows with share `all`, the comparison with random removal.
 
-    Intervals are bootstrapped over texts, with the same samples for all methods. Texts with an undefined score are
-    excluded from the method's difference from random removal, which also has a simultaneous interval over all methods.
+    Intervals are bootstrapped over texts, with the same samples for all methods. A text is excluded for methods with
+    undefined scores. The difference from random removal also has a simultaneous interval over all methods.
     """
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
@@ -168,7 +168,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
 
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
-    """Resample the texts of `values` `[N, ...]`, ignoring NaN."""
+    """Return bootstrap means over the texts of `values` `[N, ...]`, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
     counts = known.astype(np.float64)
@@ -186,13 +186,13 @@ def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Double
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
-    """Return rows of `class_use.csv`: correlations of each checkpoint's ratio with the margin, by predicted class.
+    """Return rows of `class_use.csv`: correlations of each checkpoint's mixing ratio with the class margin.
 
-    Classes may differ in the level of the ratio, and pooling all texts would confound this difference with the
-    correlation (Simpson's paradox). Each class therefore has its own rows, and rows of the group `all` contain the
-    mean over classes: of `margin_spearman`, and of `margin_given_length`, the partial correlation given the number of
-    tokens (one degree of freedom less). Classes with too few texts for a standard error have an undefined correlation,
-    and are excluded from the mean and its `documents`.
+    Predicted classes may differ in the level of the ratio, and pooling all texts would confound this difference with
+    the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
+    `margin_given_length`, the partial correlation given the number of tokens (one degree of freedom less). Rows of the
+    group `all` contain means over classes. Classes with too few texts for a standard error have an undefined
+    correlation, and are excluded from the mean and its `documents`.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -203,7 +203,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
         is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
         counted = sizes_K[is_counted_K].sum()
 
-        # Each row consists of its name, the indices of its classes, and their number of texts.
+        # Each element consists of a group, the indices of its classes, and their number of texts.
         row_classes = []
         for number, name in enumerate(classes):
             row_classes.append((name, slice(number, number + 1), sizes_K[number]))

@@ -131,7 +131,7 @@ def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
-    """Return the tie strengths between rows of `xy`, averaged over the tokens of a row, with sorted column indices.
+    """Return the tie strengths between rows of coordinates, averaged over the tokens of a row.
 
     `places` contains the row of each token at each point. Tokens with equal vectors at a point share a row.
     """

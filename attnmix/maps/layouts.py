@@ -1,11 +1,11 @@
 """Two-dimensional layouts with umap-learn.
 
-`joint` is one map of all points, `separate` one map per point, and `aligned` one map per point with ties between the
-coordinates of each token (`attnmix.maps.aligned`). `pca` contains the two principal components of each point, which do
-not depend on the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would rebuild the neighbour
-graph for every seed; the maps are bit-identical (tested). All maps are initialised with principal components, because
-umap-learn's spectral initialisation calls SciPy's `eigsh` without a seed. Equal vectors have equal coordinates, whereas
-umap-learn would spread copies over a disc.
+`joint` is one map of all capture points, `separate` one map per point, and `aligned` one map per point with ties
+between the coordinates of each token (`attnmix.maps.aligned`). `pca` contains the two principal components of each
+point, which do not depend on the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would
+rebuild the neighbour graph for every seed; the maps are identical to those of `umap.UMAP` (tested). All maps are
+initialised with principal components, because umap-learn's spectral initialisation calls SciPy's `eigsh` without a
+seed. Equal vectors have equal coordinates, whereas umap-learn would spread copies over a disc.
 """
 
 import threading
@@ -43,11 +43,11 @@ class Neighbourhood(NamedTuple):
     """The neighbour graph and initial layout of distinct vectors, shared by maps with different seeds."""
 
     graph: Graph
-    """The weighted neighbour graph `[distinct, distinct]`, stored by `umap.UMAP` as `graph_`."""
+    """The weighted neighbour graph `[distinct, distinct]`, equal to `graph_` of a fitted `umap.UMAP`."""
     places: Coordinates
     """The two principal components `[distinct, 2]`, which initialise maps."""
     numbers: Numbers
-    """The index among the distinct vectors for each vector."""
+    """The index of each vector among the distinct vectors."""
 
     def start(self, seed: int) -> Coordinates:
         """Return the initial layout `[distinct, 2]`: the principal components with a little noise."""
@@ -65,7 +65,7 @@ class Neighbourhood(NamedTuple):
 
 
 def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) -> Neighbourhood:
-    """Return the neighbour graph and initial layout of `vectors`, with at least three distinct vectors.
+    """Return the neighbour graph and initial layout of `vectors`, of which at least three must be distinct.
 
     `n_neighbors` is reduced if there are fewer distinct vectors. `seed` initialises the approximate search.
     """

@@ -13,8 +13,10 @@ from sklearn.preprocessing import normalize
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
-MAX_EXACT_VECTORS = 32_768  # for more, nearest-neighbour descent is faster, including half a minute of compilation
-NEAREST_VECTORS = 5  # stored neighbours in the full space per vector
+MAX_EXACT_VECTORS = (
+    32_768  # for more vectors, nearest-neighbour descent is faster, even with half a minute of compilation
+)
+NEAREST_VECTORS = 5  # number of stored neighbours of each vector in the full space
 MIN_RELATIVE_DISTANCE = 1e-6  # in vector lengths; smaller distances are rounding errors of the matrix product
 
 Indices = npt.NDArray[np.int32]
@@ -23,7 +25,7 @@ Indices = npt.NDArray[np.int32]
 class Metric(NamedTuple):
     """A metric of umap-learn, as a distance between prepared vectors.
 
-    `distance` is its name in scikit-learn, SciPy and pynndescent.
+    `distance` is the name of this distance in scikit-learn, SciPy and pynndescent.
     """
 
     distance: str
@@ -116,7 +118,7 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     """Return indices and distances `[N, k]` from all pairwise distances, by scikit-learn."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
-    # The Bray-Curtis distance of scikit-learn's fast search differs from SciPy and umap-learn.
+    # The Bray-Curtis distance of scikit-learn's fast search differs from that of SciPy and umap-learn.
     is_fast = distance != "braycurtis"
     with config_context(enable_cython_pairwise_dist=is_fast, skip_parameter_validation=True):
         search.fit(x_ND)

@@ -1,4 +1,4 @@
-"""Parallel execution of single-threaded jobs, in threads of this process or on a Dask cluster from the environment."""
+"""Parallel execution of single-threaded jobs, in threads of this process or on a Dask cluster."""
 
 import os
 from collections.abc import Callable, Generator, Sequence

@@ -32,11 +32,12 @@ DIGITS = 6
 def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """Return the values of `SCORES` for one map; NaN if there are fewer than three vectors or all vectors are equal.
 
-    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours, but fewer than half of the
-    vectors, as scikit-learn requires. scikit-learn finds the neighbours of its second argument by Euclidean
-    distance. Continuity therefore uses Euclidean neighbours in the full space for metrics without a Euclidean form:
-    manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that
-    are also nearest neighbours on the map, `distance_spearman` the rank correlation of all pairwise distances.
+    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours; if there are few vectors, they
+    use half of the others, because scikit-learn requires fewer neighbours than half of the vectors. scikit-learn finds
+    the neighbours of its second argument by Euclidean distance. Continuity therefore uses Euclidean neighbours in the
+    full space for metrics without a Euclidean form: manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is
+    the share of a vector's nearest neighbours that are also nearest neighbours on the map, `distance_spearman` the rank
+    correlation of all pairwise distances.
     """
     if _has_too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
@@ -97,7 +98,7 @@ def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the neighbours `[N, k]` of the rows in a new `order`, by their new indices."""
+    """Return each row's neighbours after permuting the rows to `order`, as new indices."""
     new_number = np.argsort(order)
     return np.asarray(new_number[near[order]])
 
@@ -166,11 +167,12 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
+    """Return a table with `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
 
     The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows. Rows without layer and point
-    contain the mean over the points with a value. For the joint map, they contain scores of the vectors of all points
-    together, except points with a separate basis (`OWN_BASIS`); scores within single points are named as in `WITHIN`.
+    contain the mean over the points with a defined value. For the joint map, they contain scores of the vectors of all
+    points together, except points with a separate basis (`OWN_BASIS`); scores within single points are named as in
+    `WITHIN`.
     """
     by_seed = list(maps.values())
     scored_maps = by_seed[:1] if layout == "joint" else by_seed

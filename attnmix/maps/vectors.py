@@ -1,4 +1,4 @@
-"""Input vectors of maps: conversion to arrays of finite numbers, distinct vectors, and the points of each layout."""
+"""Input vectors of maps: conversion to finite arrays, distinct vectors, and the capture points of each layout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 Coordinates = npt.NDArray[np.float32]
 Maps = Mapping[int, Mapping[Site, Coordinates]]
-"""Coordinates `[tokens, 2]` by seed and point."""
+"""Coordinates `[tokens, 2]` by seed, then by layer and capture point."""
 
 
 def read_vectors(given: Any) -> Vectors:
@@ -58,7 +58,7 @@ def _convert_to_array(given: Any) -> npt.NDArray[Any]:
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the rows of the first copy of each distinct vector, sorted, and each vector's index in these rows."""
+    """Return the sorted rows of the first copy of each distinct vector, and each vector's index among these copies."""
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))

@@ -1,1 +1,1 @@
-"""Model files, loading, and the capture points of features."""
+"""Loading of models and tokenizers, attention functions, and capture points."""

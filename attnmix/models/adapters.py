@@ -44,8 +44,8 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     """Write the model in the folder `base`, merged with the adapter in the folder `adapter`, to `output`.
 
-    Head weights missing from both are not saved. Raise `InputError` if the adapter `name` does not match the base
-    model.
+    Head weights missing from both folders are not saved. Raise `InputError` if the adapter `name` does not match the
+    base model.
     """
     require_extra("pipeline", LORA)
     import peft
@@ -81,7 +81,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
 
 
 def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the adapter's head; None if there is no head or the model has as many."""
+    """Return the number of classes of the adapter's head, or None if it is the model's or the adapter has no head."""
     name = f"base_model.model.{last_linear(model)[0]}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes
@@ -121,7 +121,9 @@ def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] 
 def _suppress_warnings() -> Iterator[None]:
     """Suppress harmless peft warnings; turn the warning about missing weights into an error."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # in transformers
+        warnings.filterwarnings(
+            "ignore", message="`is_gradient_checkpointing` is deprecated"
+        )  # a warning from transformers
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft detects GPT-2's Conv1D
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         yield

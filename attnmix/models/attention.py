@@ -1,6 +1,6 @@
 """Observable attention: a function of query, key, value, mask and scaling, registered with transformers.
 
-Its inputs already include rotary embedding, so the code is independent of the projections of a model family.
+The queries and keys already include rotary embedding, so the code is independent of the projections of a model family.
 `attention_by` selects the function; the default is transformers' `sdpa`.
 
 The modules of some families compute softmax(scores) @ value themselves (`own_attention` in `families.yaml`). Within
@@ -34,7 +34,7 @@ OBSERVED = "observed"
 """The `attn_implementation` for observable attention."""
 EAGER = "eager"
 """The `attn_implementation` for families with `own_attention`."""
-BLOCK_ELEMENTS = 2**24  # number of attention weights computed at once
+BLOCK_ELEMENTS = 2**24  # maximum number of attention weights computed at once
 EDITOR = "_attnmix_editor"
 """The attribute with the `AttentionEditor` of an attention module, its copies and its replicas."""
 
@@ -56,7 +56,7 @@ class AttentionEditor(Protocol):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Inputs and softmax denominators of one layer's self-attention, for a batch (or, without B, one text)."""
+    """Inputs and softmax denominators of one layer's self-attention, for a batch, or for one text (without axis B)."""
 
     query: Tensor  # [B, H, T, d]
     key: Tensor  # [B, H, T, d]; grouped heads are repeated
@@ -88,17 +88,17 @@ class AttentionCall:
         )
 
     def diagonal(self) -> Tensor:
-        """Return a_ii `[B, T, H]`."""
+        """Return the attention weights a_ii `[B, T, H]` of tokens for themselves."""
         mask = None if self.mask is None else self.mask.diagonal(dim1=-2, dim2=-1)
         return self.one_key(self.key, mask)
 
     def to_first(self) -> Tensor:
-        """Return a_i0 `[B, T, H]`."""
+        """Return the attention weights a_i0 `[B, T, H]` for the first token."""
         mask = None if self.mask is None else self.mask[..., 0]
         return self.one_key(self.key[..., :1, :], mask)
 
     def one_key(self, key: Tensor, mask: Tensor | None) -> Tensor:
-        """Return a_ij `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which must be visible to that query."""
+        """Return attention weights `[B, T, H]` for one key `[B, H, T or 1, d]` per query, which the mask must allow."""
         products = (self.query * key).sum(-1)
         scores = _cap_scores(products * self.scaling, self.softcap)
         if mask is not None:
@@ -107,7 +107,7 @@ class AttentionCall:
         return weights.transpose(-1, -2)
 
     def weights(self, rows: slice = slice(None)) -> Tensor:
-        """Return a_ij `[B, H, rows, T]`."""
+        """Return the attention weights a_ij `[B, H, rows, T]`."""
         scores = self.scores(rows).to(self.log_sums.dtype)
         log_sums = self.log_sums[..., rows].unsqueeze(-1)
         return scores.sub_(log_sums).exp_()
@@ -150,7 +150,7 @@ class AttentionCall:
 
 
 def _attend_unobserved(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unsupported by `sdpa`."""
+    """Compute attention with transformers' `sdpa`, or with `attend` for capped scores, unknown to `sdpa`."""
     if options.get("softcap") is None:
         return sdpa_attention_forward(module, *arguments, **options)
     context, _ = attend(module, *arguments, **options)
@@ -201,7 +201,7 @@ def dispatch_products(modules: Iterable[Module], undo: ExitStack) -> None:
 
 
 def _create_dispatching_class(kind: type[Module]) -> type[Module]:
-    """Return a subclass of `kind` with a forward pass that redirects its product, if an editor or function is set."""
+    """Return a subclass of `kind` that redirects its product of softmax and values if an editor or function is set."""
 
     @wraps(kind.forward)
     def forward(self: Module, *arguments: Any, **options: Any) -> Any:
@@ -240,7 +240,7 @@ class _SoftmaxProduct(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
     def _compute_product(self, scores: Tensor, weights: Tensor, value: Tensor) -> Tensor:
-        """Return the product of weights and values by the module's editor, or else by the attention function."""
+        """Return the product of weights and values, computed with the module's editor or the attention function."""
         heads = value.reshape(*scores.shape[:2], *value.shape[-2:])
         width = heads.shape[-1]
         product_shape = (*weights.shape[:-1], width)
@@ -271,7 +271,7 @@ def observed(listen: Callable[[Any, AttentionCall], None]) -> AttentionFunction:
 def explicit(listen: Callable[[Any, AttentionCall], None] | None = None) -> AttentionFunction:
     """Return an attention function with explicit weights, differentiable to any order.
 
-    It calls `listen` like `observed`, but without softmax denominators in the call.
+    Like the function of `observed`, it calls `listen`, but with an `AttentionCall` without softmax denominators.
     """
 
     def attend_explicitly(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
@@ -307,8 +307,8 @@ def _attend_edited(
 ) -> tuple[Tensor, Tensor]:
     """Return head outputs `[B, T, H, d]` after applying `editor`, and the edited weights `[B, H, queries, keys]`.
 
-    Explicit weights make derivatives of any order available. As in transformers, the softmax of half-precision scores
-    is computed in float32, and dropout is applied to the weights.
+    Derivatives of any order exist, because the weights are explicit. As in transformers, the softmax of half-precision
+    scores is computed in float32, and dropout is applied to the weights.
     """
     call = _read_call(module, *arguments, **options)
     scores = call.scores()
@@ -325,7 +325,7 @@ def _attend_edited(
 
 
 def attend(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, AttentionCall]:
-    """Return head outputs `[B, H, T, d]` and the call including its softmax denominators, in memory linear in T."""
+    """Return head outputs `[B, H, T, d]` and the call with softmax denominators, using memory linear in T."""
     call = _read_call(module, *arguments, **options)
     context, log_sums = _compute_context(call)
     sinks = options.get("s_aux")
@@ -373,7 +373,7 @@ def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor |
     """Return an additive mask `[B, 1 or H, T, T]`; None if there is no mask."""
     if attention_mask is None:
         return None
-    has_equal_rows = attention_mask.stride(-2) == 0  # convert one row only, and expand the result
+    has_equal_rows = attention_mask.stride(-2) == 0  # convert only one row, and expand the result
     mask = attention_mask[..., :1, :] if has_equal_rows else attention_mask
     if mask.dtype == torch.bool:
         is_masked = ~mask
@@ -382,10 +382,9 @@ def _convert_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor |
 
 
 def _compute_context(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Return head outputs `[B, H, T, d]` and `log_sums`."""
     if call.query.device.type != "cpu" or call.softcap is not None:
         return _attend_by_rows(call)
-    # The kernel behind `sdpa` on a CPU also returns the denominators.
+    # Unlike `sdpa` itself, its CPU kernel also returns the softmax denominators.
     context, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         call.query, call.key, call.value, 0.0, call.causal, attn_mask=call.mask, scale=call.scaling
     )

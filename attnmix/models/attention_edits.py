@@ -33,7 +33,7 @@ _changes = threading.Lock()
 class AttentionEdits:
     """The active edits of one network, in order of application.
 
-    Copies of the network's modules share this object, which ends an edit in all copies at once.
+    Copies of the network's modules share this object, so that an edit ends in all copies at once.
     """
 
     def __init__(self, base: Module) -> None:
@@ -192,7 +192,7 @@ class LayerEditor:
 
     edits: AttentionEdits
     layer: int | None
-    """The index of the layer; None for shared layers, which are counted by calls."""
+    """The index of the layer; None for a shared layer, whose calls are counted."""
 
     @property
     def is_active(self) -> bool:
@@ -206,7 +206,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """The editor of a cross-attention module, which changes nothing but returns weights like edited modules."""
+    """An editor that leaves cross-attention unchanged, but makes its module return weights like edited modules."""
 
     edits: AttentionEdits
 

@@ -19,7 +19,7 @@ from attnmix.models.families import Stack, family_of, find_layers
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""The input of a decoder's embedding norm, which is recorded but is not a capture point."""
+"""The input of a decoder's embedding norm; recorded, although it is not a capture point."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LayerCall:
 
 
 class Recording(dict[Site, Tensor]):
-    """The features `[batch, tokens, width]` of a forward pass by site, and its current layer."""
+    """The features `[batch, tokens, width]` of a forward pass by layer and capture point, and the current layer."""
 
     layer: LayerCall | None = None
     """The current layer; None before the first one."""
@@ -83,7 +83,7 @@ def recording(
 
 @contextmanager
 def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
-    """Register `hook` after each layer within the context.
+    """Register `hook` as a forward hook of each layer within the context.
 
     Within `recording`, the layer's features are already available, because torch calls hooks in order of registration.
     """
@@ -110,7 +110,7 @@ def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site
 
 @dataclass
 class _Recorder:
-    """The hooks of `recording`."""
+    """The hooks registered by `recording`."""
 
     points: Collection[str]
     recorded: Recording

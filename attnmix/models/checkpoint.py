@@ -72,7 +72,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         with without_library_messages():
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
         tokenizer("a")
-    except Exception as error:  # exception types differ by tokenizer, and include missing packages
+    except Exception as error:  # exception types differ by tokenizer, and include those for missing packages
         raise InputError(f"{folder}: the tokenizer cannot be loaded ({in_one_line(error)})") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{folder}: a fast tokenizer (tokenizer.json) is required")
@@ -84,7 +84,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def padding_token(name: str, tokenizer: Any) -> str:
     """Return the special token for padding; raise `InputError` if the tokenizer of the model `name` lacks one.
 
-    Some classifiers read the last token that is not padding, so the padding token must not be the last of a text.
+    Some classifiers read the last token that is not padding, so the padding token must not end a text.
     """
     ends = tokenizer("a")["input_ids"][-1:]
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
@@ -99,7 +99,7 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
     """Split names of special tokens within a text if they are also regular vocabulary entries.
 
     `split_special_tokens` only disables the search for special tokens. The vocabulary of unigram models contains these
-    names, and "</s>" within a text would end it; splitting after the first character prevents the match.
+    names, and "</s>" within a text would become the end token. A split after the name's first character prevents this.
     """
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
@@ -124,12 +124,12 @@ def longest_text(config: Any) -> int | None:
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:
-    """Raise `InputError` if the parameter `key` exceeds the maximum text length of a checkpoint."""
+    """Raise `InputError` if `max_length`, set by `key`, exceeds the maximum text length of a checkpoint."""
     check_length(key, max_length, load_config(folder))
 
 
 def check_length(key: str, max_length: int, config: Any) -> None:
-    """Raise `InputError` if the parameter `key` exceeds the maximum text length of a configuration."""
+    """Raise `InputError` if `max_length`, set by `key`, exceeds the maximum text length of a configuration."""
     limit = longest_text(config) or max_length
     if max_length > limit:
         raise InputError(f"{key}: {max_length} exceeds the {limit} tokens that this model supports")

@@ -4,7 +4,8 @@
 
 The classifier is a transformers classifier, or a module with a transformers model and one Linear layer with the input
 of the transformers classifier (for BERT, the pooled vector of [CLS]). The file can also be a training checkpoint with a
-state dict, such as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is a hub identifier or a folder.
+state dict, such as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is the hub identifier or the folder
+of a model of the same architecture.
 """
 
 import argparse
@@ -105,7 +106,9 @@ def _contains_tensors(value: Any) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("state", type=Path, help="the file that torch.save wrote")
-    parser.add_argument("--like", required=True, help="a model of the same architecture")
+    parser.add_argument(
+        "--like", required=True, help="the hub identifier or folder of a model of the same architecture"
+    )
     parser.add_argument("--to", type=Path, required=True, help="the new folder")
     parser.add_argument("--classes", nargs="+", required=True, help="the class names in the order of their indices")
     options = parser.parse_args()

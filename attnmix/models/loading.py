@@ -1,6 +1,6 @@
 """Loading of a checkpoint folder as an encoder or a classifier, and validation for the measures.
 
-Weights are loaded from safetensors files only, and remote code is never executed.
+Weights are loaded only from safetensors files, and remote code is never executed.
 """
 
 import copy
@@ -33,19 +33,19 @@ from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of, find_layers, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
-POOLER = "pooler"  # part of the head: initialised and trained if the checkpoint lacks it
+POOLER = "pooler"  # counts as part of the head: initialised and trained if the checkpoint lacks it
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a single-label classifier."""
 REGRESSION = "regression"
 """The `problem_type` that transformers assumes for a model with one output and no explicit type."""
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Largest difference between the vectors of two forward passes, relative to their length, by dtype."""
+"""Maximum allowed difference between the vectors of two forward passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16
 UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5 models that define the decoder input."""
-CHECKED_TEXTS = 1000  # texts for the vocabulary check
-CHECKED_TOKENS = 32  # tokens per text in trial forward passes
+CHECKED_TEXTS = 1000  # maximum number of texts in the vocabulary check
+CHECKED_TOKENS = 32  # maximum number of tokens per text in trial forward passes
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
 """Positions, segments, rotary angles, causal masks, versions: buffers that older versions of transformers saved among
@@ -71,7 +71,7 @@ def load_classifier(
     """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
 
     `names` maps class indices to names, and a head with a different number of classes is replaced; without `names`, the
-    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier, and with `trained` for a
+    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier and, if `trained`, for a
     missing head.
     """
     config = load_config(folder)
@@ -169,7 +169,7 @@ def load_weights(
         "use_safetensors": True,
         "dtype": torch.float32,
         "output_loading_info": True,
-        "ignore_mismatched_sizes": True,  # otherwise the error of transformers does not mention the weight
+        "ignore_mismatched_sizes": True,  # otherwise, the error of transformers does not contain the weight's name
     }
     try:
         with without_library_messages():  # such as the table of missing weights, which are reported below
@@ -184,7 +184,7 @@ def load_weights(
 
 
 def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
-    """Raise `InputError` for mismatched, missing and unused weights, except those of a head to train."""
+    """Raise `InputError` for mismatched, missing and unused weights, except those of a head that will be trained."""
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or not has_new_classes:
@@ -200,8 +200,10 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
         raise InputError(f"{folder}: its weights lack {lacking}{_explain_names(missing, unexpected)}")
     unused = _find_unused(model.base_model, unexpected)
     if unused:
-        problem = f"{len(unused)} tensors that the model of config.json does not use ({_shorten(unused)})"
-        raise InputError(f"{folder}: its weights contain {problem}; use weights and config.json of one model")
+        problem = f"{len(unused)} tensors that the model described by config.json does not use ({_shorten(unused)})"
+        raise InputError(
+            f"{folder}: its weights contain {problem}; use the weights and the config.json of the same model"
+        )
 
 
 def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
@@ -247,7 +249,6 @@ def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> A
 
 
 def _shorten(names: Sequence[str]) -> str:
-    """Return the first three names for a message."""
     shown = ", ".join(names[:3])
     if len(names) > 3:
         return f"{shown}, ..."
@@ -290,7 +291,7 @@ def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Tex
 def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise `InputError` if the base model `name` cannot be measured with this tokenizer.
 
-    Every model passes this validation, whether loaded by name or from memory.
+    All models are validated by this function, whether they are loaded by name or already in memory.
     """
     check_attention_function(name, base)
     check_modules(name, base)
@@ -422,7 +423,7 @@ def _list_table_paths(base: PreTrainedModel) -> list[str]:
 def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     """Raise `InputError` if a base model fails on `ids` `[1, T]`, or has non-finite outputs or unsupported attention.
 
-    Two forward passes are compared, with the original and with the observed attention.
+    Two forward passes are compared, with the original attention function and with the observed one.
     """
     with torch.no_grad():
         try:
@@ -437,7 +438,7 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     distance = (vectors - expected).float().norm()
     difference = float(distance / expected.float().norm())
     if not difference <= VECTOR_TOLERANCES[expected.dtype]:  # also rejects NaN
-        reason = f"vectors computed from query, key, value and mask differ by {difference:.2g} of their size"
+        reason = f"the vectors recomputed from query, key, value and mask have a relative error of {difference:.2g}"
         raise InputError(f"model.name: {name} computes attention in a way that is not supported ({reason})")
 
 
@@ -466,7 +467,7 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
     """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
 
-    With `split_special_tokens`, special tokens are unreachable by their names within a text.
+    With `split_special_tokens`, names of special tokens within a text are not encoded as special tokens.
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)
@@ -491,7 +492,7 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
 def freeze_layers(base: PreTrainedModel, count: int) -> None:
     """Freeze the first `count` layers and the embeddings.
 
-    Raise `InputError` if the model has fewer layers with separate weights.
+    Raise `InputError` if the model has fewer than `count` layers with separate weights.
     """
     if not count:
         return
@@ -508,6 +509,5 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
 
 
 def _check_padding(name: str, padding: int, rows: int) -> None:
-    """Raise `InputError` for a padding token outside the embedding."""
     if padding >= rows:
         raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")

@@ -18,7 +18,7 @@ OTHER_ROLES = (*END_ROLES, "unk", "mask")
 
 
 class IdsEncoding(NamedTuple):
-    """The fields of a tokenizer's `Encoding`, derived from token IDs only."""
+    """The fields of a tokenizer's `Encoding`, derived only from token IDs."""
 
     ids: list[int]
     special_tokens_mask: list[int]
@@ -32,8 +32,8 @@ def read_ids(
     """Return the texts without padding at their ends.
 
     `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
-    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts that consist of
-    start and end tokens only.
+    text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts with only
+    start and end tokens.
     """
     texts = []
     lengths = {len(text.ids) for text in given}
@@ -76,9 +76,9 @@ def _remove_padding(
 ) -> TokenIds:
     """Remove a dedicated padding token from the ends of a text.
 
-    A padding token with a second role, often the end-of-text token for GPT-2, is kept if the text has an attention
-    mask. Without a mask, possible padding is an error: two or more such tokens at an end of the text, or one that other
-    texts of an equal-length `batch` lack at this end.
+    A padding token with a second role, such as the end-of-text token of GPT-2, is kept if an attention mask was
+    applied. Without a mask, possible padding is an error: two or more such tokens at an end of the text, or one that
+    other texts of an equal-length `batch` lack at this end.
     """
     pad = tokenizer.pad_token_id
     if pad is None or pad not in text.ids:
@@ -101,7 +101,6 @@ def _remove_padding(
 
 
 def _count_leading(ids: Sequence[int], padding: int) -> int:
-    """Return the number of padding tokens before the first other token."""
     for place, number in enumerate(ids):
         if number != padding:
             return place
@@ -109,7 +108,7 @@ def _count_leading(ids: Sequence[int], padding: int) -> int:
 
 
 def has_own_padding(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return True for a dedicated padding token, without a second role."""
+    """Return True if the tokenizer has a dedicated padding token, without a second role."""
     if tokenizer.pad_token_id is None:
         return False
     return tokenizer.pad_token_id not in _list_special_ids(tokenizer, OTHER_ROLES)
@@ -173,7 +172,7 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
     """
     text = ""
     offsets: list[tuple[int, int]] = []
-    anchor = 0  # last decoded token, the context for the next ones
+    anchor = 0  # index of the last decoded token, which is the context for the next ones
     for end in range(1, len(ids) + 1):
         begin = len(offsets)
         before = _decode(tokenizer, ids[anchor:begin])

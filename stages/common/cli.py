@@ -54,7 +54,7 @@ WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRE
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the stage in `arguments`."""
+    """Run the stage with the name in `arguments`."""
     name = arguments[0] if arguments else "nothing"
     if len(arguments) != 1 or name not in STAGES:
         sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: {', '.join(STAGES)}")
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
 def as_command(stage: str) -> Iterator[None]:
     """Log to stderr, and exit with a one-line message after an error or a stop signal.
 
-    The exit status is 1 after an error; after a signal, it follows the shell: 130 for Ctrl-C, 143 for SIGTERM.
+    The exit status is 1 after an error; after a signal, it is the one of shells: 130 for Ctrl-C, 143 for SIGTERM.
     """
     log_to_terminal(logging.INFO)
     for name in QUIETED_LIBRARIES:

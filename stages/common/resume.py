@@ -37,7 +37,7 @@ def is_first_process() -> bool:
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
-    """Return the folder in `root` for unfinished work of a stage with its current inputs; delete folders of others."""
+    """Return the folder in `root` for unfinished work of a stage with its present inputs; delete its other folders."""
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
@@ -111,7 +111,7 @@ def lock_stage(stage: str) -> Iterator[None]:
 def _list_packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
-    `Distribution.version` would parse each file with its long description, which takes six times as long.
+    `Distribution.version` would parse each file with its long description, which takes six times as long as this code.
     """
     packages = set()
     for distribution in distributions():

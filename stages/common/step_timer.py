@@ -40,7 +40,7 @@ class StepTimer(TrainerCallback):
     ) -> None:
         """Log the mean time per step."""
         if state.is_world_process_zero and self.steps:
-            texts = args.train_batch_size  # of all processes, because `finetune` splits batches
+            texts = args.train_batch_size  # in all processes, because `finetune` divides each batch among them
             step_seconds = self.seconds / self.steps
             message = "%.3g s per step of %d texts without evaluation and saving (%.3g texts/s)"
             logging.info(message, step_seconds, texts, texts / step_seconds)

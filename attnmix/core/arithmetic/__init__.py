@@ -1,1 +1,1 @@
-"""Identical arithmetic on all x86-64 processors with AVX2, for all vendors and numbers of cores."""
+"""Arithmetic with identical results on all x86-64 processors with AVX2, for all vendors and numbers of cores."""

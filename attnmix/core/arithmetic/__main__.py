@@ -1,4 +1,4 @@
-"""Print settings for processes of other programs: `env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`."""
+"""Print environment variables for other programs: `env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`."""
 
 from attnmix.core.arithmetic.environment import SETTINGS
 

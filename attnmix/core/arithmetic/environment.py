@@ -11,12 +11,12 @@ from pathlib import Path
 
 PORTABLE, FASTEST = "portable", "fastest"
 TORCH_THREADS = 4
-"""Number of torch threads, independent of the number of cores, because the partition of long sums depends on it."""
+"""Number of torch threads; it determines the partition of long sums, so it is independent of the number of cores."""
 
 SETTINGS = {
-    "ATEN_CPU_CAPABILITY": "avx2",  # torch's own loops
+    "ATEN_CPU_CAPABILITY": "avx2",  # for loops of torch itself
     "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "OPENBLAS_CORETYPE": "Haswell",  # for NumPy and SciPy; AVX2 kernels, also on AMD
+    "OPENBLAS_CORETYPE": "Haswell",  # AVX2 kernels for NumPy and SciPy, also on AMD
     "OPENBLAS_NUM_THREADS": "1",  # several threads change the order of summation in a product
     "NPY_DISABLE_CPU_FEATURES": "X86_V4,AVX512_ICL,AVX512_SPR",  # X86_V3 (AVX2) remains enabled
     "NUMBA_CPU_NAME": "x86-64-v3",
@@ -27,7 +27,7 @@ SETTINGS = {
 EPYC_COST, XEON_COST = 1.15, 2.0
 """Relative duration of forward passes in portable arithmetic, on an AMD EPYC and on an Intel Xeon with AVX-512.
 
-The reference is the fastest arithmetic, in which MKL uses AVX-512 on Intel processors only. Measured on 200 texts of
+The reference is the fastest arithmetic, in which MKL uses AVX-512 only on Intel processors. Measured on 200 texts of
 IMDb with 2 cores: benchmarks/RESULTS.md.
 """
 
@@ -36,7 +36,7 @@ def set_variables(arithmetic: str) -> None:
     """Export `SETTINGS` to the environment for `portable`; do not change the environment for `fastest`."""
     if arithmetic == PORTABLE and not in_place():
         if "numpy" in sys.modules:
-            raise AssertionError("NumPy is loaded already, and has read another environment")
+            raise AssertionError("NumPy was loaded before these variables were set")
         os.environ.update(SETTINGS)
 
 
@@ -46,7 +46,7 @@ def in_place() -> bool:
 
 
 def can_be_portable() -> bool:
-    """Return True if this machine supports AVX2; on other machines, results differ from the committed ones."""
+    """Return False if this machine is known to lack AVX2; its results then differ from those with AVX2."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return False
     description = _describe_processor()
@@ -56,7 +56,9 @@ def can_be_portable() -> bool:
 def note(arithmetic: str) -> str:
     """Return a log message on the guarantees of an arithmetic and its relative speed on this machine."""
     if not can_be_portable():
-        return "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third"
+        return (
+            "results differ from those of x86-64 processors with AVX2 in the last digits, and maps in the third digit"
+        )
     times, machine = _find_cost()
     if arithmetic == PORTABLE:
         return (

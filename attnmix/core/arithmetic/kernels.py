@@ -2,7 +2,7 @@
 
 Matrix products use NumPy's OpenBLAS in blocks determined by their shape alone, so neither the vendor nor the number of
 cores affects the order of summation. Exponentials and similar functions use NumPy and SciPy. The kernels are registered
-below autograd, so code that uses torch is unchanged, and derivatives of any order use the same kernels.
+below autograd, so code that uses torch needs no changes, and derivatives of any order use the same kernels.
 """
 
 import logging
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 ROWS = 192  # maximum rows per block of a product; products with up to twice as many rows are split by columns instead
-ONE_THREAD_MULTIPLICATIONS = 2**23  # smaller products do not benefit from a second thread
+ONE_THREAD_MULTIPLICATIONS = 2**23  # products with fewer multiplications do not benefit from a second thread
 CACHED_WEIGHTS = 2**17  # maximum number of attention weights computed at once (512 kB in float32)
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # computed in float32 and rounded at the end
 
@@ -71,7 +71,7 @@ def computed_on(arithmetic: str, device: torch.device) -> str:
 
 
 def cores() -> int:
-    """Return the number of cores for this process: `OMP_NUM_THREADS`, otherwise the CPU affinity."""
+    """Return the number of cores that this process may use, from `OMP_NUM_THREADS` or else the CPU affinity."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if limit.isdigit() and int(limit):
         return int(limit)
@@ -93,7 +93,7 @@ def _get_task_threads() -> ThreadPoolExecutor:
 
 
 def _prepare_task_thread() -> None:
-    """Limit torch to a single thread in this task thread, because several threads per task would exceed the cores."""
+    """Limit torch to a single thread in this task thread, because the tasks already occupy all cores."""
     _thread.has_task = True
     torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
     threadpool_limits(1, user_api="openmp")
@@ -115,9 +115,10 @@ def submit_task(device: torch.device, function: Callable[..., Result], *argument
 def task_threads(device: torch.device) -> ThreadPoolExecutor | None:
     """Return a pool with one thread per core, for tasks that consist of many short operations.
 
-    With the kernels of this module, all operations of a task stay in its thread. A single core also has a pool, because
-    the number of torch threads affects the last digits. None if sequential tasks are faster, because kernels of torch
-    would start threads in every task, or one thread can keep a GPU busy. `device` is the device of the tasks' tensors.
+    With the kernels of this module, all operations of a task stay in its thread. A machine with a single core also has
+    a pool, because the number of torch threads affects the last digits. Return None within a task, and if sequential
+    tasks are faster: torch's own kernels start threads in every task, and one thread keeps a GPU busy. `device` is the
+    device of the tasks' tensors.
     """
     on_own_kernels = device.type == "cpu" and _registered
     if not on_own_kernels or hasattr(_thread, "has_task"):
@@ -136,7 +137,7 @@ def _multiply(first: Tensor, second: Tensor) -> Tensor:
     if a.ndim == 3 and len(a) == 1:
         a, b, out = a[0], b[0], out[0]
     jobs: list[tuple[Array, Array, Array]] = []  # two factors and the output of their product
-    if a.ndim == 3:  # a batch of products; each has the same result in every thread
+    if a.ndim == 3:  # single products do not depend on their thread, so the number of cores may determine the split
         size = max(1, math.ceil(len(a) / cores()))
         for start in range(0, len(a), size):
             products = slice(start, start + size)
@@ -149,7 +150,7 @@ def _multiply(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], multiplications: int) -> None:
-    """Compute all jobs, in several threads if they are large; results do not depend on the number of threads."""
+    """Compute all jobs, in several threads if there is enough work; the number of threads does not affect results."""
     is_small = multiplications < ONE_THREAD_MULTIPLICATIONS
     threads = 1
     if not is_small and not hasattr(_thread, "has_task"):
@@ -170,12 +171,12 @@ def _compute_in_threads(jobs: Sequence[Job], compute: Callable[[Job], Any], mult
 
 
 def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
-    """Return the rows and columns of each block of a product, determined by its shape alone."""
+    """Return the rows and columns of each block, determined only by the shape of the product."""
     if rows <= 2 * ROWS:
         half = columns // 2
         return [(slice(rows), slice(half)), (slice(rows), slice(half, columns))]
     pairs = math.ceil(rows / (2 * ROWS))
-    size = math.ceil(rows / (2 * pairs))  # the number of blocks is even
+    size = math.ceil(rows / (2 * pairs))  # the number of blocks is usually even, so that two threads have equal work
     blocks = []
     for start in range(0, rows, size):
         blocks.append((slice(start, start + size), slice(columns)))
@@ -183,7 +184,7 @@ def _split_product(rows: int, columns: int) -> list[tuple[slice, slice]]:
 
 
 def _arrange_for_blas(matrices: Tensor) -> Tensor:
-    """Return matrices in a layout supported by BLAS; NumPy multiplies others, such as expanded ones, in slow loops."""
+    """Return matrices in a layout supported by BLAS; with other layouts, such as expanded tensors, NumPy is slow."""
     for inner, outer in ((-1, -2), (-2, -1)):
         is_contiguous = matrices.stride(inner) == 1
         has_distinct_rows = matrices.stride(outer) >= max(1, matrices.shape[inner])
@@ -232,7 +233,7 @@ def _create_elementwise_kernel(function: Callable[[Array], Array]) -> Callable[[
 
 
 def _create_elementwise_in_place_kernel(function: Callable[..., Array]) -> Callable[[Tensor], Tensor]:
-    """Return a kernel that replaces every element by the value of a NumPy function."""
+    """Return a kernel that applies a NumPy function to every element in place."""
     compute_copy = _create_elementwise_kernel(function)
 
     def replace_elements(values: Tensor) -> Tensor:
@@ -289,7 +290,7 @@ def _differentiate_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, in their shapes."""
+    """Return the gradients with respect to query, key and value."""
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     grad_BHTd = _to_numpy(_arrange_for_blas(grad))
     out_BHTd = _to_numpy(out)
@@ -316,16 +317,16 @@ def _differentiate_attention(
 
     multiplications = 5 * grad_query.size * key.shape[-2]
     _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
-    groups = (key.shape[1], -1)  # query heads that share a key and a value
+    groups = (key.shape[1], -1)  # key heads, and query heads per key head
     by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
     by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
     return torch.from_numpy(grad_query).to(query.dtype), by_key.to(key.dtype), by_value.to(value.dtype)
 
 
 class _Attention:
-    """Attention of B texts with H heads, in blocks of heads and rows that fit into the cache of one core.
+    """Attention of B texts with H heads, in blocks that fit into the cache of one core.
 
-    A block has T texts, G heads, N rows and S keys. N and G depend on the text length alone, so the results of a text
+    A block has T texts, G heads, N rows and S keys. N and G depend only on the text length, so the results of a text
     are identical for all batches and numbers of cores.
     """
 
@@ -376,7 +377,7 @@ class _Attention:
         return math.ceil(self.length / parts)
 
     def compute_softmax(self, block: tuple[slice, slice]) -> Iterator[tuple[slice, Array, Array, Array]]:
-        """Yield the rows of a block in parts, with `exp(score - largest)`, the largest scores, and sums over keys.
+        """Yield parts of a block's rows, with `exp(score - largest)`, the largest score per row, and sums over keys.
 
         For rows without a visible key, these values are 0, 0 and 1.
         """
@@ -489,7 +490,6 @@ def _register_kernels() -> None:
 
 
 def _create_in_place_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that overwrites its first argument with the result."""
 
     def overwrite(values: Tensor, *others: Any, **options: Any) -> Tensor:
         result = kernel(values, *others, **options)
@@ -499,7 +499,6 @@ def _create_in_place_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _create_out_kernel(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a kernel that writes the result into the argument `out`."""
 
     def write(*arguments: Tensor, out: Tensor, **options: Any) -> Tensor:
         result = kernel(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Feature stores: one array `[tokens, hidden]` per site, such as `<root>/layer_07/attention_output.zarr`.
+"""Feature stores: one array `[tokens, hidden]` per layer and capture point, such as `<root>/layer_07/ffn_output.zarr`.
 
 Rows are in the order of `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets
 another location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
@@ -38,7 +38,7 @@ class StorePlan(NamedTuple):
 
     @property
     def units(self) -> list[slice]:
-        """The rows of each unit."""
+        """The rows of each unit of writing."""
         starts = range(0, self.tokens, self.unit_rows)
         return [slice(start, min(start + self.unit_rows, self.tokens)) for start in starts]
 
@@ -67,7 +67,7 @@ def _locate_array(place: Place, site: Site) -> Place:
 
 
 def _locate_arrays(root: Path) -> tuple[Place, dict[str, str]]:
-    """Return the location of a run's arrays, and the digests by site of arrays outside `root`."""
+    """Return the location of a run's arrays and, for arrays outside `root`, their digests by site."""
     if not (root / MANIFEST).is_file():
         return root, {}
     with reading(root / MANIFEST, "capture") as path:
@@ -80,9 +80,9 @@ def _locate_arrays(root: Path) -> tuple[Place, dict[str, str]]:
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
-    """Write the location and a digest of each array into `root`, and the digest also into the array.
+    """Write the location and a digest of each array to the manifest in `root`, and the digest also to the array.
 
-    The digest of an array is a hash of the `digests` of its units.
+    The digest of an array is a hash of the `digests` of its units of writing (see `StorePlan`).
     """
     by_site = {}
     for name in digests[0]:
@@ -144,7 +144,7 @@ def write_unit(
 ) -> str:
     """Write the vectors of a complete unit of rows; return their hash if `with_digest`, otherwise an empty string.
 
-    Raise `InputError` if writing fails. `writer` is a writer to reuse; each thread needs its own.
+    Raise `InputError` if writing fails. A `writer` can be reused within one thread.
     """
     array = store.array
     block = np.ascontiguousarray(block, array.dtype)
@@ -170,7 +170,7 @@ def open_store(root: Path, site: Site) -> Any:
 
 
 def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
-    """Return the array of a site and its location; raise `InputError` if its digest differs from the manifest."""
+    """Return a site's array and its location; raise `InputError` if its digest differs from that in the manifest."""
     place, digests = _locate_arrays(root)
     path = _locate_array(place, site)
     array = open_array(path, "capture")

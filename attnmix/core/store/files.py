@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # also chunks of zeros; a missing chunk then indicates damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # including chunks of zeros, so that a missing chunk indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
 """Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,7 +50,7 @@ def writing(path: P) -> Iterator[P]:
         yield path
     except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, OSError):
-            raise  # a bug: only remote file systems raise other errors
+            raise  # a bug, because writing a local file raises no other exceptions
         remedy = "free some space" if getattr(error, "errno", None) in DISK_FULL else "make sure that it is writable"
         cause = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"cannot write {path} ({cause}); {remedy} and run again") from error
@@ -82,7 +82,7 @@ def reading(path: P, stage: str) -> Iterator[P]:
         raise
     except Exception as error:  # remote file systems raise their own exceptions
         if isinstance(path, Path) and not isinstance(error, DAMAGE):
-            raise  # a bug: only remote file systems raise other errors
+            raise  # a bug, because a damaged local file raises no other exceptions
         raise InputError(
             f"{path} is damaged or cannot be read ({first_line(error)}); rerun the stage {stage}, which writes it, "
             "with --force"

@@ -1,7 +1,8 @@
-"""Stored parts of the attention heads of a captured text, and the attention weights computed from the parts.
+"""Stored arrays of the attention heads of a captured text, and the attention weights computed from them.
 
-Each part is a float32 `.zarr` array from the float64 forward pass. T is the number of tokens. There are fewer key heads
-than heads if several heads share a key.
+Each `.zarr` array is float32 unless stated otherwise, computed in a float64 forward pass. T is the number of tokens,
+a^h_ij an attention weight of head h, W_O^h the head's rows of W_O, and f_h(x_j) = v_j W_O^h for the value v_j of token
+j. There are fewer key heads than heads if several heads share a key.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ HEAD_PARTS = {
     "source_norms": ("layer", "head", "token"),  # |f_h(x_j)|
     "given_norms": ("layer", "head", "token"),  # |sum_j a^h_ij f_h(x_j)|
 }
-"""Parts of every captured text, with their dimensions."""
+"""Arrays of every captured text, with their dimensions."""
 VECTORS = {
     "value": ("layer", "key_head", "token", "width"),
     "attended": ("layer", "head", "token", "width"),  # sum_j a^h_ij v_j
@@ -29,13 +30,13 @@ VECTORS = {
     "input": ("layer", "token", "hidden"),  # the input of the layer
     "result": ("layer", "token", "hidden"),  # at the last point before the feed-forward network
 }
-"""Additional parts of short texts (limited by `VECTOR_BYTES`)."""
+"""Additional arrays of short texts (limited by `VECTOR_BYTES`)."""
 NORMS = {
     "attention_output_norm": ("layer", "weight", "hidden"),  # gamma and beta
     "attention_norm": ("layer", "weight", "hidden"),
     "norm_constants": ("layer", "norm", "constant"),  # for both norms: eps, and 1 if the norm subtracts the mean
 }
-"""Additional parts of short texts: the norms between W_O and `result`, depending on the model family."""
+"""Additional arrays of short texts: the norms between W_O and `result`, depending on the model family."""
 VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; longer texts have only `HEAD_PARTS`
 DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
@@ -57,7 +58,7 @@ def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """Return the softmax input `[T, T]` of one head; `layer` and `head` are indices from 0."""
     queries_HTd = parts["query"][layer]
     keys_GTd = parts["key"][layer]
-    key_head = head * len(keys_GTd) // len(queries_HTd)  # grouped heads share a key
+    key_head = head * len(keys_GTd) // len(queries_HTd)  # the heads of a group share a key
     query_Td = queries_HTd[head].astype(np.float64)
     key_Td = keys_GTd[key_head].astype(np.float64)
     products_TT = query_Td @ key_Td.T

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
-PICTURE_MATRICES = (INPUT_PARTS, "alti")  # used for the shares of input tokens and the lines between layers
+PICTURE_MATRICES = (INPUT_PARTS, "alti")  # matrices of the page's picture: shares of input tokens, lines between layers
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
@@ -60,7 +60,7 @@ class Results(Protocol):
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts with maps."""
+        """The names of the available layouts."""
 
     @property
     def min_umap_tokens(self) -> int:
@@ -76,11 +76,11 @@ class Results(Protocol):
 
     @property
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and their differences."""
+        """The mean ratios of each checkpoint, and the differences between the checkpoints."""
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, with the name in the column `step`."""
+        """The rows of the table `measure/geometry` on steps of a layer, whose names are in the column `step`."""
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
@@ -92,13 +92,13 @@ class Results(Protocol):
         """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position` and all methods."""
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods with matrices."""
+        """Return the names of the available matrices."""
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
         """Return the matrices `[layers, tokens, sources]` of a method."""
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
-        """Return the parts of a text's heads by name; empty if they are unknown."""
+        """Return the arrays of a text's attention heads by name; empty if there are none."""
 
     def map(self, layout: str) -> pd.DataFrame:
         """Return `document, position, layer, point, x, y` of one layout."""
@@ -109,7 +109,7 @@ class Results(Protocol):
 
 
 class MixingTables:
-    """Base class of `Run` (result files) and `TextResults` (memory), with selections from the tables of `table`."""
+    """Base class of `Run` (result files) and `TextResults` (memory), with properties derived from `table`."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
         """Return the table with the `name` `<stage>/<table>`."""
@@ -117,14 +117,14 @@ class MixingTables:
 
     @property
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """The mean ratios of the checkpoints, and their differences."""
+        """The mean ratios of each checkpoint, and the differences between the checkpoints."""
         table = self.table("measure/mixing")
         difference = table["checkpoint"] == "difference"
         return table[~difference], table[difference]
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of `measure/geometry` on the steps of a layer, with the name in the column `step`."""
+        """The rows of the table `measure/geometry` on steps of a layer, whose names are in the column `step`."""
         table = self.table("measure/geometry")
         return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
 
@@ -151,11 +151,11 @@ class TextResults(MixingTables):
     model_names: tuple[str, ...] | None = None
     """The display names of two compared models; None for one model before and after fine-tuning."""
     detailed_documents: Sequence[str] = ()
-    """Documents with own shares of their tokens and exact parts; empty if all documents have them."""
+    """Names of the texts with measured own shares and exact parts of their tokens; empty if all texts have them."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
-        """Return a copy without heads and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
+        """Return a copy without head arrays and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
         shown = {}
         for key, by_name in self.matrices_by_text.items():
             of_picture = {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES}
@@ -169,7 +169,7 @@ class TextResults(MixingTables):
 
     @property
     def layouts(self) -> list[str]:
-        """The layouts with maps."""
+        """The names of the available layouts."""
         return list(self.maps)
 
     @property
@@ -178,7 +178,7 @@ class TextResults(MixingTables):
         return MIN_TYPED_UMAP_TOKENS
 
     def metrics(self, stage: str) -> dict[str, Any]:
-        """Return the metrics of a stage, which consist of `computed_on`."""
+        """Return the metrics of any stage, which are only `computed_on`."""
         return {"computed_on": self.computed_on}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
@@ -190,7 +190,7 @@ class TextResults(MixingTables):
         return self.ratios[self.ratios["document"].isin(documents)]
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods with matrices."""
+        """Return the names of the available matrices."""
         return list(self.matrices_by_text.get((checkpoint, document), {}))
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
@@ -198,7 +198,7 @@ class TextResults(MixingTables):
         return self.matrices_by_text[checkpoint, document][method]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
-        """Return the parts of a text's heads by name; empty if they are unknown."""
+        """Return the arrays of a text's attention heads by name; empty if there are none."""
         return self.heads_by_text.get((checkpoint, document), {})
 
     def map(self, layout: str) -> pd.DataFrame:
@@ -209,7 +209,8 @@ class TextResults(MixingTables):
 def components_of(vectors: Array, places: Array) -> Components | None:
     """Return the scale and variance shares of the map coordinates `places` `[N, 2]` of `vectors` `[N, width]`.
 
-    None if the coordinates are not principal components of these vectors, as for metrics that transform the vectors.
+    Return None if the coordinates are not principal components of these vectors, because the map's metric transforms
+    the vectors.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)
@@ -229,7 +230,7 @@ def components_of(vectors: Array, places: Array) -> Components | None:
 
 
 class PointVectors(NamedTuple):
-    """The vectors of a capture point in all layers with this point."""
+    """The vectors of one capture point in all captured layers."""
 
     layers: list[int]
     array: Array

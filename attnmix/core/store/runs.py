@@ -11,8 +11,8 @@
     run.metrics("measure")  # a json file under reports/metrics/
     run.matrix("finetuned", "test/3", "attention")  # [layers, tokens, sources]
 
-Layers are counted from 1; layer 0 is the embedding. If a stage has not run or a file is damaged, every reader raises an
-`InputError` with the name of the stage.
+Layers are counted from 1; layer 0 is the embedding. If a stage has not run or its file is damaged, an `InputError` with
+the name of the stage is raised.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder of the `.zarr` arrays of a text and checkpoint.
 
-    The kind `contributions` has one array per method, `heads` one per part in `attnmix.core.store.heads.DIMENSIONS`.
+    The kind `contributions` has one array per method, `heads` one per name in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
@@ -64,7 +64,7 @@ def open_run(folder: Path | str = ".") -> Run:
 
 
 class Run(MixingTables):
-    """All files that the stages read and write in the folder `root`, which may not exist yet."""
+    """Paths and readers of all files of the stages in the folder `root`, which may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         """Store the paths, without access to the files."""
@@ -139,7 +139,7 @@ class Run(MixingTables):
         return stored.read_rows(self.activations, site, rows)
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
-        """Return the vectors of one point, by default in all captured layers and for all texts."""
+        """Return the vectors of one capture point, by default in all captured layers and for all texts."""
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
@@ -160,14 +160,14 @@ class Run(MixingTables):
         return read_json(self.metrics_folder / f"{stage}.json", stage)
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the csv file with the `name` `<stage>/<table>`; `options` are those of `read_results`."""
+        """Return the table with the `name` `<stage>/<table>` (csv); `options` are those of `read_results`."""
         stage, _, _ = name.partition("/")
         with reading(self.tables / f"{name}.csv", stage) as file:
             table: pd.DataFrame = read_results(file, **options)
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of `table` that have `values` (by column), loading one part of the file at a time."""
+        """Return the rows of the table `name` that contain `values` (by column), loading the file in parts."""
         columns = list(values)
         wanted = pd.Series(values)
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
@@ -179,7 +179,7 @@ class Run(MixingTables):
         return rows
 
     def ratios(self, **options: Any) -> pd.DataFrame:
-        """Return the ratios of every token of the texts in the statistics.
+        """Return the ratios of every token of the texts used for statistics.
 
         Columns: checkpoint, document, position, layer (1..L), the methods, token, word, token_class. `word` is the
         index of a word in its text, from 0, and missing for special tokens. `options` are those of
@@ -197,12 +197,12 @@ class Run(MixingTables):
         return _read_array(folder / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the methods with matrices, in arbitrary order."""
+        """Return the names of the available matrices, in arbitrary order."""
         folder = arrays_folder("contributions", checkpoint, document, self.inspected)
         return [path.stem for path in folder.glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the stored parts of a text's heads by name; empty if none are stored for the checkpoint."""
+        """Return the stored arrays of a text's attention heads by name; empty if there are none for the checkpoint."""
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
         if not any(folder.glob("*.zarr")):
             return {}
@@ -317,7 +317,7 @@ class Features:
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Return a lazy `dask` array, labelled by layer, document, position and token, with a block per file."""
+        """Return a `DataArray` backed by dask, with one block per file, labelled by layers and columns of `tokens`."""
         require_extra("dask", "Features.xarray()")
         import xarray
         from dask import array

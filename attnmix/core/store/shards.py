@@ -19,15 +19,15 @@ from attnmix.core.store.files import writing
 CHECKSUM_BYTES = 4
 MISSING_CHUNK = 2**64 - 1  # offset and size of a chunk beyond the end of the array
 PAGE_BYTES = 4096  # alignment of direct writes: buffer, offset and size
-MIN_DIRECT_BYTES = 2**20  # smaller files stay in the page cache; a direct write has a latency of milliseconds
-DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # available on Linux only
+MIN_DIRECT_BYTES = 2**20  # smaller files use the page cache, because a direct write has a latency of milliseconds
+DIRECT_FLAG = getattr(os, "O_DIRECT", 0)  # available only on Linux
 UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP)  # errors of file systems without direct writes
 
 Array = npt.NDArray[Any]
 
 
 class ShardWriter:
-    """A writer that builds each shard file in one reused buffer, and writes the file once. Each thread needs its own.
+    """A writer that builds each shard file in one reused buffer, and writes it once. Each thread needs its own writer.
 
     Files of at least `MIN_DIRECT_BYTES` bypass the page cache if the file system supports direct writes.
     """
@@ -85,7 +85,7 @@ class ShardWriter:
 
 
 def allocate_pages(size: int) -> Array:
-    """Return uninitialised, page-aligned bytes: `size` rounded up to whole pages."""
+    """Return an uninitialised, page-aligned array of `size` bytes, rounded up to whole pages."""
     size = round_to_pages(size)
     memory = np.empty(size + PAGE_BYTES, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES  # offset of the first page boundary
@@ -99,7 +99,7 @@ def round_to_pages(size: int) -> int:
 
 def checksum_of(content: Array) -> Array:
     """Return the CRC-32C of `content` as four bytes."""
-    value = google_crc32c.value(content.tobytes())  # accepts no other type
+    value = google_crc32c.value(content.tobytes())  # `value` accepts only bytes
     return np.array([value], "<u4").view(np.uint8)
 
 

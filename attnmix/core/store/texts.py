@@ -4,8 +4,8 @@ Labelled texts are in one parquet file per split, with the columns text, label (
 the second text of a pair.
 
 `features/tokenize/captured/` contains the texts with stored vectors, in the row order of the stores.
-`features/tokenize/reviews/` contains the test texts for the statistics, followed by the test texts for token removal
-only. Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
+`features/tokenize/reviews/` contains the test texts for the statistics, followed by those used only for token removal.
+Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
 
 `texts.parquet` has one row per text, with the columns
 
@@ -124,7 +124,7 @@ def split_file(split: str, folder: Path) -> Path:
 
 
 def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    """Return the columns `text`, `label` (from 0) and `label_name` of a split, or the selected `columns`."""
+    """Return the labelled texts of a split, with all columns or only `columns`."""
     return read_table(split_file(split, folder), "download", columns=columns)
 
 
@@ -151,7 +151,7 @@ def whole_texts(table: pd.DataFrame) -> pd.Series:
 def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
     """Yield the texts or pairs of a split in batches, to limit memory usage."""
     with reading(split_file(split, folder), "download") as path:
-        # The buffer limits reads to single pages, because pandas writes all rows as one row group.
+        # Pandas may write all rows as one row group; with a buffer, only single pages are read into memory.
         file = pq.ParquetFile(path, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
         columns = [name for name in TEXT_COLUMNS if name in file.schema_arrow.names]
         for batch in file.iter_batches(BATCH_TEXTS, columns=columns):

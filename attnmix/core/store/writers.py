@@ -20,7 +20,9 @@ from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, 
 from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
-MIN_GROUP_ROWS = 2**16  # per row group of a parquet file; the statistics of all groups are in memory
+MIN_GROUP_ROWS = (
+    2**16
+)  # minimum per row group of a parquet file, because the statistics of all row groups are in memory
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
@@ -84,7 +86,7 @@ def _build_ratio_schema(methods: Sequence[str]) -> pa.Schema:
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of whole layers with up to 1 MB (at least one layer)."""
+    """Write an array as `<name>.zarr`, in chunks of one layer, or of several layers with up to 1 MB in total."""
     layer_bytes = max(1, array[0].nbytes)
     chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
     chunk_layers = min(chunk_layers, len(array))
@@ -97,7 +99,7 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write each of the `parts` of a text's heads as an array; without parts, create an empty folder."""
+    """Write each array of a text's attention heads in `parts`; without arrays, create an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})
@@ -109,7 +111,7 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 
 
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table of `document, position, layer, point` and the `columns` of each site, in the order of sites."""
+    """Return a table of `document, position, layer, point` and `columns`, with one row per site and token."""
     sites = list(columns)
     layers = np.array([site.layer for site in sites], np.int32)
     points = [site.point for site in sites]

@@ -1,7 +1,7 @@
 """A hub repository at one commit: its listing, and its files, verified against the listing.
 
 `huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing at every run and needs
-network access. The client's requests have no total time limit, so `RetryingClient` sends them instead.
+network access. Requests of `huggingface_hub` have no total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Repository:
                 raise UnavailableError(f"its listing cannot be stored in {constants.HF_HUB_CACHE}; {remedy}") from error
             listing = {file.path: file for file in tree}
             if any(path.startswith("/") or ".." in path.split("/") for path in listing):
-                raise ValueError("a listing that leads out of the repository")
+                raise ValueError("the listing contains a path outside the repository")
             self._listing, self.paths = listing, sorted(listing)
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
@@ -83,7 +83,7 @@ class Repository:
             raise InputError(
                 f"{self.kind}.name: {self.name} is neither an existing folder nor a hub identifier"
             ) from None
-        except Exception as error:  # any type is possible if the server is not a hub
+        except Exception as error:  # any exception is possible if the server is not a hub
             if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
                 place = f"{error.filename2 or error.filename or constants.HF_HUB_CACHE}: {error.strerror}"
                 remedy = "set HF_HOME to a writable folder with enough space"
@@ -119,7 +119,7 @@ class Repository:
         if isinstance(error, errors.RevisionNotFoundError):
             return f"this branch, tag or commit does not exist; {address} lists the existing ones"
         if status == 401 and client.get_token() and not isinstance(error, errors.RepositoryNotFoundError):
-            return f"the hub rejects the token of HF_TOKEN or of the login; {LOGIN} again"
+            return f"the hub rejects the token from HF_TOKEN or the last login; {LOGIN} again"
         if status == 401 or isinstance(error, errors.RepositoryNotFoundError):
             return f"the hub has no public {self.kind} of this name; correct the name, or, for a private one, {LOGIN}"
         if status == 403:
@@ -147,7 +147,7 @@ def _create_git_hash(size: int, content: bytes = b"") -> Any:
 
 
 def _create_progress_bar(size: float = inf, **fixed: Any) -> type[tqdm]:
-    """Return the client's progress bar with options `fixed`; it raises an error after more than `size` bytes."""
+    """Return a class of the client's progress bar with options `fixed` that raises an error beyond `size` bytes."""
 
     class Bar(tqdm):
         """A progress bar that limits the size of a download."""
@@ -159,7 +159,7 @@ def _create_progress_bar(size: float = inf, **fixed: Any) -> type[tqdm]:
         def update(self, n: float | None = 1) -> Any:
             self.received += n or 0
             if self.received > size:
-                raise OSError("more bytes than the listing says")  # the client raises the same type for fewer bytes
+                raise OSError("the file has more bytes than listed")  # the client raises the same type for fewer bytes
             return super().update(n)
 
     return Bar

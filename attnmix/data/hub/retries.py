@@ -16,15 +16,15 @@ from huggingface_hub import constants
 
 from attnmix.core.errors import InputError, first_line
 
-TIME_LIMIT_SECONDS = 120.0  # without progress
+TIME_LIMIT_SECONDS = 120.0  # maximum time without progress
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# Before the first response, these errors are permanent and are not retried.
+# These errors are not retried before the first response, because they are then permanent.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 
 
 class UnavailableError(InputError):
-    """The hub does not provide the requested content; the message contains the reason."""
+    """An error for content that the hub does not provide; the message contains the reason."""
 
 
 class Backoff:
@@ -141,7 +141,7 @@ class ResumedBody(httpx2.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield each byte of the file once, in order, across all responses."""
-        position, known = 0, 0  # number of yielded bytes; number of bytes repeated by the current response
+        position, known = 0, 0  # numbers of yielded bytes, and of repeated bytes to skip in the current response
         while True:
             try:
                 for part in self._stream:
@@ -163,7 +163,8 @@ class ResumedBody(httpx2.SyncByteStream):
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # interrupted after the last byte
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                raise OSError(f"the rest of a body is refused with {response.status_code}")  # handled like a wrong size
+                # The client handles this error like a wrong size.
+                raise OSError(f"the server refuses the rest of the body with status {response.status_code}")
             known = position if response.status_code == httpx2.codes.OK else 0  # OK: a server without range requests
 
     def close(self) -> None:
