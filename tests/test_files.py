@@ -454,7 +454,7 @@ def test_unused_files_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixt
     caplog.clear()
     (tmp_path / "reviews_train.csv").rename(tmp_path / "reviews_2025.csv")
     assert len(read(tmp_path)) == 180
-    assert "not read" not in caplog.text
+    assert "not used" not in caplog.text
 
 
 @pytest.mark.parametrize(
