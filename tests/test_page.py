@@ -160,7 +160,7 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     for text in sentences:
         assert text[0].isupper(), text
         assert text.endswith("."), text
-        assert "They were chosen" not in text
+        assert TYPICAL not in text
     (measured,) = page.locator("#findings > p").all_inner_texts()
     assert measured.startswith("Ratios and controls are means over the 4 measured test reviews")
 
