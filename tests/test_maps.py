@@ -456,6 +456,7 @@ def test_parallel_tasks_use_one_thread_and_restore_limits() -> None:
     def threads() -> tuple[set[int], int]:
         return {library["num_threads"] for library in threadpool_info()}, torch.get_num_threads()
 
+    torch.get_num_threads()  # The first call in a thread sets its number of OpenMP threads.
     with threadpool_limits(3):
         before = threads()
         assert in_parallel(threads, [()] * 8, "threads") == [({1}, 1)] * 8
