@@ -13,7 +13,7 @@ import torch
 from conftest import plain_document
 
 from attnmix.core.errors import InputError
-from attnmix.measures.batches import BatchMeasurer, DocumentMeasures, _BatchPass
+from attnmix.measures.batches import BatchMeasurer, BatchPass, DocumentMeasures
 from attnmix.measures.geometry import Cloud, _fetch_ranks, effective_ranks
 from attnmix.measures.micro_batches import MicroBatch, micro_batches
 from attnmix.measures.ratios import RATIOS
@@ -66,8 +66,8 @@ def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatc
         assert arrived.wait(LIMIT_SECONDS)
 
     monkeypatch.setattr("attnmix.measures.ratios.CACHE_TOKENS", 1)
-    monkeypatch.setattr(_BatchPass, "_measure_ratios", fails)
-    monkeypatch.setattr(_BatchPass, "_measure_identity_errors", waits)
+    monkeypatch.setattr(BatchPass, "_measure_ratios", fails)
+    monkeypatch.setattr(BatchPass, "_measure_identity_errors", waits)
     with ThreadPoolExecutor(1) as threads:
         monkeypatch.setattr("attnmix.core.arithmetic.kernels.task_threads", lambda _device: threads)
         with pytest.raises(InputError, match="planted error"):

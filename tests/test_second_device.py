@@ -32,9 +32,11 @@ from attnmix.faithfulness.attributions import Review, present_attributions
 from attnmix.faithfulness.class_use import interventions as class_interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import probes
-from attnmix.measures.batches import BatchMeasurer
+from attnmix.measures.batches import BatchMeasurer, BatchPass
 from attnmix.measures.contributions import DocumentMeasurer, contributions
 from attnmix.measures.controls import random_base, shuffled_words
+from attnmix.measures.documents import Texts
+from attnmix.measures.engine import MEASURES, Engine, Measurements
 from attnmix.measures.exchange import choose_positions, draw_exchanged_texts, measure_exchange
 from attnmix.measures.heads import record_heads
 from attnmix.measures.matrices import MATRICES
@@ -357,10 +359,10 @@ def test_device_counts_launches_and_waits() -> None:
 # other waits. In `capture`, 13 operators and an `.item()` check the buffers once per group of passes.
 MOST_LAUNCHES = {
     "`capture`, 12 points": (145, 2, 0, 3, 0),
-    "seven ratios": (330, 1, 0, 2, 0),
-    "all that `measure` reads": (1955, 1, 17, 9, 0),
-    "`measure` outside a sample": (405, 1, 3, 3, 0),
-    "matrices of one text": (345, 1, 2, 2, 0),
+    "seven ratios": (250, 1, 0, 2, 0),
+    "all that `measure` reads": (1850, 1, 17, 9, 0),
+    "`measure` outside a sample": (350, 1, 3, 3, 0),
+    "matrices of one text": (325, 1, 2, 2, 0),
 }
 
 
@@ -379,6 +381,45 @@ def test_launches_and_waits_do_not_depend_on_texts(texts: int) -> None:
         assert over == [], f"{name}: {numbers}, at most {limits}"
         counted_names.add(name)
     assert counted_names > MOST_LAUNCHES.keys()
+
+
+def engine_results(folder: Path, device: torch.device) -> Measurements:
+    """Return the ratios and the geometry of texts, in passes of one text."""
+    tokenizer = load_tokenizer(folder)
+    measurements = Measurements(Texts(tokenized_documents(tokenizer, TEXTS, 20)), batch_tokens=1)
+    engine = Engine(load_base(folder).to(device), list(RATIOS), tokenizer.pad_token_id, batch_tokens=1)
+    engine.add_sums(measurements, [MEASURES, "geometry"])
+    return measurements
+
+
+def test_next_pass_starts_before_results_of_a_pass(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, second_device: torch.device
+) -> None:
+    steps: list[str] = []
+    start, results = BatchMeasurer.start, BatchPass.wait_for_results
+
+    def recorded_start(*arguments: Any) -> BatchPass:
+        steps.append("start")
+        return start(*arguments)
+
+    def recorded_results(batch_pass: BatchPass) -> Any:
+        steps.append("results")
+        return results(batch_pass)
+
+    monkeypatch.setattr(BatchMeasurer, "start", recorded_start)
+    monkeypatch.setattr(BatchPass, "wait_for_results", recorded_results)
+    overlapped = engine_results(tiny_bert, second_device)
+    middle = ["start", "results"] * (len(TEXTS) - 1)
+    assert steps == ["start", *middle, "results"]
+    steps.clear()
+    monkeypatch.setattr("attnmix.measures.engine.DEVICE_PASSES_AHEAD", 0)
+    one_by_one = engine_results(tiny_bert, second_device)
+    assert steps == ["start", "results"] * len(TEXTS)
+    for number, ratios in one_by_one.ratios.items():
+        np.testing.assert_array_equal(overlapped.ratios[number], ratios)
+    for name, sums in one_by_one.sums.items():
+        np.testing.assert_array_equal(overlapped.sums[name].values, sums.values, err_msg=name)
+        np.testing.assert_array_equal(overlapped.sums[name].counts, sums.counts, err_msg=name)
 
 
 def test_device_keeps_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
@@ -61,3 +62,18 @@ def track(tasks: Iterable[Task], description: str) -> Iterator[Task]:
         for task in counted:
             yield task
             progress.advance()
+
+
+def look_ahead(items: Iterable[Task], number: int) -> Iterator[Task]:
+    """Yield each item after `number` further items have been computed, if there are as many.
+
+    Example:
+        >>> list(look_ahead(iter("abc"), 2))
+        ['a', 'b', 'c']
+    """
+    pending: deque[Task] = deque()
+    for item in items:
+        pending.append(item)
+        if len(pending) > number:
+            yield pending.popleft()
+    yield from pending

@@ -157,7 +157,7 @@ class BatchMeasurer:
         self.corpus: CorpusValues | None = None
         """The values of the control `corpus_value`; without them, the control is NaN."""
         self.waiting_seconds = 0.0
-        """Time of waiting for the results of `measures`; on a GPU, kernels start before."""
+        """Time of waiting for the results of passes; on a GPU, kernels start before."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Compute `corpus` from documents; a sample is sufficient."""
@@ -210,15 +210,21 @@ class BatchMeasurer:
         All identities are checked in `sampled` documents. Raise `InputError` if an identity fails or a ratio is not
         finite.
         """
-        with torch.inference_mode():
-            batch_pass = _BatchPass(self, documents, sampled, statistics)
-            points = (*POINTS, PROJECTED, PREACTIVATION)
-            read_layer = batch_pass.read_layer
-            output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
-            start = time.perf_counter()
-            results = batch_pass.join_results(output)
-            self.waiting_seconds += time.perf_counter() - start
-            return results
+        return self.start(documents, sampled, statistics).wait_for_results()
+
+    @torch.inference_mode()
+    def start(
+        self,
+        documents: Sequence[Document],
+        sampled: Sequence[bool] | None = None,
+        statistics: Collection[str] = STATISTICS,
+    ) -> "BatchPass":
+        """Start the pass of `measures` and return it; a GPU continues to work until `wait_for_results` is called."""
+        batch_pass = BatchPass(self, documents, sampled, statistics)
+        points = (*POINTS, PROJECTED, PREACTIVATION)
+        read_layer = batch_pass.read_layer
+        batch_pass.output = run_layers(self.base, batch_pass.inputs, read_layer, points, output_hidden_states=True)
+        return batch_pass
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
         """Return the model's input, `[B, T]` by name."""
@@ -286,11 +292,14 @@ class MicroBatchTasks(NamedTuple):
                 task.cancel()
 
 
-class _BatchPass:
+class BatchPass:
     """One forward pass of a batch.
 
-    `run_layers` calls `read_layer` after each layer, and `join_results` joins the measures of all layers.
+    `run_layers` calls `read_layer` after each layer, and `wait_for_results` joins the measures of all layers.
     """
+
+    output: Any
+    """The output of the model."""
 
     def __init__(
         self,
@@ -509,10 +518,12 @@ class _BatchPass:
             measured.append(site_measures)
         return measured
 
-    def join_results(self, output: Any) -> list[DocumentMeasures]:
-        """Return the measures of each document, given the model's `output`."""
+    @torch.inference_mode()
+    def wait_for_results(self) -> list[DocumentMeasures]:
+        """Wait for the measures of each document, and return them."""
+        start = time.perf_counter()
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
-        errors_BLI = self._collect_errors(output, ratios_BMLT)
+        errors_BLI = self._collect_errors(ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
         statistics = self._join_statistics()
         results = []
@@ -526,6 +537,7 @@ class _BatchPass:
                 statistics={name: array[place] for name, array in statistics.items()},
             )
             results.append(measures)
+        self.measurer.waiting_seconds += time.perf_counter() - start
         return results
 
     def _join_statistics(self) -> dict[str, npt.NDArray[Any]]:
@@ -579,11 +591,11 @@ class _BatchPass:
         unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
-    def _collect_errors(self, output: Any, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
-        layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(output), 1)
+        layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
@@ -598,13 +610,13 @@ class _BatchPass:
             self._check_errors(number, errors_BLI[:, number])
         return errors_BLI
 
-    def _compare_hidden_states(self, output: Any) -> list[Tensor]:
+    def _compare_hidden_states(self) -> list[Tensor]:
         """Return the errors `[B]` of each layer's output from `hidden_states`; the last one is after the final norm."""
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
-            recorded = [output.encoder_hidden_states[1:], output.decoder_hidden_states[1:]]
+            recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
         else:
-            recorded = [output.hidden_states[1:]]
+            recorded = [self.output.hidden_states[1:]]
         errors = []
         layer = 0
         for stack, states in zip(stacks, recorded, strict=True):

@@ -33,11 +33,11 @@ from attnmix.core.names import (
     OWN_SHARE,
     SAME_CLASS,
 )
-from attnmix.core.progress import show_progress, track
+from attnmix.core.progress import look_ahead, show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
 from attnmix.core.threads import few_threads
-from attnmix.measures.batches import STATISTICS, BatchMeasurer, DocumentMeasures, DocumentSums, stack_sums
+from attnmix.measures.batches import STATISTICS, BatchMeasurer, BatchPass, DocumentMeasures, DocumentSums, stack_sums
 from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Corpus, Document, Texts
@@ -68,6 +68,7 @@ SEED = 111
 EXCHANGE_POSITIONS = 8  # measured positions per text, for several texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # sample size for the expensive identities
+DEVICE_PASSES_AHEAD = 1  # on a GPU, eigenvalues of a batch are computed on the host while the next pass starts
 MEASURES = "measures"
 """The kind of tasks for the pass of the ratios."""
 
@@ -266,15 +267,26 @@ class Engine:
             self.batches.read_corpus(self._batch_corpus(texts))
         is_known = self.check_once and self.is_checked
         checked = set[int]() if is_known else self._choose_identity_sample(texts, sample)
-        for task in sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample)):
+        tasks = sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample))
+        passes = self._start_passes(tasks, texts, statistics, checked)
+        passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
+        for task, batch_pass in look_ahead(passes, passes_ahead):
+            measures = batch_pass.wait_for_results()
+            sink.write_tokens(task, measures)
+            sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
+        self.is_checked = True
+
+    def _start_passes(
+        self, tasks: Iterable[Task], texts: Texts | Corpus, statistics: Collection[str], checked: Collection[int]
+    ) -> Iterator[tuple[Task, BatchPass]]:
+        """Start the pass of each of some tasks; all identities are checked in the texts `checked`."""
+        for task in tasks:
             documents = [texts.document(number) for number in task.numbers]
             has_all_identities = [number in checked for number in task.numbers]
             task_statistics = statistics if task.is_sampled else ()
             with few_threads(pass_tokens(documents)):
-                measures = self.batches.measures(documents, has_all_identities, task_statistics)
-            sink.write_tokens(task, measures)
-            sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
-        self.is_checked = True
+                batch_pass = self.batches.start(documents, has_all_identities, task_statistics)
+            yield task, batch_pass
 
     def read_control(
         self,

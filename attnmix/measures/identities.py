@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from attnmix.core.names import PREACTIVATION, Site
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
+from attnmix.models.attention import join_blocks
 from attnmix.models.families import family_of, optional_modules
 
 IDENTITIES = {
@@ -97,11 +98,10 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]` of identities between the vectors that the model computes in the layer."""
     features = layer_pass.features
     block = layer_pass.block
-    expected = {"attention_residual": layer_pass.residual}
+    residual_BTD = layer_pass.residual
+    expected = {"attention_residual": residual_BTD}
     if "attention_norm" in features:
-        norm = block.attention_norm
-        whole_BTD = layer_pass.residual
-        expected["attention_norm"] = norm.part(whole_BTD, whole_BTD) + norm.beta
+        expected["attention_norm"] = block.attention_norm.normalise(residual_BTD)
     if "cross_attention_norm" in features:
         crossed_BTD = layer_pass.attended + features["cross_attention_output"]
         expected["cross_attention_norm"] = block.cross_attention_norm(crossed_BTD)
@@ -177,9 +177,9 @@ def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
         heads.append(heads_BHRd.transpose(-3, -2).flatten(-2))
         errors_BHR = (weights_BHRT.sum(-1) - 1).abs()
         row_errors.append(errors_BHR.amax(-2))
-    others_BTE = torch.cat(heads, -2) - own_BTE
+    others_BTE = join_blocks(heads, -2) - own_BTE
     W_ED = layer_pass.block.output.W
-    return own_BTE @ W_ED, others_BTE @ W_ED, torch.cat(row_errors, -1)
+    return own_BTE @ W_ED, others_BTE @ W_ED, join_blocks(row_errors, -1)
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:

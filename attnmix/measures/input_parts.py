@@ -224,14 +224,9 @@ def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor,
 def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
     """Return the output `[R, W]` of the network's first Linear from the vectors after the skip connection."""
     linear = block.feed_forward[0][0]
-    stream_RD = _apply_whole_norm(block.attention_norm, residual_RD)
-    read_RD = _apply_whole_norm(block.feed_forward_norm, stream_RD)
+    stream_RD = block.attention_norm.normalise(residual_RD)
+    read_RD = block.feed_forward_norm.normalise(stream_RD)
     return read_RD @ linear.W + linear.b
-
-
-def _apply_whole_norm(norm: Norm, whole: Tensor) -> Tensor:
-    """Return the output of a norm for whole vectors `[..., D]`."""
-    return norm.part(whole, whole) + norm.beta
 
 
 class _Level:

@@ -250,7 +250,7 @@ class AfterAttention:
         if len(ups) == 1:
             return self.preactivation_NW.chunk(2, dim=-1)
         norm = self.block.feed_forward_norm
-        entering_ND = norm.part(self._stream_ND, self._stream_ND) + norm.beta
+        entering_ND = norm.normalise(self._stream_ND)
         return self.preactivation_NW, entering_ND @ ups[1].W + ups[1].b
 
     @cached_property
@@ -318,12 +318,15 @@ class AfterAttention:
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`, before any division by deviations."""
-        block = self.block
-        stream = block.attention_norm.linear(part)
+        stream = self.block.attention_norm.linear(part)
         if self.cross_ND is not None:
-            stream = block.cross_attention_norm.linear(stream)
-        entering = block.feed_forward_norm.linear(stream)
-        ups, _, _ = block.feed_forward
+            stream = self.block.cross_attention_norm.linear(stream)
+        return self.enter_network(stream)
+
+    def enter_network(self, stream: Tensor) -> NetworkPart:
+        """Return the `NetworkPart` of parts `[..., D]` of the second skip connection's input."""
+        entering = self.block.feed_forward_norm.linear(stream)
+        ups, _, _ = self.block.feed_forward
         return NetworkPart(stream, [entering @ up.W for up in ups])
 
     def output(self, part: NetworkPart) -> Tensor:
@@ -381,13 +384,14 @@ class AfterAttention:
     @cached_property
     def _attended_ND(self) -> Tensor:
         """The vectors after attention's skip connection and its norm."""
-        norm = self.block.attention_norm
-        return norm.part(self.residual_ND, self.residual_ND) + norm.beta
+        return self.block.attention_norm.normalise(self.residual_ND)
 
     @cached_property
     def _stream_ND(self) -> Tensor:
         """The input of the feed-forward network, before its input norm."""
-        return self.stream_with_biases(self.residual_ND)
+        if self.cross_ND is None:
+            return self._attended_ND
+        return self.block.cross_attention_norm.normalise(self._attended_ND + self.cross_ND)
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
@@ -395,9 +399,8 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
 
     g'(0) is a central difference; at a kink of g, this is the mean of both one-sided derivatives.
     """
-    at_zero = activation(before.new_zeros(1))
-    above_zero = activation(before.new_full((1,), STEP))
-    below_zero = activation(before.new_full((1,), -STEP))
+    around_zero = torch.linspace(-STEP, STEP, 3, dtype=before.dtype, device=before.device)
+    below_zero, at_zero, above_zero = activation(around_zero)
     derivative = (above_zero - below_zero) / (2 * STEP)
     slope = (after - at_zero) / before
     slope_with_limit: Tensor = slope.where(before != 0, derivative)

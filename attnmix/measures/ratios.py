@@ -34,7 +34,7 @@ DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, which have a constan
 class Ratio:
     """A mixing ratio in [0, 1]: the share of a token's vector that comes from other tokens."""
 
-    formula: Callable[[Any], Any]  # from a layer's `LayerSplits` to the ratio `[N]` of N tokens
+    formula: Callable[[Any], Any]  # from a layer's `LayerSplits` to the ratio `[N]` of N tokens, or to a `Split`
     definition: str  # the formula as printed in the documentation
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
@@ -55,30 +55,30 @@ RATIOS = {
         source="weights, skip as half",
     ),
     "attn_n": Ratio(
-        formula=lambda splits: splits.attention.share(),
+        formula=lambda splits: splits.attention,
         definition="|sum_{j!=i} F_ij| / (|sum_{j!=i} F_ij| + |F_ii|)",
         source="baseline of Kobayashi et al., EMNLP 2021; norms of EMNLP 2020",
     ),
     "attnres_n": Ratio(
-        formula=lambda splits: splits.residual.share(),
+        formula=lambda splits: splits.residual,
         definition="|sum_{j!=i} R_ij| / (|sum_{j!=i} R_ij| + |R_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
     ),
     "attnresln_n": Ratio(
-        formula=lambda splits: splits.attention_norm.share(),
+        formula=lambda splits: splits.attention_norm,
         definition="|sum_{j!=i} T_ij| / (|sum_{j!=i} T_ij| + |T_ii|)",
         source="Kobayashi et al., EMNLP 2021, equation 9",
         headline=True,
     ),
     # The feed-forward network only affects the standard deviation (section 3.3).
     "enc_n": Ratio(
-        formula=lambda splits: splits.layer_norm.share(),
+        formula=lambda splits: splits.layer_norm,
         definition="the same with T through the second skip and LayerNorm",
         source="N_ENC of GlobEnc, Modarressi et al., NAACL 2022",
         covers="layer",
     ),
     "layer_n": Ratio(
-        formula=lambda splits: splits.layer.share(),
+        formula=lambda splits: splits.layer,
         definition="the same with R through the rest of the layer, the feed-forward network by integrated gradients",
         source="Kobayashi et al., ICLR 2024",
         covers="layer",
@@ -99,10 +99,7 @@ class Split(NamedTuple):
 
     def share(self) -> Tensor:
         """Return |others| / (|others| + |own|) `[..., N]`; 0 if both parts are 0."""
-        others_norm = self.others.norm(dim=-1)
-        total = others_norm + self.own.norm(dim=-1)
-        share: Tensor = (others_norm / total).masked_fill(total == 0, 0)
-        return share
+        return _compute_share(self.own.norm(dim=-1), self.others.norm(dim=-1))
 
     def normalised(self, norm: Norm) -> Split:
         """Return both parts after the linear part of a norm; its standard deviation cancels in `share`."""
@@ -143,10 +140,14 @@ class LayerSplits:
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
+    def stream(self) -> Split:
+        """The T_ij after the norm of cross-attention, if any. Cross-attention belongs to no source."""
+        return self.attention_norm.normalised(self.block.cross_attention_norm)
+
+    @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij after the following LayerNorms. Cross-attention and feed-forward network belong to no source."""
-        stream = self.attention_norm.normalised(self.block.cross_attention_norm)
-        return stream.normalised(self.block.output_norm)
+        """The T_ij after the following LayerNorms. The feed-forward network belongs to no source."""
+        return self.stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
@@ -154,7 +155,7 @@ class LayerSplits:
         import torch
 
         assert self.rest is not None
-        return self.rest.network_part(torch.stack(self.residual))
+        return self.rest.enter_network(torch.stack(self.stream))
 
     @cached_property
     def layer(self) -> Split:
@@ -190,7 +191,32 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratios `[methods, ..., N]` of N tokens."""
     import torch  # lazy import, because the declarations are also used without torch
 
-    return torch.stack([RATIOS[method].formula(splits) for method in methods])
+    values = {method: RATIOS[method].formula(splits) for method in methods}
+    split_methods = [method for method, value in values.items() if isinstance(value, Split)]
+    if split_methods:
+        shares = _compute_shares([values[method] for method in split_methods])
+        values.update(zip(split_methods, shares, strict=True))
+    return torch.stack(list(values.values()))
+
+
+def _compute_shares(splits: Sequence[Split]) -> Tensor:
+    """Return `Split.share` of each split `[splits, ..., N]`, divided together to launch fewer kernels on a GPU."""
+    import torch
+
+    own_lengths = []
+    others_lengths = []
+    for split in splits:
+        others_length = split.others.norm(dim=-1)
+        others_lengths.append(others_length)
+        own_lengths.append(split.own.norm(dim=-1).expand_as(others_length))
+    return _compute_share(torch.stack(own_lengths), torch.stack(others_lengths))
+
+
+def _compute_share(own_length: Tensor, others_length: Tensor) -> Tensor:
+    """Return the share of the other tokens, given the lengths of both parts; 0 if both are 0."""
+    total = others_length + own_length
+    share: Tensor = (others_length / total).masked_fill(total == 0, 0)
+    return share
 
 
 def chunk_tokens(device: Any) -> int:
@@ -236,9 +262,7 @@ def rest_of_layer(
     """Return the pass of N tokens after the skip connection; None if the network's preactivation was not captured."""
     if PREACTIVATION not in features:
         return None
-    norm = block.attention_output_norm
-    attention_ND = norm.part(projected_ND, projected_ND) + norm.beta
-    residual_ND = x_ND + attention_ND
+    residual_ND = x_ND + block.attention_output_norm.normalise(projected_ND)
     return block.after_attention(residual_ND, features.get("cross_attention_output"), features[PREACTIVATION])
 
 

@@ -45,16 +45,27 @@ class Norm:
         """Return the norm's divisor `[..., 1]` for the vectors `whole` `[..., hidden]`."""
         if self.absent:
             return whole.new_ones(())
-        if self.centred:
-            whole = whole - whole.mean(-1, keepdim=True)
-        mean_square = whole.square().mean(-1, keepdim=True)
-        return (mean_square + self.eps).sqrt()
+        centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
+        return self._root_mean_square(centred)
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
         """Return a part of the vectors `whole` `[..., hidden]` after the norm; all parts and beta sum to its output."""
         if self.absent:
             return part
         return self.linear(part) / self.deviation(whole)
+
+    def normalise(self, whole: Tensor) -> Tensor:
+        """Return the norm's output by its formula, equal to `part(whole, whole) + beta`; vectors are centred once."""
+        if self.absent:
+            return whole
+        centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
+        deviation = self._root_mean_square(centred)
+        return centred * self.gamma / deviation + self.beta
+
+    def _root_mean_square(self, centred: Tensor) -> Tensor:
+        """Return the norm's divisor `[..., 1]` for centred vectors."""
+        mean_square = centred.square().mean(-1, keepdim=True)
+        return (mean_square + self.eps).sqrt()
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:

@@ -137,8 +137,8 @@ class AttentionCall:
             weights = self.weights(rows)
             contexts.append(weights @ all_values)
             row_sums.append(weights.sum(-1))
-        context = torch.cat(contexts, -2)
-        return context.chunk(max(1, len(values)), -1), torch.cat(row_sums, -1)
+        context = join_blocks(contexts, -2)
+        return context.chunk(max(1, len(values)), -1), join_blocks(row_sums, -1)
 
     def blocks(self) -> Iterator[slice]:
         """Yield blocks of rows, to compute attention weights in bounded memory."""
@@ -403,7 +403,12 @@ def _attend_by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
         weights = (scores - block_sums.unsqueeze(-1)).exp()
         log_sums.append(block_sums)
         contexts.append(weights @ call.value)
-    return torch.cat(contexts, -2), torch.cat(log_sums, -1)
+    return join_blocks(contexts, -2), join_blocks(log_sums, -1)
+
+
+def join_blocks(blocks: Sequence[Tensor], axis: int) -> Tensor:
+    """Concatenate the results of blocks of rows; a single block, as in short texts, is not copied."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), axis)
 
 
 def _add_sink(log_sums: Tensor, sinks: Tensor) -> Tensor:
