@@ -6,15 +6,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
-from sklearn import config_context
-from sklearn.neighbors import NearestNeighbors
-from sklearn.preprocessing import normalize
 
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
 
+MAX_FEW_VECTORS = 1024  # searched with NumPy on pages, because the import of scikit-learn takes half a second
 MAX_EXACT_VECTORS = 32_768  # for more, nearest-neighbour descent is faster, including half a minute of compilation
 NEAREST_VECTORS = 5  # stored neighbours in the full space per vector
+SMALL_LENGTH = 10 * np.finfo(np.float64).eps  # shorter vectors are not scaled, as in scikit-learn
 MIN_RELATIVE_DISTANCE = 1e-6  # in vector lengths; smaller distances are rounding errors of the matrix product
 
 Indices = npt.NDArray[np.int32]
@@ -39,7 +38,11 @@ class Metric(NamedTuple):
 def _unit(x_ND: Doubles) -> Doubles:
     """Scale vectors to length 1, and add a dimension that separates zero vectors from all others."""
     is_zero_N = ~x_ND.any(axis=1)
-    return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
+    extended_NE: Doubles = np.column_stack([x_ND, is_zero_N]).astype(np.float64)
+    lengths_N = np.sqrt(np.einsum("ij,ij->i", extended_NE, extended_NE))
+    is_small_N = lengths_N < SMALL_LENGTH
+    divisors_N = np.where(is_small_N, 1, lengths_N)
+    return np.asarray(extended_NE / divisors_N[:, None])
 
 
 def _unit_centred(x_ND: Doubles) -> Doubles:
@@ -111,8 +114,31 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
     return indices.astype(np.int32), known.finish(distances)
 
 
+def nearest_indices(vectors: Vectors, k: int, metric: str) -> Indices:
+    """Return the indices of `neighbours`, for pages: without scikit-learn if there are few vectors.
+
+    Of vectors at the same distance, the first ones are returned.
+    """
+    known = METRICS[metric]
+    k = min(k, len(vectors) - 1)
+    if k == 0 or len(vectors) > MAX_FEW_VECTORS or known.distance != "euclidean":
+        indices, _ = neighbours(vectors, k, metric, 0)
+        return indices
+    x_ND = known.prepared(vectors)
+    squares_N = np.einsum("ij,ij->i", x_ND, x_ND)
+    squares_NN = squares_N[:, None] + squares_N - 2 * (x_ND @ x_ND.T)
+    is_rounding = squares_NN < MIN_RELATIVE_DISTANCE**2 * squares_N[:, None]
+    squares_NN[is_rounding] = 0
+    np.fill_diagonal(squares_NN, np.inf)
+    order_NN = np.argsort(squares_NN, axis=1, kind="stable")
+    return order_NN[:, :k].astype(np.int32)
+
+
 def _exact(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     """Search with all pairwise distances, in scikit-learn."""
+    from sklearn import config_context  # slow import, not needed for pages of few tokens
+    from sklearn.neighbors import NearestNeighbors
+
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
     # The Bray-Curtis distance of scikit-learn's fast search differs from SciPy and umap-learn.
     is_fast = distance != "braycurtis"

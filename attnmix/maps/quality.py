@@ -6,14 +6,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.spatial import procrustes
-from sklearn.manifold import trustworthiness
-from sklearn.metrics import pairwise_distances
 
 from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.names import OWN_BASIS, Site
 from attnmix.core.statistics import rank_correlation
-from attnmix.maps.neighbours import METRICS, Indices, neighbours
+from attnmix.maps.neighbours import METRICS, Indices, nearest_indices, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
@@ -40,6 +37,9 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """
     if _too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
+    from sklearn.manifold import trustworthiness  # slow imports, not needed for pages
+    from sklearn.metrics import pairwise_distances
+
     k = _scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
@@ -58,15 +58,15 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
-    """Return the value and the chance level of `neighbours_kept`, as computed by `score_map`."""
+    """Return the value and the chance level of `neighbours_kept` as `score_map` computes them, for a page."""
     rows = _scored_rows(vectors, seed)
     vectors = vectors[rows]
     xy = xy[rows]
     if _too_few(vectors):
         return float("nan"), float("nan")
     k = _scored_neighbours(vectors)
-    near, _ = neighbours(vectors, k, metric, 0)
-    near_on_map, _ = neighbours(xy, k, "euclidean", 0)
+    near = nearest_indices(vectors, k, metric)
+    near_on_map = nearest_indices(xy, k, "euclidean")
     order = _draw_order(len(xy), seed)  # as for the chance level in `score_map`
     near_by_chance = _permute_neighbours(near_on_map, order)
     value = _overlap(near, near_on_map)
@@ -116,6 +116,8 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the
     coordinates of the second map are permuted.
     """
+    from scipy.spatial import procrustes  # slow import, not needed for pages
+
     order = _draw_order(len(maps[0]), seed)
     near = []
     for xy in maps:

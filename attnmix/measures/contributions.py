@@ -218,14 +218,27 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(base, copies)
 
 
+@dataclass
+class DoubleCopy:
+    """The copy of a model for float64, which several measurers of the same unchanged model can share."""
+
+    model: PreTrainedModel | None = None
+
+
 class DocumentMeasurer:
     """Measurement of single texts in one checkpoint's model, in float64 for matrices and float32 for derivatives."""
 
-    def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Store a float32 model, and the names of the default ratios and matrices."""
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        methods: Sequence[str],
+        matrices: Sequence[str] = (),
+        double_copy: DoubleCopy | None = None,
+    ) -> None:
+        """Store a float32 model, the names of the default ratios and matrices, and a copy of the model, if known."""
         family = family_of(base.config)
         self.base_32 = base
-        self._copy: PreTrainedModel | None = None
+        self.double_copy = double_copy or DoubleCopy()
         self.methods = family.present(methods)
         self.matrices = family.present(matrices)
         counts = layer_counts(base)
@@ -237,9 +250,11 @@ class DocumentMeasurer:
 
         The first call must precede any forward pass in another thread, because the copy would include its hooks.
         """
-        if self._copy is None:
-            self._copy = copy_with_same_weights(self.base_32)
-        return self._copy
+        copied = self.double_copy.model
+        if copied is None or copied.device != self.base_32.device:
+            copied = copy_with_same_weights(self.base_32)
+            self.double_copy.model = copied
+        return copied
 
     @cached_property
     def base(self) -> PreTrainedModel:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
 
 from attnmix.core.errors import InputError
 from attnmix.core.threads import few_threads
+from attnmix.measures.contributions import DoubleCopy
 from attnmix.model import Model, OutputSignature, check_unedited, load
 
 WORD_BYTES = 8
@@ -31,6 +33,8 @@ class MeasuredModel:
     """The result of `digest_weights`; empty if unknown."""
     output: OutputSignature | None = None
     """The result of `Model.output_signature`; None if unknown."""
+    double_copy: DoubleCopy = field(default_factory=DoubleCopy, repr=False, compare=False)
+    """The copy of the model for matrices in float64."""
 
     @classmethod
     def record(cls, model: Model) -> Self:
@@ -52,6 +56,15 @@ class MeasuredModel:
                 "own shares before the change"
             )
         return self.model
+
+    def keep_double_copy(self) -> DoubleCopy:
+        """Return the copy for float64, and free the copy of the previously used result, because copies are large."""
+        for reference in _last_used:
+            last = reference()
+            if last is not None and last is not self:
+                last.double_copy.model = None
+        _last_used[:] = [weakref.ref(self)]
+        return self.double_copy
 
     def _load(self, saved: SavedModel) -> Model:
         """Return the saved model; raise `InputError` if it cannot be loaded or its weights differ."""
@@ -83,6 +96,10 @@ class MeasuredModel:
             causes = "by an adapter, a hook, its configuration or its attention function"
             return f"the output of {model.name} has, {causes},"
         return None
+
+
+_last_used: list[weakref.ref[MeasuredModel]] = []
+"""A weak reference to the model of the result that last computed further measures, if there is one."""
 
 
 def digest_weights(model: Model) -> bytes:

@@ -23,6 +23,7 @@ from attnmix.core.statistics import Sums
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
 from attnmix.core.threads import few_threads
+from attnmix.measures.contributions import DoubleCopy
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.documents import Document
 from attnmix.measures.engine import Engine, Measurements, OwnShareSample
@@ -49,8 +50,17 @@ if TYPE_CHECKING:
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
+IDENTITY_TEXTS = 3  # with the longest text, the expensive identities take less than half a forward pass
+
+
 @contextmanager
-def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
+def observed_engine(
+    model: Model,
+    pairs: bool,
+    methods: Sequence[str],
+    measured: Measurements,
+    double_copy: DoubleCopy | None = None,
+) -> Iterator[Engine]:
     """Yield an engine for a model in memory. Short texts are computed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
@@ -60,6 +70,8 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
             tokenizer=model.tokenizer,
             pairs=pairs,
             batch_tokens=measured.batch_tokens,
+            identity_texts=IDENTITY_TEXTS,
+            double_copy=double_copy,
         )
 
 
@@ -328,7 +340,8 @@ class Measures:
     def _engine(self) -> Iterator[Engine]:
         """Yield the engine for the model; raise `InputError` if the model has changed."""
         model = self.measured_model.read()
-        with observed_engine(model, self.tokenized.pairs, self.methods, self.measurements) as engine:
+        double_copy = self.measured_model.keep_double_copy()
+        with observed_engine(model, self.tokenized.pairs, self.methods, self.measurements, double_copy) as engine:
             yield engine
 
     def matrix(self, name: str, layer: int | None = None, text: int = 0) -> xarray.DataArray:

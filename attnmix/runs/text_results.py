@@ -39,7 +39,7 @@ from attnmix.core.torch_state import torch_state
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.maps.components import fit_components
-from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
+from attnmix.maps.neighbours import NEAREST_VECTORS, nearest_indices
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
 from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
 from attnmix.maps.vectors import Maps, Vectors, points_for
@@ -355,7 +355,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     nearest = {}
     for site, vectors_TD in vectors.items():
-        near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
+        near = nearest_indices(vectors_TD, NEAREST_VECTORS, umap.metric)
         nearest[site] = {"nearest": list(near)}
     mapped_vectors = {"pca": vectors}
     if len(tokens) >= MIN_TYPED_UMAP_TOKENS:
