@@ -53,10 +53,10 @@ def main(parameters: Parameters) -> None:
     captured = read_captured(run.tokens, run.steps)
     documents = captured.tokens["document"].unique().tolist()
     shown = documents if parameters.render.texts == "all" else [first_text(documents)]
-    drawings = [
+    drawings = [  # the slowest first, so that all processes finish at about the same time
+        *text_figures(run, captured, shown),
         *map_figures(run, captured, ANIMATION in parameters.render.formats),
         *mixing_figures(run, captured),
-        *text_figures(run, captured, shown),
     ]
     drawn = draw_all(drawings, captured, parameters.render)
     write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw

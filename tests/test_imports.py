@@ -47,7 +47,7 @@ result = attnmix.measure(model, "time flies like an arrow")
 result.ratios
 after_ratio = loaded("scipy.stats", "sklearn", "umap", "matplotlib", "zarr")
 result.to_html(sys.argv[2])
-after_page = loaded("umap", "numba", "matplotlib", "zarr")
+after_page = loaded("scipy.stats", "sklearn", "umap", "numba", "matplotlib", "zarr")
 print(json.dumps([gc.get_freeze_count(), gc.isenabled(), early, after_ratio, after_page]))
 """
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from sklearn.decomposition import PCA
 
 from attnmix.core.names import Site
 from attnmix.core.settings import UmapParameters
@@ -25,6 +24,8 @@ def two_components(x_ND: Doubles) -> Doubles:
     """
     vectors, width = x_ND.shape
     if vectors >= width > 1:
+        from sklearn.decomposition import PCA  # slow import, not needed for fewer vectors
+
         return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))
     # With the Gram matrix X X' = U S^2 U', the components are U S.
     centred_ND = x_ND - x_ND.mean(axis=0)

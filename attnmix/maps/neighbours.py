@@ -6,9 +6,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
-from sklearn import config_context
-from sklearn.neighbors import NearestNeighbors
-from sklearn.preprocessing import normalize
 
 from attnmix.core.statistics import Doubles
 from attnmix.maps.vectors import Vectors
@@ -40,6 +37,8 @@ class Metric(NamedTuple):
 
 def _scale_to_unit(x_ND: Doubles) -> Doubles:
     """Scale vectors to length 1, and add a dimension that separates zero vectors from all others."""
+    from sklearn.preprocessing import normalize  # slow import, not needed by all users of the metrics
+
     is_zero_N = ~x_ND.any(axis=1)
     return np.asarray(normalize(np.column_stack([x_ND, is_zero_N])))
 
@@ -117,6 +116,9 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
 
 def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
     """Return indices and distances `[N, k]` from all pairwise distances, by scikit-learn."""
+    from sklearn import config_context  # slow import, not needed by all users of the metrics
+    from sklearn.neighbors import NearestNeighbors
+
     search = NearestNeighbors(n_neighbors=k, algorithm="brute", metric=distance)
     # The Bray-Curtis distance of scikit-learn's fast search differs from that of SciPy and umap-learn.
     is_fast = distance != "braycurtis"

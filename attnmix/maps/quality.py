@@ -6,9 +6,6 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.spatial import procrustes
-from sklearn.manifold import trustworthiness
-from sklearn.metrics import pairwise_distances
 
 from attnmix.core.draw import RowNumbers, stratified_draw
 from attnmix.core.names import OWN_BASIS, Site
@@ -41,6 +38,9 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """
     if _has_too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
+    from sklearn.manifold import trustworthiness  # slow imports, not needed for pages
+    from sklearn.metrics import pairwise_distances
+
     k = _count_scored_neighbours(vectors)
     full = METRICS[metric].prepared(vectors)
     distances = pairwise_distances(full, metric=METRICS[metric].distance)
@@ -117,6 +117,8 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     vector's nearest neighbours on one map that are also nearest neighbours on the other. For chance levels, the
     coordinates of the second map are permuted.
     """
+    from scipy.spatial import procrustes  # slow import, not needed for pages
+
     order = _draw_order(len(maps[0]), seed)
     near = []
     for xy in maps:

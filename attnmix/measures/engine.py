@@ -67,7 +67,7 @@ SEED = 111
 """The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
 EXCHANGE_POSITIONS = 8  # measured positions per text, for several texts
 PRECISION = float(np.finfo(np.float32).eps)
-IDENTITY_TEXTS = 16  # sample size for the expensive identities
+IDENTITY_TEXTS = 16  # sample size for the expensive identities in the stages
 DEVICE_PASSES_AHEAD = 1  # on a GPU, eigenvalues of a batch are computed on the host while the next pass starts
 MEASURES = "measures"
 """The kind of tasks for the pass of the ratios."""
@@ -214,14 +214,16 @@ class Engine:
         batch_tokens: int = BATCH_TOKENS,
         seed: int = SEED,
         check_once: bool = False,
+        identity_texts: int | None = None,
         neutral_donors: int = 0,
     ) -> None:
         """Store a model without a head, in float32 and eval mode, with observed attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        configures the model with random weights. With `check_once`, the expensive identities are checked only in the
-        texts of the first call. Tokens are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts,
-        or for a single text with all neutral texts.
+        configures the model with random weights. The expensive identities are checked in `identity_texts` texts (by
+        default `IDENTITY_TEXTS`) and the longest one; with `check_once`, only in the texts of the first call. Tokens
+        are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts, or for a single text with all
+        neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -231,6 +233,7 @@ class Engine:
         self.batches = BatchMeasurer(base, methods, padding)
         self.methods = self.batches.methods
         self.check_once = check_once
+        self.identity_texts = IDENTITY_TEXTS if identity_texts is None else identity_texts
         self.neutral_donors = neutral_donors
         self.is_checked = False
 
@@ -502,7 +505,7 @@ class Engine:
     def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
         """Return the indices of the texts for the check of all identities: some of the sample, and the longest text."""
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
-        drawn = stratified_draw(texts.labels[numbers], IDENTITY_TEXTS, self.seed)
+        drawn = stratified_draw(texts.labels[numbers], self.identity_texts, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
     def _batch_corpus(self, texts: Texts | Corpus) -> Iterator[list[Document]]:

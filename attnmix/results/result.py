@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
 
+IDENTITY_TEXTS = 3  # with the longest text, the expensive identities take less than half a forward pass
+
+
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
     """Yield an engine for a model in memory. Short texts are computed in one thread."""
@@ -60,6 +63,7 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
             tokenizer=model.tokenizer,
             pairs=pairs,
             batch_tokens=measured.batch_tokens,
+            identity_texts=IDENTITY_TEXTS,
         )
 
 
