@@ -21,8 +21,9 @@ LOOKS = {"media": "null", "color_scheme": "light", "forced_colors": "none", "red
 WHOLE = "html[data-whole]"
 """Selector of a completely drawn page; `data-ready` only means that the first screen is drawn."""
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
+# Chromium without windows needs about a quarter less processor time than `chromium --headless`.
 NAMES = {
-    "chromium": ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+    "chromium": ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
 # Playwright does not report downloads of unmodified Firefox builds, and Chromium blocks many downloads in a row. The

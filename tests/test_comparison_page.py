@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from browser import LIMIT_MILLISECONDS, WHOLE
+from browser import Opened
 from conftest import toy_reviews, write_tiny_bert
 from matplotlib import pyplot
 from matplotlib.axes import Axes
@@ -73,6 +73,13 @@ def compared(folders: tuple[Path, Path]) -> attnmix.Comparison:
     return attnmix.compare(*folders, TEXTS, controls="text_mean_value")
 
 
+@pytest.fixture(scope="module")
+def page(compared: attnmix.Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of the comparison."""
+    with without_umap():
+        return compared.to_html(tmp_path_factory.mktemp("page") / "page.html")
+
+
 def data_of(page: Path) -> Any:
     """Return the data of a page."""
     packed = re.search(r'id="data">([^<]*)<', page.read_text("utf-8"))
@@ -122,11 +129,10 @@ def test_chosen_model_name_is_shown_and_validated(folders: tuple[Path, Path]) ->
             attnmix.load(str(folders[0]), name=name)  # type: ignore[arg-type]  # deliberately wrong
 
 
-def test_outputs_contain_no_local_path(compared: attnmix.Comparison, tmp_path: Path) -> None:
+def test_outputs_contain_no_local_path(compared: attnmix.Comparison, page: Path, tmp_path: Path) -> None:
     result = compared.results[0][0]
     private = str(Path(result.model.source).parent)
     assert private.startswith("/")
-    page = compared.to_html(tmp_path / "page.html")
     saved = attnmix.load_result(result.save(tmp_path / "result.zip"))
     one = result.to_html(tmp_path / "one.html")
     shown = [repr(result), repr(result.model), repr(saved), repr(compared), compared.to_markdown(), compared.to_latex()]
@@ -142,8 +148,7 @@ def test_outputs_contain_no_local_path(compared: attnmix.Comparison, tmp_path: P
     assert "`before` is seed-0/model, `after` is seed-1/model." in compared.caution
 
 
-def test_page_has_comparison_numbers_and_model_names(compared: attnmix.Comparison, tmp_path: Path) -> None:
-    page = compared.to_html(tmp_path / "page.html")
+def test_page_has_comparison_numbers_and_model_names(compared: attnmix.Comparison, page: Path) -> None:
     data, words = data_of(page), words_of(page)
     names = {"pretrained": "seed-0/model", "finetuned": "seed-1/model"}
     assert data["labels"]["checkpoints"] == names
@@ -331,18 +336,10 @@ def test_different_head_numbers_omit_heads(folders: tuple[Path, Path], tmp_path:
     assert data_of(compared.to_html(tmp_path / "page.html"))["attention"]["number"] == 0
 
 
-def test_comparison_page_opens_without_errors(compared: attnmix.Comparison, tmp_path: Path, chromium: Any) -> None:
-    path = compared.to_html(tmp_path / "page.html")
-    page = chromium.new_page()
-    page.set_default_timeout(LIMIT_MILLISECONDS)
-    errors = list[str]()
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
-    page.goto(path.as_uri())
-    page.locator(WHOLE).wait_for(state="attached")
-    shown = page.locator("body").inner_text()
+def test_comparison_page_opens_without_errors(page: Path, chromium: Any) -> None:
+    opened = Opened(chromium, page)
+    shown = opened.page.locator("body").inner_text()
     assert "seed-0/model" in shown
     assert "seed-1/model" in shown
-    page.get_by_label("Change from seed-0").check()
-    assert errors == []
-    page.close()
+    opened.page.get_by_label("Change from seed-0").check()
+    opened.close()

@@ -10,21 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from conftest import REPOSITORY
 from transformers import BertModel
 
 import attnmix
 from attnmix.core import progress
-from attnmix.core.errors import InputError
 from attnmix.core.names import DEFAULT_CONTROL_NAMES
 from attnmix.core.progress import show_progress, track
-from attnmix.measures import batches, contributions
+from attnmix.measures import batches
 from attnmix.measures.batches import STATISTICS, BatchMeasurer
 from attnmix.measures.controls import SAME_PASS
 from attnmix.results.result import IDENTITY_TEXTS
@@ -110,32 +107,15 @@ def test_own_share_of_a_short_text_needs_one_pass(model: attnmix.Model, passes: 
     assert len(passes.take()) == len(TEXTS) + check
 
 
-def test_matrices_of_a_result_share_one_copy_in_float64(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied = Mock(wraps=contributions.copy_with_same_weights)
-    monkeypatch.setattr(contributions, "copy_with_same_weights", copied)
-    first, second = attnmix.measure(model, TEXTS), attnmix.measure(model, TEXTS)
-    matrices = [first.matrix("alti", text=number) for number in range(len(TEXTS))]
-    assert copied.call_count == 1
-    assert second.matrix("alti", text=1).identical(matrices[1])
-    assert copied.call_count == 2
-    assert first.measured_model.double_copy.model is None  # only the copy of one result is kept
-    with torch.no_grad():
-        model.network.base_model.encoder.layer[0].output.dense.weight.mul_(1.1)
-    with pytest.raises(InputError, match="measure again"):
-        second.matrix("alti", text=2)
-    changed = attnmix.measure(model, TEXTS).matrix("alti", text=1)
-    assert float(abs(changed - matrices[1]).max()) > 1e-4
-
-
 def test_expensive_identities_are_checked_in_few_texts(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    measures = BatchMeasurer.measures
+    start = BatchMeasurer.start
 
     def record(self: Any, documents: Any, sampled: Any, statistics: Any) -> Any:
         checked.extend(len(document) for document, is_checked in zip(documents, sampled, strict=True) if is_checked)
-        return measures(self, documents, sampled, statistics)
+        return start(self, documents, sampled, statistics)
 
-    monkeypatch.setattr(BatchMeasurer, "measures", record)
+    monkeypatch.setattr(BatchMeasurer, "start", record)
     attnmix.measure(model, [*TEXTS, *8 * ["a good film"]])
     assert IDENTITY_TEXTS <= len(checked) <= IDENTITY_TEXTS + 1
     assert max(checked) == len(model.tokenizer(TEXTS[0])["input_ids"])  # the longest text

@@ -81,15 +81,23 @@ def test_hostile_tokens_are_drawn_reproducibly(tmp_path: Path) -> None:
     for folder in (tmp_path / "first", tmp_path / "second"):
         write_joint_pages(table, None, folder / "joint.pdf", DPI)
         write_animation(table, captured, folder / "joint.gif")
-        style.save_figure(draw_atlas("joint", table, captured), folder / "atlas", FORMATS, DPI)
+        style.save_figure(draw_atlas("joint", table, captured), folder / "atlas", ["svg"], DPI)
         style.save_figure(draw_joint(table, captured), folder / "joint", FORMATS, DPI)
     assert digest(tmp_path / "first") == digest(tmp_path / "second")
     assert all("\x00" not in path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.svg"))
 
 
-def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
-    write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path / "joint.pdf", DPI)
-    with pypdfium2.PdfDocument(tmp_path / "joint.pdf") as document:
+@pytest.fixture(scope="module")
+def joint_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the pages of a joint map of one text in two layers."""
+    path = tmp_path_factory.mktemp("pages") / "joint.pdf"
+    with style.paper_style():
+        write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, path, DPI)
+    return path
+
+
+def test_joint_pages_accumulate_points(joint_pages: Path) -> None:
+    with pypdfium2.PdfDocument(joint_pages) as document:
         assert len(document) == 2 + 2 * len(POST_LN)
         texts = [page.get_textpage().get_text_bounded() for page in document]
         pages = [page.render(scale=DPI / 72).to_numpy() for page in document]
@@ -104,13 +112,11 @@ def test_joint_pages_accumulate_points(tmp_path: Path) -> None:
     assert drawn[-1].sum() > 1.5 * drawn[0].sum()
 
 
-def test_joint_pages_contain_each_image_once(tmp_path: Path) -> None:
-    write_joint_pages(random_map(captured_texts(["a"] * 40, "test/0"), 2), None, tmp_path / "joint.pdf", DPI)
-    with pypdfium2.PdfDocument(tmp_path / "joint.pdf") as document:
+def test_joint_pages_contain_each_image_once(joint_pages: Path) -> None:
+    with pypdfium2.PdfDocument(joint_pages) as document:
         images = [len(list(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]))) for page in document]
     assert images == list(range(2 + 2 * len(POST_LN)))
-    content = (tmp_path / "joint.pdf").read_bytes()
-    assert content.count(b"/SMask") == 1 + 2 * len(POST_LN)
+    assert joint_pages.read_bytes().count(b"/SMask") == 1 + 2 * len(POST_LN)
 
 
 @pytest.mark.parametrize(("layers", "points", "layout"), [(1, POST_LN, "joint"), (12, POST_LN[:1], "separate")])

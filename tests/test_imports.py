@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,21 +34,6 @@ if gc.isenabled():
     gc.collect()
 print(json.dumps([gc.get_freeze_count() > 0, gc.isenabled(), during, garbage() is None, kept() is None]))
 """
-FIRST_RATIO = """
-import gc, json, sys, attnmix
-
-def loaded(*names):
-    return [name for name in names if name in sys.modules]
-
-early = loaded("torch", "transformers", "numpy", "pandas")
-model = attnmix.load(sys.argv[1])
-result = attnmix.measure(model, "time flies like an arrow")
-result.ratios
-after_ratio = loaded("scipy.stats", "sklearn", "umap", "matplotlib", "zarr")
-result.to_html(sys.argv[2])
-after_page = loaded("scipy.stats", "sklearn", "umap", "numba", "matplotlib", "zarr")
-print(json.dumps([gc.get_freeze_count(), gc.isenabled(), early, after_ratio, after_page]))
-"""
 
 
 def run_python(program: str, *arguments: str) -> Any:
@@ -74,7 +58,3 @@ def test_imported_objects_are_frozen_and_collector_is_restored(
     """Garbage from before and after the imports is collected unless the user has disabled the collector."""
     result = run_python(IMPORTS.format(before=before, inside=inside))
     assert result == [frozen, enabled, during, enabled, enabled]
-
-
-def test_first_ratio_and_page_load_no_slow_package(tiny_bert: Path, tmp_path: Path) -> None:
-    assert run_python(FIRST_RATIO, str(tiny_bert), str(tmp_path / "page.html")) == [0, True, [], [], []]

@@ -31,7 +31,7 @@ from attnmix.figures.labels import MAP_MEASURES
 from attnmix.maps.aligned import ties, ties_of_places
 from attnmix.maps.components import EXTENT, principal_components, two_components
 from attnmix.maps.layouts import N_EPOCHS, fit_map, lay_out, lay_out_aligned, neighbourhood
-from attnmix.maps.neighbours import METRICS, nearest_indices, neighbours
+from attnmix.maps.neighbours import METRICS, neighbours
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import WITHIN, score_layout, scores, stability
 from stages import reduce
@@ -73,25 +73,6 @@ def test_neighbours_match_pairwise_distances(metric: str) -> None:
     assert (indices != np.arange(300)[:, None]).all()
     assert np.array_equal(distances[:, :4], np.zeros((300, 4)))
     assert (distances[:, 4] > 0).all()
-
-
-@pytest.mark.parametrize("metric", ["canberra", "correlation", "cosine", "euclidean", "softmax_hellinger"])
-def test_neighbours_of_pages_match_pairwise_distances(metric: str) -> None:
-    vectors = np.random.default_rng(0).normal(size=(90, 12)).astype(np.float32)
-    expected = all_distances(vectors, metric)
-    np.fill_diagonal(expected, np.inf)
-    order = np.argsort(expected, axis=1, kind="stable")
-    assert np.array_equal(nearest_indices(vectors, 10, metric), order[:, :10])
-    assert nearest_indices(vectors[:1], 10, metric).shape == (1, 0)
-    assert np.array_equal(np.sort(nearest_indices(vectors[:3], 10, metric)), [[1, 2], [0, 2], [0, 1]])
-
-
-def test_neighbours_of_pages_with_equal_vectors_are_the_first_ones() -> None:
-    vectors = 1000 * np.random.default_rng(0).normal(size=(4, 12)).astype(np.float32)
-    near = nearest_indices(np.tile(vectors, (5, 1)), 3, "cosine")
-    for row, places in enumerate(near.tolist()):
-        equal = [place for place in range(row % 4, 20, 4) if place != row]
-        assert places == equal[:3]
 
 
 @pytest.mark.long  # compilation of nearest-neighbour descent takes half a minute

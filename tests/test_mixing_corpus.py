@@ -97,33 +97,36 @@ def little_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draws, "resample", collect_and_resample)
 
 
-def peak(workspace: Workspace, documents: int) -> int:
-    """Return the peak of traced memory, including NumPy's, while `documents` texts are measured.
-
-    The minimum of two runs excludes occasional reallocations of tables.
-    """
-    reached = []
-    for run in range(2):
-        # Separate parameters limit the numbers of texts with gradients, parts and exchanged tokens.
-        few = {"gradient_documents": 0, "parts_documents": 1, "exchange_documents": 1}
-        prepare(workspace, documents, f"{documents} in run {run}", **few)
-        gc.collect()
-        tracemalloc.start()
-        run_tokenized(measure)
-        reached.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    return min(reached)
+def peak(workspace: Workspace, documents: int, run: int) -> int:
+    """Return the peak of traced memory, including NumPy's, while `documents` texts are measured."""
+    # Separate parameters limit the numbers of texts with gradients, parts and exchanged tokens.
+    few = {"gradient_documents": 0, "parts_documents": 1, "exchange_documents": 1}
+    prepare(workspace, documents, f"{documents} in run {run}", **few)
+    gc.collect()
+    tracemalloc.start()
+    run_tokenized(measure)
+    reached = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return reached
 
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_documents(
     workspace: Workspace, quick: None, little_garbage: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Occasional reallocations of tables increase a peak: use the minimum of two runs, of many texts only if necessary.
+
+    Tracing makes the runs slow.
+    """
     monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
-    few, many = peak(workspace, FEW), peak(workspace, MANY)
+    few = min(peak(workspace, FEW, run) for run in range(2))
     # The sums of a text (15 kB) are in files. Its row in the table of texts, its counts in the bootstrap samples, and
     # temporary arrays are in memory.
-    assert many - few < (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
+    limit = few + (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
+    many = peak(workspace, MANY, 0)
+    if many >= limit:
+        many = peak(workspace, MANY, 1)
+    assert many < limit
     assert Run(Path()).table("measure/mixing")["documents"].unique().tolist() == [MANY]
     assert len(Run(Path()).table("measure/mixing_by_review")) == 2 * MANY * LAYERS * len(RATIOS)
 

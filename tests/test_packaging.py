@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -57,12 +58,30 @@ USES = {
     "example-model": [f"attnmix.load({MODEL!r})", SHOW],
 }
 TRY_EACH = """
-import os, sys
+import gc, json, os, sys
+
+def loaded(*names):
+    return [name for name in names if sys.modules.get(name)]
+
 every = {{module for modules in {modules!r}.values() for module in modules}}
 sys.modules.update(dict.fromkeys(every))
-import attnmix, numpy
+import attnmix
+early = loaded("torch", "transformers", "numpy", "pandas")
+result = attnmix.measure(attnmix.load({tiny!r}), "time flies")
+ratios = len(result.ratios)
+slow = loaded("scipy.stats", "sklearn", "zarr")
+print("without any", ratios, json.dumps([gc.get_freeze_count(), gc.isenabled(), early, slow]), sep="\\n", flush=True)
+import numpy
 from attnmix.core.errors import InputError
-print("without any", len(attnmix.measure(attnmix.load({tiny!r}), "time flies").ratios), sep="\\n", flush=True)
+
+if os.fork() == 0:
+    for module in every:
+        del sys.modules[module]
+    result.to_html("page.html")
+    page = [gc.get_freeze_count(), gc.isenabled(), loaded("umap", "numba", "matplotlib", "zarr")]
+    print("without none", json.dumps(page), sep="\\n", flush=True)
+    os._exit(0)  # without the cleanup of all modules, which takes a second
+os.wait()
 for extra, uses in {uses!r}.items():
     print("without", extra, flush=True)
     child = os.fork()
@@ -78,9 +97,13 @@ for extra, uses in {uses!r}.items():
             print(error)
         else:
             print("no error: " + use)
-    break
+    sys.stdout.flush()
+    os._exit(0)
 """
-"""Program that measures without any extra, and then runs each feature without its own extra in a forked process."""
+"""Measures without the modules of any extra, then writes a page with all, and runs each feature without its own extra.
+
+Each step after the first runs in a forked process.
+"""
 
 
 def run_python(program: str, folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +125,7 @@ def test_table_of_extras_matches_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """Return the output without any extra, and the output of each feature without the modules of its extra."""
+    """Return the output without any extra, of a page with all, and of each feature without the modules of its extra."""
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr
@@ -129,8 +152,12 @@ def test_stage_in_another_environment_names_python_and_activation(tmp_path: Path
 
 
 def test_measuring_needs_no_extra(printed_without: dict[str, list[str]]) -> None:
-    (ratios,) = printed_without["any"]
-    assert int(ratios) > 0
+    assert int(printed_without["any"][0]) > 0
+
+
+def test_first_ratio_and_page_load_no_slow_package(printed_without: dict[str, list[str]]) -> None:
+    assert json.loads(printed_without["any"][1]) == [0, True, [], []]
+    assert json.loads(printed_without["none"][0]) == [0, True, []]
 
 
 def needed_distributions(names: Iterable[str]) -> dict[str, Distribution]:

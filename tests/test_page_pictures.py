@@ -444,8 +444,8 @@ def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, w
 
 # The map is taller in a narrow window, and needs one more page in print.
 @pytest.mark.parametrize(("width", "most_pages"), [(1400, 5), pytest.param(400, 6, marks=pytest.mark.long)])
-def test_page_prints_on_few_pages(run: Path, tab: Any, width: int, most_pages: int) -> None:
-    shown = tab(Run(run).page, width=width)
+def test_page_prints_on_few_pages(opened: Opened, run: Path, tab: Any, width: int, most_pages: int) -> None:
+    shown = opened if width == 1400 else tab(Run(run).page, width=width)
     shown.page.locator(f"#token-{TOKEN}").click()
     content = shown.page.pdf(format="A4", prefer_css_page_size=True)
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from browser import WHOLE, Opened
+from browser import LOOKS, WHOLE, Opened
 from colours import as_lab, distance, shade
 from conftest import write_tiny_bert
 from families import write_family
@@ -300,10 +301,10 @@ def test_components_share_scale_and_state_variance(opened: Opened) -> None:
         components = (vectors[site] - vectors[site].mean(axis=0)) @ directions[:1].T
         scales.append(np.ptp(places_T2[:, 0]) / np.ptp(components))
     assert scales[0] == pytest.approx(scales[1], rel=2e-3)
-    for x, y in [point for places_T2 in pixels.values() for point in places_T2]:  # all texts are visible initially
-        box = page.locator("#map-canvas").bounding_box()
-        assert 0 < x < box["width"]
-        assert 0 < y < box["height"]
+    box = page.locator("#map-canvas").bounding_box()
+    for places_T2 in pixels.values():  # all texts are visible initially
+        assert (places_T2 > 0).all()
+        assert (places_T2 < [box["width"], box["height"]]).all()
 
 
 def test_map_names_its_model(opened: Opened) -> None:
@@ -433,16 +434,72 @@ def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
     assert not re.search(r"[.:][A-Z]", page.locator("#layers").inner_text())
 
 
-def test_layer_change_keeps_nonzero_digits(run: Path, tab: Any, tmp_path: Path) -> None:
-    def change(data: Any) -> None:
-        series = data["curves"][data["method"]]["difference"]
-        for name, end in (("values", 0.0003), ("low", -0.0004), ("high", 0.001)):
-            series[name] = [end] * len(series[name])
-        series["texts"] = 8
+CLASS_SHARES = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
+"""Class shares of the first layer in tests; shares of later layers are multiples of these."""
 
-    shown = tab(change_page(tmp_path, change))
-    text = shown.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
+
+@pytest.fixture(scope="module")
+def changed_page(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a page with a small difference, intervals beyond the axis, class shares, and probes of the classifier."""
+
+    def change(data: Any) -> None:
+        series = data["curves"][data["method"]]
+        difference = series.pop("difference")
+        for each in series.values():
+            each["low"], each["high"] = [-0.065] * 3, [1.37] * 3
+        for name, end in (("values", 0.0003), ("low", -0.0004), ("high", 0.001)):
+            difference[name] = [end] * len(difference[name])
+        difference["texts"] = 8
+        series["difference"] = difference
+        empty: dict[str, list[Any]] = {"low": [None] * 3, "high": [None] * 3}
+        shares = {name: {"values": [size, 2 * size, 3 * size]} | empty for name, size in CLASS_SHARES.items()}
+        data["classShares"] = shares
+        data["probes"]["finetuned"]["The head itself, on other tokens"] = {"values": [0.5, 0.5, 0.5]} | empty
+
+    return change_page(tmp_path_factory.mktemp("changed"), change)
+
+
+@pytest.fixture
+def changed(changed_page: Path, other_tab: Opened) -> Iterator[Opened]:
+    """Yield the changed page in the shared tab; consecutive tests open it once."""
+    if other_tab.page.url != changed_page.resolve().as_uri():
+        other_tab.open(changed_page, **LOOKS)
+    yield other_tab
+    other_tab.check()
+
+
+def test_layer_change_keeps_nonzero_digits(changed: Opened) -> None:
+    text = changed.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 reviews)" in text
+
+
+def test_bands_stay_within_plot(changed: Opened) -> None:
+    chart = changed.page.locator("#layers-chart svg.chart").bounding_box()
+    bands = [path.bounding_box() for path in changed.page.locator("#layers-chart .band path").all()]
+    drawn = [box for box in bands if box and box["width"] > 0]
+    assert drawn
+    for box in drawn:
+        assert box["y"] >= chart["y"] - 1
+        assert box["y"] + box["height"] <= chart["y"] + chart["height"]
+
+
+def test_class_and_probe_charts_match_data(changed: Opened, run: Path) -> None:
+    page, files = changed.page, Run(run)
+    page.locator("#more > summary").click()
+    values = changed.values("class-shares")
+    for name, size in CLASS_SHARES.items():
+        assert [float(row[name]) for row in values] == pytest.approx([size, 2 * size, 3 * size])
+    dashed = page.locator("#probes .names line[stroke-dasharray='6 4']")
+    for checkpoint, lines in (("finetuned", 1), ("pretrained", 0)):
+        choose(page, "checkpoint", checkpoint)
+        assert dashed.count() == lines
+        assert page.locator("#probes", has_text="The dashed line shows").count() == lines
+    probed = files.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
+    rows = changed.values("probes")
+    for name, quantity in (("Position of the token", "probe_position"), ("Identity of the token", "probe_token")):
+        for suffix, end in (("", ""), (": permuted labels", "_control")):
+            expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
+            assert [float(row[name + suffix]) for row in rows] == pytest.approx(expected, rel=1e-3)
 
 
 def test_click_on_chart_selects_layer(opened: Opened) -> None:
@@ -464,48 +521,20 @@ def test_click_on_chart_selects_layer(opened: Opened) -> None:
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)
 
 
-def test_class_and_probe_charts_match_data(run: Path, tab: Any, tmp_path: Path) -> None:
-    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
-
-    def change(data: Any) -> None:
-        empty: dict[str, list[Any]] = {"low": [None] * 3, "high": [None] * 3}
-        data["classShares"] = {name: {"values": [size, 2 * size, 3 * size]} | empty for name, size in sizes.items()}
-        data["probes"]["finetuned"]["The head itself, on other tokens"] = {"values": [0.5, 0.5, 0.5]} | empty
-
-    shown = tab(change_page(tmp_path, change))
-    page, files = shown.page, Run(run)
-    page.locator("#more > summary").click()
-    values = shown.values("class-shares")
-    for name, size in sizes.items():
-        assert [float(row[name]) for row in values] == pytest.approx([size, 2 * size, 3 * size])
-    dashed = page.locator("#probes .names line[stroke-dasharray='6 4']")
-    for checkpoint, lines in (("finetuned", 1), ("pretrained", 0)):
-        choose(page, "checkpoint", checkpoint)
-        assert dashed.count() == lines
-        assert page.locator("#probes", has_text="The dashed line shows").count() == lines
-    probed = files.table("faithfulness/class_use").query("checkpoint == 'pretrained' and group == 'others'")
-    rows = shown.values("probes")
-    for name, quantity in (("Position of the token", "probe_position"), ("Identity of the token", "probe_token")):
-        for suffix, end in (("", ""), (": permuted labels", "_control")):
-            expected = probed[probed["quantity"] == quantity + end]["mean"].tolist()
-            assert [float(row[name + suffix]) for row in rows] == pytest.approx(expected, rel=1e-3)
-
-
 def test_class_shares_match_files(copied: Path) -> None:
     file = Run(Path()).tables / "measure/geometry.csv"
-    sizes = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
     keys = (("pretrained", ""), ("finetuned", ""), ("finetuned", "_permuted"))
     rows = [
         {"checkpoint": checkpoint, "measure": f"share_class{control}", "layer": layer, "mean": layer * size}
-        for (checkpoint, control), size in zip(keys, sizes.values(), strict=True)
+        for (checkpoint, control), size in zip(keys, CLASS_SHARES.values(), strict=True)
         for layer in (1, 2, 3)
     ]
     rows += [{**row, "checkpoint": "difference"} for row in rows[3:6]]
     pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
     render_page()
     shown = payload(Run(Path()).page)["classShares"]
-    assert list(shown) == list(sizes)
-    for name, size in sizes.items():
+    assert list(shown) == list(CLASS_SHARES)
+    for name, size in CLASS_SHARES.items():
         assert shown[name]["values"] == pytest.approx([size, 2 * size, 3 * size])
 
 
@@ -537,21 +566,6 @@ def test_page_of_one_token_512_tokens_or_40_texts(tmp_path: Path, tab: Any, text
     choose(page, "point", "2")
     choose(page, "colour", "ratio")
     assert len(shown.drawn()["tokens"]) == sum(lengths)
-
-
-def test_bands_stay_within_plot(run: Path, tab: Any, tmp_path: Path) -> None:
-    def change(data: Any) -> None:
-        for series in data["curves"][data["method"]].values():
-            series["low"], series["high"] = [-0.065] * 3, [1.37] * 3
-
-    shown = tab(change_page(tmp_path, change))
-    chart = shown.page.locator("#layers-chart svg.chart").bounding_box()
-    bands = [path.bounding_box() for path in shown.page.locator("#layers-chart .band path").all()]
-    drawn = [box for box in bands if box and box["width"] > 0]
-    assert drawn
-    for box in drawn:
-        assert box["y"] >= chart["y"] - 1
-        assert box["y"] + box["height"] <= chart["y"] + chart["height"]
 
 
 def test_curves_of_few_documents_have_no_band(opened: Opened) -> None:

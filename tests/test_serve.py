@@ -36,9 +36,7 @@ from attnmix.serve import EXAMPLES, OPENING_TEXTS, OneLineErrors, tokenized
 TUNNEL = "tunnel.example:8443"
 SECRET = "zanzibar"  # in every typed text, but not in files or logs
 TEXTS = [
-    "time flies like an arrow in " + SECRET,
-    f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9",
-    f"{SECRET} " + "and " * 20 + "then",
+    f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9 then",
     f"שלום {SECRET} עולם\nhas two lines",
 ]
 
@@ -220,14 +218,18 @@ def test_two_texts_are_compared_and_restored_by_back(shell: Any) -> None:
     page.get_by_role("status").filter(has_text="Measured").wait_for()
     assert tuple(each.input_value() for each in fields) == EXAMPLES[example]
     unlike = (f"a {SECRET} film", "was the music so very warm ?")
-    for texts in (EXAMPLES[example], unlike):
-        for field, text in zip(fields, texts, strict=True):
-            field.fill(text)
-        fields[1].press("Enter")
-        page.get_by_role("status").filter(has_text="Measured").wait_for()
+
+    def check_titles(texts: tuple[str, str]) -> None:
         titles = shown(page).locator(".levels b").all_inner_texts()
         assert titles[:2] == list(texts)
         assert re.fullmatch(f"Difference: “{texts[1][:9]}.*” minus “{texts[0][:9]}.*”", titles[2])
+
+    check_titles(EXAMPLES[example])
+    for field, text in zip(fields, unlike, strict=True):
+        field.fill(text)
+    fields[1].press("Enter")
+    page.get_by_role("status").filter(has_text="Measured").wait_for()
+    check_titles(unlike)
     fields[1].fill("")
     page.get_by_role("button", name="Measure").click()
     page.get_by_role("status").filter(has_text="Measured").wait_for()
@@ -247,10 +249,10 @@ def test_examples_are_minimal_pairs() -> None:
 def test_shell_is_accessible(server: Server, chromium: Any) -> None:
     context = chromium.new_context(bypass_csp=True)
     page = context.new_page()
+    page.goto(server.address)
+    page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
     for width in (400, 1280):
         page.set_viewport_size({"width": width, "height": 720})
-        page.goto(server.address)
-        page.get_by_role("button", name=next(iter(EXAMPLES))).wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         # Most of the window remains for the page.
         assert page.evaluate("document.querySelector('header').offsetHeight") < 720 / 2.5
