@@ -381,13 +381,13 @@ def test_batch_size_does_not_change_results(model: attnmix.Model, monkeypatch: p
     options = {"methods": RATIO, "controls": ["text_mean_value", "shuffled_words"]}
     expected = attnmix.measure(model, TEXTS, **options)
     batches = []
-    measured = BatchMeasurer.measures
+    start = BatchMeasurer.start
 
     def record(self: Any, documents: Any, *arguments: Any) -> Any:
         batches.append(len(documents))
-        return measured(self, documents, *arguments)
+        return start(self, documents, *arguments)
 
-    monkeypatch.setattr(BatchMeasurer, "measures", record)
+    monkeypatch.setattr(BatchMeasurer, "start", record)
     result = attnmix.measure(model, TEXTS, batch_tokens=40, **options)
     assert len(batches) > 1
     assert max(batches) < 5

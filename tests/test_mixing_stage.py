@@ -307,16 +307,16 @@ def test_geometry_table_has_all_points_steps_and_layers(finished: Path) -> None:
 def test_interrupted_run_resumes_without_repeated_measures(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = BatchMeasurer.measures
+    original = BatchMeasurer.start
     batches: list[tuple[Any, ...]] = []
 
-    def measures(self: Any, documents: Any, *options: Any) -> Any:
+    def start(self: Any, documents: Any, *options: Any) -> Any:
         if len(batches) == 2 and not resumed:
             raise KeyboardInterrupt
         batches.append((self.base.name_or_path, *(document.name for document in documents)))
         return original(self, documents, *options)
 
-    monkeypatch.setattr(BatchMeasurer, "measures", measures)
+    monkeypatch.setattr(BatchMeasurer, "start", start)
     folder, resumed = prepare(tmp_path), False
     monkeypatch.chdir(folder)
     with pytest.raises(KeyboardInterrupt):
