@@ -70,7 +70,7 @@ RATIOS = {
         source="Kobayashi et al., EMNLP 2021, equation 9",
         headline=True,
     ),
-    # The feed-forward network only affects the standard deviation (section 3.3).
+    # In GlobEnc, the feed-forward network only affects the standard deviation (section 3.3).
     "enc_n": Ratio(
         formula=lambda splits: splits.layer_norm.share(),
         definition="the same with T through the second skip and LayerNorm",
@@ -121,7 +121,7 @@ class LayerSplits:
     x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the parts of `projected_ND` without b_O
-    rest: AfterAttention | None  # the pass through the rest of the layer, if a ratio needs it
+    rest: AfterAttention | None  # the computation of the rest of the layer, if a ratio needs it
     known_layer: Split | None = None  # the value of `layer`, if it was derived from other splits
 
     @cached_property
@@ -134,23 +134,23 @@ class LayerSplits:
 
     @cached_property
     def residual(self) -> Split:
-        """The R_ij."""
+        """R_ii, and the sum of R_ij over all other tokens."""
         return Split(self.attention.own + self.x_ND, self.attention.others)
 
     @cached_property
     def attention_norm(self) -> Split:
-        """The T_ij, in a post-LN family."""
+        """T_ii, and the sum of T_ij over all other tokens, in a post-LN family."""
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij after the following LayerNorms. Cross-attention and feed-forward network belong to no source."""
+        """`attention_norm` after the next LayerNorms. Cross-attention and feed-forward network belong to no source."""
         stream = self.attention_norm.normalised(self.block.cross_attention_norm)
         return stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """The R_ij of the token itself and of all others `[2, N, ...]`, propagated to the feed-forward network."""
+        """Both parts of `residual` `[2, N, ...]`, propagated to the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -158,7 +158,7 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """The R_ij after the rest of the layer, including its feed-forward network."""
+        """`residual` after the rest of the layer, including its feed-forward network."""
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
@@ -233,7 +233,10 @@ def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> 
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the pass of N tokens after the skip connection; None if the network's preactivation was not captured."""
+    """Return the part of the layer after attention's skip connection, for N tokens.
+
+    Return None if the feed-forward network's preactivation was not captured.
+    """
     if PREACTIVATION not in features:
         return None
     norm = block.attention_output_norm
@@ -261,6 +264,6 @@ def preferred_ratio(methods: Iterable[str]) -> str:
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return the values of each head multiplied by the head's weight, `[N, E]`."""
+    """Return the value of each head multiplied by the head's weight in `diagonal_NH`, `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)
