@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The differences between two models on the same texts, returned by `compare`; printed with their cautions.
+    """The differences between two models on the same texts, returned by `compare` and printed with cautions.
 
     Columns of all tables: `measure`, `layer` (`all` for the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
@@ -196,14 +196,14 @@ class Comparison:
     def show(self, whole: bool = False) -> Any:
         """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.
 
-        In a notebook, heads and matrices are omitted unless `whole` is True.
+        In a notebook, attention heads and matrices are omitted unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page; without heads and matrices if `whole` is False."""
+        """Return the HTML of the page, without attention heads and matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 
@@ -215,9 +215,11 @@ class Comparison:
         note = ""
         if max(runs_before, runs_after) > 1:
             note = (
-                f"The comparison has {runs_before} and {runs_after} training runs; this page shows the first of each."
+                f"The compared sides have {runs_before} and {runs_after} training runs; this page shows the first run "
+                "of each side."
             )
         methods = [method for method in first.methods if method in second.methods]
+        # Measurements can be reused only if they contain exactly the ratios of the page.
         is_known = all(list(result.methods) == methods for result in results)
         known = [result.measurements for result in results] if is_known else []
         return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)
