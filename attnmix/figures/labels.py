@@ -1,6 +1,6 @@
 """Labels, colours and markers for the names in `attnmix.core.names`.
 
-They are used in figures, the page, tables and documents, but not in stages with computations.
+They are used in figures, the page, tables and documents, but not in stages that compute measures.
 """
 
 from typing import NamedTuple
