@@ -248,7 +248,7 @@ def test_sentences_mention_only_measured_controls(names: list[str]) -> None:
     mentioned = {
         "shuffled_words": "the words in random order",
         "random_weights": "random weights",
-        "corpus_value": "the mean over tokens of other texts with the same class and a similar position",
+        "corpus_value": "the mean over tokens of other texts with the same token class and a similar position",
     }
     assert {name for name, words in mentioned.items() if words in text} == set(names)
     assert "Over all layers, fine-tuning changes the ratio by +10.0 percentage points." in text
@@ -330,7 +330,7 @@ def test_selection_rule_names_longer_texts() -> None:
     run = planted()
     run.documents = pd.DataFrame({"document": ["test/0", "test/1"], "tokens": [64, 69]})
     assert _describe_selection(Subject("a model", selection="A rule."), run).endswith(
-        "in the case of test/1 (69 tokens)."
+        "For test/1 (69 tokens), no text within the length limit met the rule."
     )
     assert _describe_selection(Subject("a model"), run) == ""
     run.documents["tokens"] = 64
