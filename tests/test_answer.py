@@ -224,7 +224,7 @@ def test_class_verdict_for_each_outcome(change: float, share: float, said_first:
     assert f"95% interval {low} to {high}, 40 reviews" in ratio
     assert f"{100 * share:.0f}% of the squared length of the contributions of other" in part
     assert "In layer 2" in part or share == 0
-    assert "94% of them" in class_lens(planted(change=change, share=share))[0]
+    assert "94% of these tokens" in class_lens(planted(change=change, share=share))[0]
     assert "A constant prediction would keep 75% of the predicted classes." in rest[-1]
 
 

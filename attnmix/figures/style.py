@@ -271,7 +271,7 @@ def label_curves(axes: Axes) -> None:
 
 
 def fit_increasing(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-decreasing sequence closest to `values` in squares (isotonic regression, min-max formula).
+    """Return the non-decreasing least-squares fit to `values` (isotonic regression, min-max formula).
 
     `scipy.optimize` has this function, but its import takes longer than drawing several figures.
     """

@@ -207,8 +207,8 @@ class BatchMeasurer:
     ) -> list[DocumentMeasures]:
         """Return the ratios and `statistics` of each document of one padded batch.
 
-        All identities are checked in `sampled` documents (default: all), and fewer identities in the others. Raise
-        `InputError` if an identity fails or a ratio is not finite.
+        `SAMPLED_IDENTITIES` are only checked in `sampled` documents (default: all). Raise `InputError` if an identity
+        fails or a ratio is not finite.
         """
         with torch.inference_mode():
             batch_pass = _BatchPass(self, documents, sampled, statistics)
@@ -299,7 +299,7 @@ class _BatchPass:
         sampled: Sequence[bool] | None,
         statistics: Collection[str],
     ) -> None:
-        """Prepare the inputs and micro-batches. All identities are checked in `sampled` documents (default: all)."""
+        """Prepare the inputs and micro-batches. `sampled` is the argument of `BatchMeasurer.measures`."""
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
@@ -358,7 +358,7 @@ class _BatchPass:
         """Check the embeddings and store the word embeddings, before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        if WORDS not in features:  # The family's entry contains a module that runs after the first layer.
+        if WORDS not in features:  # The module in the family's entry runs after the first layer.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
@@ -369,7 +369,7 @@ class _BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the controls' replacements for the layer's values, and the sums weighted by the layer's attention."""
+        """Return the controls' replacements for the layer's values, and their attention-weighted sums."""
         number = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None

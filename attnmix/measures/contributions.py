@@ -135,7 +135,7 @@ class SourceChunk:
 
     @property
     def layer_pass(self) -> LayerPass:
-        """The recorded pass of the layer."""
+        """The recorded forward pass of the layer."""
         return self.layer_sources.layer_pass
 
     @property
@@ -230,7 +230,7 @@ class DocumentMeasurer:
         self.matrices = family.present(matrices)
         counts = layer_counts(base)
         self.layers = sum(counts)
-        self.starts = [0, *counts[:-1]]  # first layer of each stack
+        self.starts = [0, *counts[:-1]]  # index of the first layer of each stack
 
     def create_copy(self) -> PreTrainedModel:
         """Return the copy of the model that `base` converts to float64; all calls return the same copy.

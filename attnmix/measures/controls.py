@@ -74,7 +74,7 @@ class CorpusValues:
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Compute the values by forward passes of `batches`; return None if there are no texts."""
+        """Compute the mean values by forward passes of `batches`; return None if there are no texts."""
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names = set[str]()
@@ -209,7 +209,7 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Return the sums as a `NetworkPart`: on the second skip connection, and after the network's first Linear."""
+        """Return the sums as a `NetworkPart`, propagated to the skip connection and into the feed-forward network."""
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm

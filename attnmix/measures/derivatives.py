@@ -18,7 +18,7 @@ Jacobians of the other tokens into one norm:
     norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    response to independent perturbations of the others
     norm_of_sum      |sum_{j != i} J_ij|            response to a common perturbation of the others
 
-`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios.
 
 Shapes: L layers, F forms, K directions, S tokens of a block, R = S * K tangents, T tokens, D hidden, E = heads * head
 width, W width of the perturbed vectors.

@@ -82,7 +82,7 @@ class Task(NamedTuple):
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
-    """Yield batches of texts with similar lengths, which do not depend on the number of processes.
+    """Yield batches of texts with similar lengths, independent of the number of processes.
 
     Args:
         texts: The texts.
@@ -218,7 +218,7 @@ class Engine:
         """Store a model without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        configures the model with random weights. With `check_once`, only the first call of `read_texts` checks
+        determines the segments of `random`. With `check_once`, only the first call of `read_texts` checks
         `SAMPLED_IDENTITIES`. Donors are `neutral_donors` neutral texts; if it is 0, they are other texts or, for a
         single text, all neutral texts.
         """
@@ -480,7 +480,7 @@ class Engine:
         measurements.token_shares[number] = shares_KT[1:].astype(np.float32)
 
     def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
-        """Return the cached result of `exchange` for a complete text at up to `TOKEN_POSITIONS` positions."""
+        """Return the result of `exchange` for a complete text at up to `TOKEN_POSITIONS` positions, computed once."""
         if number not in measurements.exchanges:
             document = measurements.texts.document(number)
             positions = choose_positions(document, TOKEN_POSITIONS, self.seed)

@@ -297,7 +297,7 @@ class _Hybrids(NamedTuple):
     """Mixtures of a document and its exchanged texts, for measured positions at which their tokens differ."""
 
     ids_RT: Ids
-    """For each exchanged text and position: own token replaced, then all others replaced."""
+    """Two rows for each exchanged text and position: one with the own token replaced, one with all others replaced."""
     places_R: npt.NDArray[np.int64]
     """Index in `positions` of each hybrid."""
     differs_XS: npt.NDArray[np.bool_]
@@ -332,7 +332,7 @@ def _measure_squares(
     end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
-    # By level, `vectors` are those of the text and its exchanged texts [1 + X, S, D], `rows` those of hybrids [R, D].
+    # For each level, `vectors` contains the text and its exchanged texts [1 + X, S, D], and `rows` the hybrids [R, D].
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in vectors])
     moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
@@ -414,7 +414,7 @@ class _Reader:
         first_decoder_level = None
 
         def append_level(site: Site, vectors_RTD: Tensor) -> None:
-            """Append the vectors of a level; after attention in the last layer, finish the level and stop the pass."""
+            """Append the vectors of a level; after attention in the last layer, compute the layer's output and stop."""
             nonlocal first_decoder_level
             if site.point == ATTENTION_OUTPUT:
                 if site.layer == self.last_layer:

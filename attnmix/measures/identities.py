@@ -166,9 +166,9 @@ def _compare_vectors(
 
 
 def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the largest error `[B, T]` of attention sums.
+    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the errors `[B, T]` of the weights' row sums.
 
-    The sum of a row of attention weights should be 1; its largest error is over heads.
+    Each row of attention weights should sum to 1; the error is the largest over heads.
     """
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnmix.core.names import EXCHANGE, ROLLOUT
 
-if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceChunk

@@ -495,7 +495,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
     """Return a function that creates the columns of true means minus control means, paired by text."""
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-        """Return the columns for the means of a control; none if the checkpoint has no true means."""
+        """Return the columns for the means of a control; {} if the checkpoint has no true means."""
         if checkpoint not in true_means:
             return {}
         difference = true_means[checkpoint].minus(means)

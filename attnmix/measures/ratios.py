@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
-if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from torch import Tensor
 
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
@@ -188,7 +188,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratios `[methods, ..., N]` of N tokens."""
-    import torch  # lazy import, because the declarations are also used without torch
+    import torch  # lazy import, because `RATIOS` is also used without torch
 
     return torch.stack([RATIOS[method].formula(splits) for method in methods])
 

@@ -29,10 +29,10 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_by_token
 from attnmix.page.wording import model_wording_of, wording_of
 
-MAX_TOKENS = 4096  # total length of the texts on a page
-CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first texts, before compression
-SOURCES = 12  # largest sources of each token and checkpoint, and sources with the largest changes
-MAX_REVIEWS = 1000  # reviews with mean ratios on the page
+MAX_TOKENS = 4096  # maximum total length of the texts on a page
+CONTRIBUTION_BYTES = 8_000_000  # maximum size of the contribution matrices on a page, before compression
+SOURCES = 12  # number of the largest sources of each token and checkpoint, and of its largest changes
+MAX_REVIEWS = 1000  # maximum number of reviews with mean ratios on a page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",

@@ -58,7 +58,7 @@ def shareable_source(source: str) -> str:
 
 
 def write_result(path: Path, result: SavedResult) -> None:
-    """Write the file atomically."""
+    """Write a result file atomically."""
     measured = sorted(result.measurements.measured)
     facts = {"format": FORMAT, **result.facts, "measured": measured}
     arrays = _pack_measurements(result.measurements)

@@ -61,13 +61,13 @@ class Comparison:
     Columns of all tables: `measure`, `layer` (`all` for the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
     the simultaneous interval for all rows of the table (from 20 texts on); `between_seeds_low, between_seeds_high`, the
-    interval over training runs, if several are compared; `texts`, their number; and `tokens`, the mean length of a text
-    (missing for `class_share`, where every text counts once).
+    interval over training runs, if several are compared; `texts`, the number of texts; and `tokens`, the mean length of
+    a text (missing for `class_share`, where every text counts once).
 
     `mixing`         `more` or `less` if `between_models` is `higher` or `lower`: more mixing means a lower own share, a
                      higher ratio and a higher `swap`; otherwise `inconclusive`; empty for other measures
     `between_models` `higher` or `lower` if the simultaneous interval excludes 0: valid for these models on such texts
-    `between_seeds`  the same, only if the interval over training runs also excludes 0: valid for the mean over such
+    `between_seeds`  the same verdict, if the interval over training runs also excludes 0: valid for the mean over such
                      training runs
 
     Otherwise, a verdict is `inconclusive` if an interval includes 0, `too few texts` if there are fewer than 20, `too

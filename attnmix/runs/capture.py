@@ -1,4 +1,4 @@
-"""Capture of the feature vectors of selected texts at all capture points, in one forward pass per text.
+"""Capture of the feature vectors of selected texts at all capture points.
 
 Each process computes the texts that overlap its shards (blocks of rows). It collects the rows of each site (layer and
 capture point) in a buffer on the model's device, and writes each shard once, during the next computation. An

@@ -176,7 +176,7 @@ class WorkTimes:
 
     seconds: float = 0.0
     tokens: int = 0
-    """Tokens whose ratios were measured, in all checkpoints."""
+    """Number of tokens with measured ratios, over all checkpoints."""
     written_bytes: int = 0
     writing_seconds: float = 0.0
     device_seconds: float = 0.0
@@ -461,7 +461,7 @@ class CheckpointWork:
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Write the ratios of a batch, and its largest errors of the identities."""
+        """Write the ratios of a batch, and the largest errors of its identities."""
         arrays: dict[str, Any] = {IDENTITY_ERRORS: largest_errors([document.identities for document in measures])}
         for number, document_measures in zip(task.numbers, measures, strict=True):
             arrays[str(number)] = document_measures.ratios
