@@ -13,7 +13,7 @@ function say(message, wrong = false) {
 function open(name) {
   frame.hidden = false;
   // The page exposes its selection (token, layer, head), and the next page opens with the same selection. The token's
-  // name is not in the address, for the same reason as the text.
+  // name is not in the address, because the address must not contain text.
   const shown = frame.contentDocument?.documentElement?.dataset;
   const choices = new URLSearchParams(shown?.choices ?? "");
   frame.dataset.word = shown?.word ?? "";
@@ -28,7 +28,7 @@ function open(name) {
   // Replace the frame's history entry, so that Back navigates between texts.
   frame.contentWindow.location.replace(`/page/${encodeURIComponent(name)}${choices.size > 0 ? "#" : ""}${choices}`);
   // The opening example was not typed, so it is not filled in: otherwise, its second text would be compared with the
-  // next text.
+  // first typed text.
   if (texts.length > 0 && name !== about.opening.page) [field.value, otherField.value] = [texts[0], texts[1] ?? ""];
 }
 

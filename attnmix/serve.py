@@ -183,7 +183,7 @@ class Pages:
         self.opening: dict[str, str] = {}
         """The opening page by its name; it is kept as long as the server runs."""
         self.turn = asyncio.Lock()
-        """Held by the request that is measured."""
+        """The lock that is held by the request being measured."""
         self.waiting = 0
         """The number of requests that wait for `turn` or hold it."""
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)

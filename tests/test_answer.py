@@ -224,7 +224,7 @@ def test_class_verdict_for_each_outcome(change: float, share: float, said_first:
     assert f"95% interval {low} to {high}, 40 reviews" in ratio
     assert f"{100 * share:.0f}% of the squared length of the contributions of other" in part
     assert "In layer 2" in part or share == 0
-    assert "94% of them" in class_lens(planted(change=change, share=share))[0]
+    assert "94% of these tokens" in class_lens(planted(change=change, share=share))[0]
     assert "A constant prediction would keep 75% of the predicted classes." in rest[-1]
 
 
@@ -248,7 +248,7 @@ def test_sentences_mention_only_measured_controls(names: list[str]) -> None:
     mentioned = {
         "shuffled_words": "the words in random order",
         "random_weights": "random weights",
-        "corpus_value": "the mean over tokens of other texts with the same class and a similar position",
+        "corpus_value": "the mean over tokens of other texts with the same token class and a similar position",
     }
     assert {name for name, words in mentioned.items() if words in text} == set(names)
     assert "Over all layers, fine-tuning changes the ratio by +10.0 percentage points." in text
@@ -330,7 +330,7 @@ def test_selection_rule_names_longer_texts() -> None:
     run = planted()
     run.documents = pd.DataFrame({"document": ["test/0", "test/1"], "tokens": [64, 69]})
     assert _describe_selection(Subject("a model", selection="A rule."), run).endswith(
-        "in the case of test/1 (69 tokens)."
+        "For test/1 (69 tokens), no text within the length limit met the rule."
     )
     assert _describe_selection(Subject("a model"), run) == ""
     run.documents["tokens"] = 64

@@ -581,7 +581,7 @@ def test_caution_is_printed_below_rows(result: attnmix.Measures, changed: attnmi
         assert all(note in compared.caution for note in compared.notes)
         assert compared.to_markdown().endswith("\n".join(f"- {line}" for line in printed))
         ratios = " and ".join(f"a higher {name}" for name in (RATIO, "swap_same_class", "swap_other_class"))
-        assert f"More mixing is a lower own_share and {ratios}. The ratio minus a control" in compared.caution
+        assert f"More mixing means a lower own_share and {ratios}. The ratio minus a control" in compared.caution
 
 
 def test_comparing_models_equals_comparing_results(model: attnmix.Model) -> None:

@@ -207,7 +207,8 @@ def test_page_shows_first_of_several_training_runs(folders: tuple[Path, Path], t
     compared = attnmix.compare(first, [second, first])
     page = compared.to_html(tmp_path / "page.html")
     assert data_of(page)["labels"]["checkpoints"]["finetuned"] == "seed-1/model"
-    assert "The comparison has 1 and 2 training runs; this page shows the first of each." in words_of(page)
+    note = "The compared sides have 1 and 2 training runs; this page shows the first run of each side."
+    assert note in words_of(page)
 
 
 def test_loaded_result_without_model_has_no_page(compared: attnmix.Comparison, tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_incompatible_served_models_are_refused(folders: tuple[Path, Path], tmp_
     tokenizer.save_pretrained(other)
     for folder, message in (
         (shallow, r"^compare: 3 layers in first, 2 in second; compare models with the same number of layers$"),
-        (other, r"^compare: the tokenizers of first and second differ; use models with the same one$"),
+        (other, r"^compare: the tokenizers of first and second differ; use models with the same tokenizer$"),
     ):
         with pytest.raises(InputError, match=message):
             load_measurer({"pretrained": folders[0], "finetuned": folder}, ["first", "second"])

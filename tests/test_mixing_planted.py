@@ -162,7 +162,7 @@ def scaled(base: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_nan, r"layer 2 of text/0 holds NaN or infinite values"),
+        (with_nan, r"the ratios of text/0 in layer 2 contain NaN or infinite values"),
         (scaled, r"the identity attention_output fails in layer 3 of text/0 .*0\.0"),
         (lambda base: base.set_attn_implementation("sdpa"), "layer 1 did not call the attention function"),
     ],

@@ -139,8 +139,8 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
         assert sentence in text
     choose(page, "document", "0")
     assert (note := page.locator("#text-note").inner_text()).startswith(
-        "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of its 12 tokens "
-        "were used (capture.max_length). 2 of its 9 tokens are unknown to the model."
+        "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of the text's 12 "
+        "tokens were used (capture.max_length). 2 of the text's 9 tokens are unknown to the model."
     ), note
     assert note.endswith("The model before fine-tuning has no classifier.")
     probability = run.predictions.set_index("document")["probability"]["test/0"]

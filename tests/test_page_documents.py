@@ -42,12 +42,12 @@ def test_own_texts_are_named_by_distinct_first_words() -> None:
         ({"[CLS]": "cls", "good": "word", "film": "word"}, 0, ""),
         ({"i": "word"}, 0, ""),  # a word with one letter
         ({"un": "subword", "##s": "subword", "##e": "subword", "film": "word", "was": "word"}, 0, ""),
-        ({"[CLS]": "cls", "[UNK]": "word", "film": "word"}, 1, "1 of its 3 tokens is unknown to the model."),
-        ({"[UNK]": "word", "x": "word", "y": "word"}, 2, "2 of its 3 tokens are unknown to the model."),
+        ({"[CLS]": "cls", "[UNK]": "word", "film": "word"}, 1, "1 of the text's 3 tokens is unknown to the model."),
+        ({"[UNK]": "word", "x": "word", "y": "word"}, 2, "2 of the text's 3 tokens are unknown to the model."),
         (
             {"ש": "subword", "##ל": "subword", "##ם": "subword"},
             0,
-            "The vocabulary has few of its words: 3 of 3 tokens are single letters.",
+            "The vocabulary has few words of this text: 3 of 3 tokens are single letters.",
         ),
         ({"東": "subword", "##京": "subword"}, 0, ""),  # a single character can be a word
     ],

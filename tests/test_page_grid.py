@@ -123,7 +123,7 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
         assert all(each.startswith("Exact parts decompose a vector into a sum") for each in explained), place
     choose(page, "share", "parts")
     legend = page.locator("#grid-legend")
-    assert "one scale for all layers, models and texts" in legend.inner_text()
+    assert "the same scale for all layers, models and texts" in legend.inner_text()
     page.get_by_label("Stretch colours").check()
     values = np.concatenate([displayed_values(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
     assert "stretched to the values in this picture" in legend.inner_text()

@@ -1,6 +1,6 @@
 """Labels, colours and markers for the names in `attnmix.core.names`.
 
-They are used in figures, the page, tables and documents, but not in stages with computations.
+They are used in figures, the page, tables and documents, but not in stages that compute measures.
 """
 
 from typing import NamedTuple
@@ -146,7 +146,7 @@ MAP_MEASURES = {
     "continuity_within": "continuity within points",
     "neighbours_kept_within": "neighbours kept within points",
     "distance_spearman": "rank correlation of distances",
-    "neighbour_overlap": "neighbours the same with other seeds",
+    "neighbour_overlap": "neighbours in common with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
 # Markers of special tokens by class: at the start (`cls`) and at the end (`sep`) of a text.

@@ -45,13 +45,13 @@ LAYOUT_NAMES = {"pca": "PCA"}
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
 PAGE_AXES = (0.075, 0.095, 0.61, 0.835)  # left, bottom, width, height, in figure fractions
-PAGE_DPI = 200  # resolution of the images of earlier capture points
+PAGE_DPI = 200  # resolution of the raster images of earlier capture points
 
 # Joint grid
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's colours, and a brown
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
-MAX_VECTOR_DOTS = 20_000  # beyond, dots of other texts are images in vector formats
+MAX_VECTOR_DOTS = 20_000  # with more dots, those of other texts are raster images in vector formats
 AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
 
 LABEL_BOX: dict[str, Any] = {
@@ -101,7 +101,7 @@ def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
 
 
 def first_text(documents: Sequence[str]) -> str:
-    """Return the first free text, else the first review."""
+    """Return the first user text or, if there is none, the first review."""
     return next((name for name in documents if name.startswith("text/")), documents[0])
 
 
@@ -110,8 +110,7 @@ def example_text(
 ) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
     """Return the name, coordinates by site, and labels by site and token of the example text of a map.
 
-    The example is the first free text, else the first review. Sites with the same input tokens share a dictionary of
-    labels.
+    The example is the result of `first_text`. Sites with the same input tokens share a dictionary of labels.
     """
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
@@ -139,7 +138,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     size = float(np.clip(900 / len(tokens), 1.5, 9))
     all_places = table[["x", "y"]].to_numpy(np.float64)
     grid = _create_grid(list(places))
-    titled: set[str] = set()  # rows and columns
+    titled: set[str] = set()  # rows and columns that have a title
     for site, cell in grid.cells.items():
         axes = _add_panel(grid.figure, cell)
         xy = places[site]
@@ -307,7 +306,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
 
     The tokens of one text are black, the tokens of other texts grey. A few words of the text have the same colour in
     all panels, to follow them through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the title
-    reports the number of vectors outside.
+    reports the number of vectors outside the axes.
     """
     document, places, labels = example_text(
         table,
@@ -323,7 +322,7 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     is_other = table["document"] != document
     other_places = places_by_site(table[is_other])
     grid = _create_grid(list(places))
-    titled: set[str] = set()  # rows and columns
+    titled: set[str] = set()  # rows and columns that have a title
     for site, cell in grid.cells.items():
         axes = _add_panel(grid.figure, cell)
         xy = places[site]
@@ -367,7 +366,7 @@ def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
 
 
 def _scatter_other_texts(axes: Any, xy: Places, *, as_image: bool) -> None:
-    """Draw the tokens of other texts in grey; with `as_image`, as an image in vector formats."""
+    """Draw the tokens of other texts in grey; with `as_image`, as a raster image in vector formats."""
     axes.scatter(
         xy[:, 0],
         xy[:, 1],
@@ -412,7 +411,7 @@ def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:
-    """Add the capture point as title of the first panel of a column, and the layer as label of the first in a row."""
+    """Add the capture point as title of the first panel in a column, and the layer as label of the first in a row."""
     row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
     if site.point not in titled:
         title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
@@ -423,7 +422,7 @@ def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]
 
 
 class DotImages(Artist):
-    """Images of dots on the pages of a PDF. A file stores each image once, however many pages show it."""
+    """Images of dots on the pages of a PDF. The file stores each image once, even if several pages show it."""
 
     def __init__(self, axes: Any, dpi: int) -> None:
         """Use axes of the same position and limits as `axes`; `dpi` is the resolution of the images."""
@@ -464,7 +463,8 @@ class DotImages(Artist):
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
     """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
 
-    Points of earlier pages are images. `encoder` is the number of encoder layers in an encoder-decoder model.
+    Dots of earlier capture points are drawn as raster images. `encoder` is the number of encoder layers in an
+    encoder-decoder model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
@@ -589,7 +589,7 @@ def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) ->
     names = [layer_label(sites[number].layer, encoder) for number in labelled]
     timeline.set_xticks(labelled, names, fontsize=7, ha="left")
     first_label = timeline.get_xticklabels()[0]
-    first_label.set_ha("right")  # there is more room to its left
+    first_label.set_ha("right")  # extends into the free space on the left
     timeline.tick_params("x", length=0, pad=1)
     return timeline
 

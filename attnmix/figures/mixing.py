@@ -62,7 +62,7 @@ SWARM_WIDTH = 0.42  # maximum offset of a dot, in layers; halved for two checkpo
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
 DOT = 2.5  # points
 PANEL_WIDTH = 6.3  # inches
-MAX_VECTOR_DOTS = 5000  # beyond, dots are rasterised in PDFs
+MAX_VECTOR_DOTS = 5000  # with more dots, they are rasterised in PDFs
 
 
 class SwarmSide(NamedTuple):
@@ -171,7 +171,7 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     """Return a one-column figure of the own share in `exchange.csv` by layer, checkpoint and kind of donors.
 
-    Return None if there are no own shares. Intervals are drawn for all donors only.
+    Return None if there are no own shares. Only curves of all donors have intervals.
     """
     is_own_share = exchange["quantity"] == "own_share"
     has_shown_donors = exchange["donor"].isin(list(DONOR_LINES))

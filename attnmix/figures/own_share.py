@@ -47,7 +47,7 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
         text: The layers and tokens of the text.
 
     Returns:
-        A figure with one row of panels per checkpoint, all on one scale; None if the text has no own shares.
+        A figure with one row of panels per checkpoint, all on the same scale; None if the text has no own shares.
     """
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
@@ -147,7 +147,7 @@ def _draw_cells(axes: Axes, shares_LT: npt.NDArray[np.float64], text: TextLayers
 def _draw_means(
     axes: Axes, means: pd.DataFrame, shares_LT: npt.NDArray[np.float64], text: TextLayers, checkpoint: str
 ) -> None:
-    """Draw the means over texts with their interval, and over the shown text's tokens, on the rows of the layers."""
+    """Draw the means over texts with their interval, and the means over the shown text, next to the layers' rows."""
     color, _ = CURVE_LOOKS[checkpoint]
     low = mask_few_texts(means, "ci_low")
     high = mask_few_texts(means, "ci_high")

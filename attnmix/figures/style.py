@@ -145,7 +145,7 @@ def printable(text: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | None = None) -> None:
-    """Save reproducibly as `path` with each format's suffix; call within `paper_style`.
+    """Save a figure reproducibly as `path` with each format's suffix; call within `paper_style`.
 
     `dpi` is the resolution of PNG files, and of images in other formats; the default is the style's resolution.
     """
@@ -160,7 +160,7 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | N
 
 
 def contrast_to_white(color: Any) -> float:
-    """Return the contrast ratio to white of WCAG 2.2, from 1 to 21."""
+    """Return the WCAG 2.2 contrast ratio of a colour to white, from 1 to 21."""
     linear = []
     for part in to_rgb(color):
         if part <= 0.04045:
@@ -244,8 +244,8 @@ def label_curves(axes: Axes) -> None:
     wanted = np.array([(end.y - bottom) / (top - bottom) for end in ends])
     lines = np.array([end.label.count("\n") + 1 for end in ends])
     heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
-    # In fractions of the panel's height: `wanted` are the ends of the curves, `stacked` the centres of labels without
-    # gaps. Isotonic regression minimises the squared displacement.
+    # In fractions of the panel's height, `wanted` contains the ends of the curves, and `stacked` the centres that the
+    # labels would have if stacked from the bottom without gaps. Isotonic regression minimises the squared displacement.
     stacked = np.cumsum(heights) - heights / 2
     displacements = fit_increasing(wanted - stacked)
     free_height = max(0.0, 1 - heights.sum())
@@ -271,7 +271,7 @@ def label_curves(axes: Axes) -> None:
 
 
 def fit_increasing(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-decreasing sequence with the least squared distance (isotonic regression, min-max formula).
+    """Return the non-decreasing least-squares fit to `values` (isotonic regression, min-max formula).
 
     `scipy.optimize` has this function, but its import takes longer than drawing several figures.
     """

@@ -234,7 +234,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
 
 
 def _add_matrix_title(figure: Figure, subject: str, part: range, tokens: int, height: float) -> None:
-    """Add the title and the note of a figure in inches `height`, for a `part` of a text of `tokens` tokens."""
+    """Add the title and the note of a figure of `height` inches, for a `part` of a text of `tokens` tokens."""
     shown = ""
     rest = ""
     if len(part) < tokens:

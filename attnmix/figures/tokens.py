@@ -53,7 +53,7 @@ class DisplayToken(NamedTuple):
 
 
 class TextLayers(NamedTuple):
-    """A range of a model's layers with their input tokens for one text; decoder inputs are shifted by one token."""
+    """A range of a model's layers with their input tokens for one text; decoder inputs are shifted right by one."""
 
     name: str
     layers: range
@@ -67,7 +67,7 @@ class TextLayers(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """` of the decoder` in an encoder-decoder model; otherwise empty."""
+        """` of the decoder` for the layers of a decoder; otherwise empty."""
         if not self.name:
             return ""
         return f" of the {self.name}"

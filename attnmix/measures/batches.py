@@ -1,10 +1,10 @@
 """Measures of a batch of documents, computed layer by layer during one padded forward pass.
 
 Each layer is processed in micro-batches, each with several tasks. The measures of all layers stay on the model's device
-and are transferred to the host together after the pass.
+and are transferred to the host together after the forward pass.
 
-Shapes: B documents, L layers, X sites, H heads, T tokens, M methods, C controls, E = heads * head width, D hidden,
-I identities, S groups of sources.
+Shapes: B documents, L layers, X sites (layer and capture point), H heads, T tokens, M methods, C controls, E = heads *
+head width, D hidden, I identities, S groups of sources.
 """
 
 import time
@@ -44,26 +44,26 @@ WORDS = Site(0, "word_embedding")
 # Maximum relative error of the identities; float32 rounding reaches 1e-6 in pretrained models.
 IDENTITY_TOLERANCE = 1e-4
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
-"""Groups of tokens by grouping."""
-# The classes of lengths (in tokens) double in size.
+"""Names of the groups of tokens, by grouping."""
+# Upper limits of the length classes of texts, in tokens.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
-"""Quantities that a pass can sum in addition to the ratios; `PAIR_SOURCES` require pairs of texts."""
+"""Quantities that a forward pass can measure in addition to the ratios; `PAIR_SOURCES` require pairs of texts."""
 RATIO_SUMS = (*(f"ratios_by_{grouping}" for grouping in GROUPS), "to_first")
-"""Names of the sums of every document, including documents without `STATISTICS`."""
+"""Names of the sums that are computed for every document, with or without `STATISTICS`."""
 DocumentSums = dict[str, Sums]
 """The sums of one document by quantity."""
 
 
 @dataclass(frozen=True)
 class DocumentMeasures:
-    """The measures of one document in one checkpoint, by one forward pass."""
+    """The measures of one document in one checkpoint, from one forward pass."""
 
     document: Document
     ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
-    to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention's weight on the first token, mean over heads
-    identities: npt.NDArray[np.float64]  # [levels, identities], embedding first; NaN for unchecked identities
+    to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention weight on the first token, mean over heads
+    identities: npt.NDArray[np.float64]  # errors [1 + layers, identities], embedding first; NaN if unchecked
     statistics: Mapping[str, npt.NDArray[np.floating]]
     """The requested `STATISTICS`; except for `geometry` and `sinks`, they are sums over the document's tokens.
 
@@ -73,14 +73,14 @@ class DocumentMeasures:
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: each head's ratio
     `others`     [layers, D]: attention contributions of other tokens, sum_{j!=i} F_ij
-    `lengths`    [layers, 3]: squared length and length of `others`, length of the own part with the skip connection
-    each control of `SAME_PASS`, and for pairs of texts each of `PAIR_SOURCES`: [layers, methods], its ratios
+    `lengths`    [layers, 3]: squared norm and norm of a token's `others`, norm of its own part with the skip connection
+    each control of `SAME_PASS`, and for pairs of texts each of `PAIR_SOURCES`: its ratios [layers, methods]
     """
 
     def sums(self) -> DocumentSums:
-        """Return the sums of `statistics` and of `ratio_sums` by name; their shapes do not depend on the length.
+        """Return the sums of `statistics` and of `ratio_sums` by name; their shapes do not depend on the text length.
 
-        `corpus_value` has a count of 0 in a document with undefined values.
+        If the control `corpus_value` is undefined in the document, its count is 0.
         """
         tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
@@ -118,7 +118,7 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
 
 
 def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
-    """Return the sums of single documents, stacked by name; empty without documents."""
+    """Return the sums of single documents, stacked by name; {} if there are no documents."""
     if not documents:
         return {}
     stacked = {}
@@ -128,13 +128,13 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
 
 
 def _create_sums(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
-    """Return sums, with float64 counts of the same number of dimensions."""
+    """Return the sums `values` with their `counts`, as float64 with the same number of dimensions."""
     counts_as_values = np.array(counts, dtype=np.float64, ndmin=values.ndim)
     return Sums(values, counts_as_values)
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the indices in `LENGTHS` of texts with these numbers of tokens."""
+    """Return the index of the length class in `LENGTHS` for each number of `tokens`."""
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
@@ -149,18 +149,18 @@ class BatchMeasurer:
     """Computes the measures of batches of documents in one checkpoint's model."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
-        """Prepare the measurement of the ratios `methods` that the model's family has."""
+        """Prepare the measurement of those ratios in `methods` that are defined for the model's family."""
         self.base = base
         self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
-        """The values of the control `corpus_value`; without them, the control is NaN."""
+        """The values of the control `corpus_value`; if None, the control is NaN."""
         self.waiting_seconds = 0.0
-        """Time of waiting for the results of passes; on a GPU, kernels start before."""
+        """Time from the end of each forward pass to its results, in which a GPU completes its queued kernels."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
-        """Compute `corpus` from documents; a sample is sufficient."""
+        """Compute `corpus` from batches of sampled documents."""
         self.corpus = CorpusValues.read(self.base, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
@@ -171,7 +171,7 @@ class BatchMeasurer:
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
-        """Return the sums of each document's ratios in a separate pass, by the name of the control."""
+        """Measure the `documents` of a control in a forward pass, and return their sums of ratios as `{name: sums}`."""
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
         ratios_BTLM = ratios_LMBT.permute(2, 3, 0, 1)
@@ -183,12 +183,12 @@ class BatchMeasurer:
 
     @cached_property
     def sites(self) -> list[Site]:
-        """The sites of the geometry, from a forward pass of one token."""
+        """The sites at which the geometry is measured, found by a forward pass of one token."""
         return list(widths(self.base))
 
     @cached_property
     def layer_constants(self) -> list[LayerConstants]:
-        """The constants of each layer, from a forward pass of one token."""
+        """The constants of each layer, found by a forward pass of one token."""
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
             """Return the constants of one layer."""
@@ -207,8 +207,8 @@ class BatchMeasurer:
     ) -> list[DocumentMeasures]:
         """Return the ratios and `statistics` of each document of one padded batch.
 
-        All identities are checked in `sampled` documents. Raise `InputError` if an identity fails or a ratio is not
-        finite.
+        `SAMPLED_IDENTITIES` are only checked in `sampled` documents (default: all). Raise `InputError` if an identity
+        fails or a ratio is not finite.
         """
         return self.start(documents, sampled, statistics).wait_for_results()
 
@@ -233,7 +233,7 @@ class BatchMeasurer:
 
 
 class SiteMeasures(NamedTuple):
-    """The geometry of a micro-batch at some sites with vectors of equal width."""
+    """The geometry of a micro-batch at sites with vectors of equal width."""
 
     sites: list[Site]
     measures_BXm: Tensor  # `GEOMETRY_MEASURES`, NaN for effective ranks
@@ -242,17 +242,17 @@ class SiteMeasures(NamedTuple):
 
 
 class RatioMeasures(NamedTuple):
-    """The ratios of a micro-batch in one layer, and sums from the same splits."""
+    """The ratios of a micro-batch in one layer, and sums computed from the same `LayerSplits`."""
 
     ratios_BMT: Tensor
     to_first_BT: Tensor
-    sums: dict[str, Tensor]  # ratios by control and by source, contributions of other tokens, [B, ...]
+    sums: dict[str, Tensor]  # sums [B, ...] of ratios by control and by source, and of contributions of other tokens
 
 
 class VectorMeasures(NamedTuple):
-    """Measures of the vectors of a micro-batch in one layer that do not depend on their splits."""
+    """Measures of a micro-batch in one layer that do not depend on its `LayerSplits`."""
 
-    statistics: dict[str, Tensor]  # by step, by head, sinks, [B, ...]
+    statistics: dict[str, Tensor]  # keys "steps", "by_head" and "sinks"; values [B, ...]
     sites: list[SiteMeasures]
 
 
@@ -265,7 +265,7 @@ class MicroBatchMeasures(NamedTuple):
 
     @property
     def statistics(self) -> dict[str, Tensor]:
-        """A layer's part of `DocumentMeasures.statistics` by name, `[B, ...]`."""
+        """The layer's entries of `DocumentMeasures.statistics` by name, `[B, ...]`."""
         return {**self.vectors.statistics, **self.ratios.sums}
 
 
@@ -308,7 +308,7 @@ class BatchPass:
         sampled: Sequence[bool] | None,
         statistics: Collection[str],
     ) -> None:
-        """Prepare the inputs and micro-batches. All identities are checked in `sampled` documents, by default all."""
+        """Prepare the inputs and micro-batches. `sampled` is the argument of `BatchMeasurer.measures`."""
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
@@ -321,7 +321,7 @@ class BatchPass:
         self.outputs: list[Tensor] = []  # by layer
         self.words: list[Words] = []  # by micro-batch
         self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
-        # Read here, because this needs separate forward passes.
+        # Read sites and constants here, because they need separate forward passes.
         self.unread_sites = measurer.sites if self.has_geometry else []
         needs_constants = bool(self.controls) or "by_head" in statistics
         self.constants = measurer.layer_constants if needs_constants else []
@@ -367,18 +367,18 @@ class BatchPass:
         """Check the embeddings and store the word embeddings, before the first layer."""
         base, ids_BT = self.measurer.base, self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        if WORDS not in features:  # The family's entry names a module that runs later.
+        if WORDS not in features:  # The module in the family's entry runs after the first layer.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
             for micro_batch in self.micro_batches:
                 self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
 
-    @torch.inference_mode()  # because inference mode is local to a thread
+    @torch.inference_mode()  # Inference mode is local to a thread.
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the controls' replacements for the layer's values, and their sums weighted by its attention."""
+        """Return the controls' replacements for the layer's values, and their attention-weighted sums."""
         number = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
@@ -399,7 +399,7 @@ class BatchPass:
         layer_pass: LayerPass,
         control_values: Future[tuple[ControlValues, AttendedValues]] | None,
     ) -> RatioMeasures:
-        """Return the ratios, and the sums for statistics from the same splits."""
+        """Return the ratios, and the sums that are computed from the same splits."""
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)
         ratios_MBT = ratios_MN.unflatten(-1, micro_batch.mask_BT.shape)
@@ -443,7 +443,7 @@ class BatchPass:
 
     @torch.inference_mode()
     def _measure_identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
-        """Return the errors `[B, I]`; padding is included for the same rounding of scores as in the forward pass."""
+        """Return the identities' errors `[B, I]`. Padding is included, so that scores round as in the forward pass."""
         places = micro_batch.places
         with_padding = layer_pass.documents(places)
         return identity_errors(with_padding, self.mask_BT[places], self.sampled[places])
@@ -471,7 +471,7 @@ class BatchPass:
         return {name: sums[name] for name in self.controls}
 
     def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
-        """Return the sums of the ratios `[B, M]` by each of `PAIR_SOURCES`; empty for texts that are not pairs."""
+        """Return the sums of the ratios `[B, M]` for each of `PAIR_SOURCES`; {} for texts that are not pairs."""
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
             return {}
@@ -482,7 +482,7 @@ class BatchPass:
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
     def _is_shifted(self, layer_pass: LayerPass) -> bool:
-        """Return True for a layer of a decoder after an encoder, with inputs shifted right by one."""
+        """Return True for a decoder layer of an encoder-decoder model, whose inputs are shifted right by one."""
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
     def _measure_sites(
@@ -493,7 +493,10 @@ class BatchPass:
         words_BTD: Tensor,
         words: Words,
     ) -> list[SiteMeasures]:
-        """Return the geometry of the sites in `vectors`; sites of equal shape and start share one computation."""
+        """Return the geometry of the sites in `vectors`, in one computation for all sites of equal shape and start.
+
+        The start is the layer's input for sites in the layer, and the word embedding for earlier sites.
+        """
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
             is_in_layer = site.layer == layer_pass.call.number
@@ -557,7 +560,7 @@ class BatchPass:
         return self._join(lambda measures: measures.statistics[name], 1)
 
     def _join_heads(self) -> npt.NDArray[Any]:
-        """Return the sums of each head's ratio `[B, heads, layers]`; NaN for heads that a stack lacks."""
+        """Return the sums of each head's ratio `[B, heads, layers]`; NaN pads layers with fewer heads."""
         by_layer = []
         for layer in self.layers:
             sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
@@ -579,7 +582,7 @@ class BatchPass:
                 measures.append(torch.cat([part.measures_BXm for part in group]))
                 ranks.append(torch.cat([part.ranks_BX.result() for part in group]))
                 unit_sums.append(torch.cat([part.unit_sums_BXD for part in group]))
-        # Groups have their sites in the order of computation; `order` sorts them by forward order.
+        # The groups contain the sites in order of computation; `order` restores the order of `measurer.sites`.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)
@@ -592,7 +595,7 @@ class BatchPass:
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return the errors of all levels `[B, L + 1, I]`; raise `InputError` for large errors or non-finite ratios."""
+        """Return the identities' errors `[B, 1 + L, I]`; raise `InputError` for large errors or non-finite ratios."""
         hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
         layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(), 1)
@@ -611,7 +614,10 @@ class BatchPass:
         return errors_BLI
 
     def _compare_hidden_states(self) -> list[Tensor]:
-        """Return the errors `[B]` of each layer's output from `hidden_states`; the last one is after the final norm."""
+        """Return the errors `[B]` of each layer's output, compared with the model's `hidden_states`.
+
+        The last output of a stack of layers is compared after the final norm.
+        """
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
             recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
@@ -635,8 +641,8 @@ class BatchPass:
             place = int(broken_B.argmax())
             document = self.documents[place].name
             raise InputError(
-                f"{checkpoint_name(self.measurer.base)}: layer {layer} of {document} holds NaN or infinite values; "
-                "the weights are broken"
+                f"{checkpoint_name(self.measurer.base)}: the ratios of {document} in layer {layer} contain NaN or "
+                "infinite values; check the weights of the model"
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
@@ -648,22 +654,22 @@ class BatchPass:
             if error > IDENTITY_TOLERANCE:
                 raise InputError(
                     f"{checkpoint_name(self.measurer.base)}: the identity {identity} fails in layer {layer} of "
-                    f"{self.documents[worst].name} ({meaning}): relative error {error:.3g}, "
-                    f"at most {IDENTITY_TOLERANCE:g} is rounding; the entry of {self.measurer.family.model_type} in "
-                    "attnmix/models/families.yaml does not hold for this model"
+                    f"{self.documents[worst].name} ({meaning}): relative error {error:.3g} "
+                    f"(rounding: at most {IDENTITY_TOLERANCE:g}); the entry of {self.measurer.family.model_type} in "
+                    "attnmix/models/families.yaml is wrong for this model"
                 )
 
     def _pad(self, values: Tensor) -> Tensor:
-        """Pad the last axis, a micro-batch's tokens, with zeros to the longest document of the batch."""
+        """Pad the last axis (the tokens of a micro-batch) with zeros to the length of the batch's longest document."""
         missing = self.mask_BT.shape[-1] - values.shape[-1]
         return pad(values, (0, missing)) if missing else values
 
     def _join(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> npt.NDArray[Any]:
-        """Return one tensor of all layers and micro-batches on the host, with layers stacked at `axis`."""
+        """Return the result of `_stack_layers` as an array on the host."""
         return np.asarray(self._stack_layers(select, axis).cpu().numpy())
 
     def _stack_layers(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> Tensor:
-        """Return one tensor of all layers and micro-batches, with layers stacked at `axis`."""
+        """Return the selected tensors, concatenated over micro-batches and stacked over layers at `axis`."""
         by_layer = []
         for layer in self.layers:
             parts = [select(measures) for measures in layer]
@@ -672,7 +678,7 @@ class BatchPass:
 
 
 def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
-    """Return summed contributions of other tokens `[B, D]`, and summed lengths of these and the own part `[B, 3]`."""
+    """Return one layer's `others` `[B, D]` and `lengths` `[B, 3]` of `DocumentMeasures.statistics`."""
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)
     own_BTD = splits.residual.own.double().unflatten(0, shape)

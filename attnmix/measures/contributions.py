@@ -1,6 +1,6 @@
 """Contribution vectors and matrices of a text, computed in chunks of sources, and rollouts.
 
-They are computed in float64, because in float32 1 - cos of nearly equal vectors would lose all significant digits.
+All are computed in float64, because 1 - cos of nearly equal vectors would have no significant digits in float32.
 Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
@@ -36,7 +36,7 @@ from attnmix.models.families import PROJECTED, family_of, layer_counts
 
 Doubles = npt.NDArray[np.float64]
 
-CHUNK_NUMBERS = 2**20  # maximum number of float64 elements `[J, T, D]` of a chunk, which fit into a CPU's cache
+CHUNK_NUMBERS = 2**20  # maximum number of float64 elements `[J, T, D]` of a chunk, so that it fits into a CPU's cache
 DEVICE_CHUNK_NUMBERS = 2**26  # the same for other devices, where larger operations are more efficient
 
 
@@ -46,9 +46,8 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text, by name.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
-    before normalisation is below the matrix's `min_raw_sum`. The rollout uses such rows unchanged, except for rows of
-    zeros, which become rows of the identity. A rollout restarts at each layer in `starts`, because encoder
-    and decoder have different tokens.
+    before normalisation is below the matrix's `min_raw_sum`. The rollout includes such rows; rows of zeros become rows
+    of the identity. A rollout restarts at each layer in `starts`, because encoder and decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -91,7 +90,7 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
     numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
-    size = max(1, numbers // layer_pass.x.numel())  # sources per chunk, as each has a contribution [T, D]
+    size = max(1, numbers // layer_pass.x.numel())  # sources per chunk; each source has contributions [T, D]
     for start in range(0, tokens, size):
         sources = slice(start, start + size)
         chunk = SourceChunk(layer_sources, sources)
@@ -121,7 +120,7 @@ class LayerSources:
 
     @cached_property
     def f_JHD(self) -> Tensor:
-        """The f_h(x_j)."""
+        """The vectors f_h(x_j): values of source j in head h, multiplied by W_O^h."""
         value_JHd = self.layer_pass.attention.value.transpose(0, 1)
         W_HdD = self.layer_pass.block.output.W.unflatten(0, (value_JHd.shape[1], -1))
         return torch.einsum("jhd,hde->jhe", value_JHd, W_HdD)
@@ -136,17 +135,17 @@ class SourceChunk:
 
     @property
     def layer_pass(self) -> LayerPass:
-        """The recorded pass of the layer."""
+        """The recorded forward pass of the layer."""
         return self.layer_sources.layer_pass
 
     @property
     def attention_JTH(self) -> Tensor:
-        """The attention weights."""
+        """The attention weights of the chunk's sources."""
         return self.layer_sources.weights_JTH[self.sources]
 
     @property
     def f_JHD(self) -> Tensor:
-        """The f_h(x_j)."""
+        """The vectors f_h(x_j) of the chunk's sources."""
         return self.layer_sources.f_JHD[self.sources]
 
     @cached_property
@@ -187,7 +186,7 @@ class SourceChunk:
         return block.output_norm.part(parts_JTD, self.layer_pass.stream + features["ffn_output"])
 
     def output_without(self, part_JTD: Tensor) -> Tensor:
-        """Return the layer's output `[J, T, D]` if `part_JTD` (`projected_JTD`, for example) is not in W_O's output."""
+        """Return the layer's output `[J, T, D]` without `part_JTD` (such as `projected_JTD`) in the output of W_O."""
         layer_pass = self.layer_pass
         block = layer_pass.block
         attention_output_JTD = block.attention_output_norm(layer_pass.projected - part_JTD)
@@ -198,7 +197,7 @@ class _Compared(NamedTuple):
     """The measures of one text that are compared with derivatives."""
 
     ratios_LMT: Tensor
-    matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in sorted order
+    matrices: dict[str, Tensor]  # matrices and rollouts [L, T, T] by name, in the order of `sort_matrices`
     coherence_LT: Tensor
 
     def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
@@ -231,12 +230,12 @@ class DocumentMeasurer:
         self.matrices = family.present(matrices)
         counts = layer_counts(base)
         self.layers = sum(counts)
-        self.starts = [0, *counts[:-1]]  # first layer of each stack
+        self.starts = [0, *counts[:-1]]  # index of the first layer of each stack
 
     def create_copy(self) -> PreTrainedModel:
-        """Return the copy of the model for float64, which later calls reuse.
+        """Return the copy of the model that `base` converts to float64; all calls return the same copy.
 
-        The first call must precede any forward pass in another thread, because the copy would include its hooks.
+        No other thread may run a forward pass during the first call, because the copy would include that pass's hooks.
         """
         if self._copy is None:
             self._copy = copy_with_same_weights(self.base_32)
@@ -299,8 +298,9 @@ class DocumentMeasurer:
         `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, matrices
                       and rollouts; NaN if undefined
 
-        Ratios come first, then matrices and their rollouts. Ratios are correlated with the level `sum_of_norms` over
-        the tokens of the text; matrices are correlated row by row, and the correlations are averaged over tokens.
+        In `agreement`, ratios come first, then matrices and rollouts. Ratios are correlated with the level
+        `sum_of_norms` over the tokens of the text. Each row of a matrix is correlated with the derivatives by source,
+        and the correlations are averaged over rows.
         """
         compared = self._measure_compared(ids)
         chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
@@ -357,7 +357,7 @@ class DocumentMeasurer:
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Return the results of `function` for each layer's pass of the text `ids`, without a batch axis."""
+        """Return the result of `function` for each layer's `LayerPass` of the text `ids`, without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
 
         def call_for_text(layer_pass: LayerPass) -> Result:
@@ -366,7 +366,7 @@ class DocumentMeasurer:
         return map_layers(call_for_text, self.base, self._create_batch(ids), points)
 
     def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the model's input for a single text."""
+        """Return the model's input `[1, T]` by name."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 

@@ -74,7 +74,7 @@ class CorpusValues:
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Compute the values by forward passes of `batches`; return None if there are no texts."""
+        """Compute the mean values by forward passes of `batches`; return None if there are no texts."""
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names = set[str]()
@@ -101,7 +101,7 @@ class CorpusValues:
         """Return the mean value over other texts for each token of `micro_batch`; `value_BTE` are its own values.
 
         The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
-        class; if there are none either, it is NaN.
+        token class; if no other text has these either, it is NaN.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
@@ -123,7 +123,7 @@ class CorpusValues:
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
-    """Return the texts excluded from `corpus_value`, as a dictionary from index to a token class no other text has.
+    """Return the texts excluded from `corpus_value`: for each index, the first token class that no other text has.
 
     `sample` contains the indices of the texts in `CorpusValues`.
     """
@@ -209,7 +209,7 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Return the sums as a `NetworkPart`: on the second skip connection, and after the network's first Linear."""
+        """Return the sums as a `NetworkPart`, propagated to the skip connection and into the feed-forward network."""
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
@@ -343,7 +343,7 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Return a model with the architecture of `config`, initialised by transformers after `torch.manual_seed(seed)`.
 
-    As in `load_base`, the model has no head, is in float32 and eval mode, and its attention is observed.
+    As in `load_base`, the model has no task head, is in float32 and eval mode, and has observable attention.
     """
     config = copy.deepcopy(config)  # The model modifies its configuration.
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}

@@ -6,8 +6,8 @@ mode: one pass of tangents covers all tokens and layers, whereas backward mode w
 Derivatives within a layer use backward mode. Operations after attention are token-wise and are backpropagated for all
 tokens together; only attention requires a separate backpropagation for each token.
 
-If there are fewer directions than the width, norms are bias-corrected estimates (`_compute_norm`) from random
-directions r_k of the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for
+With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`) from random directions r_k
+of the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for
 all sources: |sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
 
 `levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
@@ -18,7 +18,7 @@ Jacobians of the other tokens into one norm:
     norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    response to independent perturbations of the others
     norm_of_sum      |sum_{j != i} J_ij|            response to a common perturbation of the others
 
-`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios; `docs/measures.md` compares the forms.
+`norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios.
 
 Shapes: L layers, F forms, K directions, S tokens of a block, R = S * K tangents, T tokens, D hidden, E = heads * head
 width, W width of the perturbed vectors.
@@ -68,7 +68,7 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass, and return the chain of each stack, which starts at the sum of the embeddings."""
+    """Run one forward pass, and return the chain of each stack, from the sum of the embeddings on."""
     calls: list[LayerCall] = []
     chains: list[Chain] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
@@ -89,7 +89,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
                 layers=stack_calls,
             )
             chains.append(chain)
-    # Layers are copied here because the hooks, which would be copied too, have been removed.
+    # Layers are copied after the recording, because copies made during it would include its hooks.
     differentiable = []
     for chain in chains:
         layers = [_replace_activation(call) for call in chain.layers]
@@ -204,7 +204,7 @@ def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> Jacobia
     basis_KD = _draw_directions(output_1TD[0].detach(), directions, seed)
     directions = len(basis_KD)
     every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
-    # r_k at the output of all tokens, backpropagated to the inputs (sum_i r_k J_ij) and to the heads' outputs.
+    # Backpropagate r_k from the outputs of all tokens to the inputs (sum_i r_k J_ij) and to the heads' outputs.
     input_K1TD, heads_K1TE = _backpropagate(output_1TD, (x_1TD, heads_1TE), every_K1TD)
     input_KTD = input_K1TD.squeeze(1)
     heads_KTE = heads_K1TE.squeeze(1)
@@ -345,7 +345,7 @@ class _Gelu(torch.autograd.Function):
 
 
 class _LeanDerivatives(TorchFunctionMode):
-    """A mode that replaces functions in modules by equivalents with cheaper derivatives along many tangents."""
+    """A mode that replaces functions called by modules with equivalents that are differentiated faster."""
 
     LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
 
@@ -356,7 +356,7 @@ class _LeanDerivatives(TorchFunctionMode):
         lean = self.LEAN.get(function)
         if lean is None:
             return function(*args, **kwargs or {})
-        # Autograd functions accept positional arguments only; keywords of both functions come last, in the same order.
+        # Autograd functions accept only positional arguments. `linear` and `gelu` take their keyword arguments last.
         return lean(*args, *(kwargs or {}).values())
 
 

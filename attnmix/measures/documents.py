@@ -36,9 +36,9 @@ class Document:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Return the text truncated to `length` tokens as by the tokenizer.
+        """Return the text truncated to `length` tokens in the same way as by the tokenizer.
 
-        Special tokens are kept; of a pair, the longer text is truncated.
+        Special tokens are kept; in a pair, the longer text is truncated first.
         """
         if len(self) <= length:
             return self
@@ -108,7 +108,7 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the texts of the `kind` `measured` or `removed`, in the order of the test split."""
+    """Return the texts with True in the column `kind` (`measured` or `removed`), in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_parse_number_in_test_split)
 
@@ -120,7 +120,7 @@ def _parse_number_in_test_split(document: Document) -> int:
 
 
 class Texts:
-    """Indexed texts in memory, with the same methods as `Corpus`."""
+    """Texts in memory, with the methods of `Corpus` that `Engine` calls."""
 
     row_groups = range(1)
 
@@ -148,7 +148,7 @@ class Corpus:
     def __init__(self, files: store.TokenizedFiles) -> None:
         """Read the table of the texts, but no tokens."""
         self.files = files
-        self.texts = files.documents[files.documents["measured"]]  # the first rows
+        self.texts = files.documents[files.documents["measured"]]  # the first rows of the table
         self.lengths = self.texts["tokens"].to_numpy()
         self.labels = self.texts["label"].to_numpy()
         self.predicted = self.texts["predicted_label"].to_numpy()
@@ -157,10 +157,10 @@ class Corpus:
         self._kept: dict[int, Document] = {}
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep texts in memory, for batches with texts of many row groups."""
+        """Keep the texts `numbers` in memory, for batches with texts of many row groups."""
         for number in sorted(numbers):
             document = self.document(number)
-            # A copy, because the arrays of a text are parts of the arrays of its row group.
+            # Copy the arrays of the text, because they are views of the arrays of its row group.
             self._kept[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
-"""Measurement of texts in one model: one loop over batches and single texts for the API, the stages and the page.
+"""Measurement of texts in one model, in batches or one by one, for the Python API, the stages and the page.
 
-Requested quantities are computed in one of three kinds of passes:
+There are three kinds of quantities:
 
-    the pass of the ratios    `STATISTICS`: sums from one forward pass of a padded batch
-    separate passes           `OWN_PASSES`: the ratios of modified documents, or of a model with random weights
-    passes of single texts    `SAMPLED`: a sample of the texts, because the cost is quadratic in their lengths
+    `STATISTICS`    measured together with the ratios, in one forward pass of a padded batch
+    `OWN_PASSES`    ratios of modified documents, or of a model with random weights, in separate forward passes
+    `SAMPLED`       measured in a sample of single texts, because the cost is quadratic in the text length
 
-A sink stores the results and lists the remaining tasks: `Measurements` in memory, or the files of a stage, which let a
-killed run resume. To add a quantity, declare it in one of the three tables.
+A `Sink` stores the results and lists the remaining tasks: `Measurements` in memory, or the files of a stage, from which
+a killed run resumes. To add a quantity, declare it in one of the three tables.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ from attnmix.models.segments import read_segments
 Array = npt.NDArray[Any]
 
 SEED = 111
-"""The seed of samples, shuffled words, random weights and bootstrap samples of texts in memory."""
-EXCHANGE_POSITIONS = 8  # measured positions per text, for several texts
+"""The seed of all random draws in the Python API and on pages; stages use `seed` of params.yaml."""
+EXCHANGE_POSITIONS = 8  # measured positions per text, if there are several texts
 PRECISION = float(np.finfo(np.float32).eps)
-IDENTITY_TEXTS = 16  # sample size for the expensive identities in the stages
+IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
 DEVICE_PASSES_AHEAD = 1  # on a GPU, eigenvalues of a batch are computed on the host while the next pass starts
 MEASURES = "measures"
-"""The kind of tasks for the pass of the ratios."""
+"""The kind of the tasks that measure the ratios and `STATISTICS`."""
 
 
 class Task(NamedTuple):
@@ -79,17 +79,17 @@ class Task(NamedTuple):
     name: str
     numbers: Sequence[int]
     is_sampled: bool = True
-    """False for texts outside of the sample, which have ratios but no controls and statistics."""
+    """False for texts outside the sample, of which only the ratios are measured."""
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
-    """Yield the padded batches of texts of similar length, independently of the number of processes.
+    """Yield batches of texts with similar lengths, independent of the number of processes.
 
     Args:
         texts: The texts.
         batch_tokens: The maximum number of tokens per batch, including padding.
-        sample: Indices of the texts with controls and statistics, which come first, from all row groups; None if these
-            are all texts.
+        sample: Indices of the texts with controls and statistics; None for all texts. The batches of the sample come
+            first, and combine texts of all row groups.
     """
     if sample is not None:
         yield from sampled_tasks(texts, batch_tokens, sample)
@@ -103,13 +103,13 @@ def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] 
 
 
 def _group_by_length(texts: Texts | Corpus, numbers: npt.NDArray[np.integer], batch_tokens: int) -> list[list[int]]:
-    """Return batches of some texts as lists of indices."""
+    """Return batches of the texts `numbers`, as lists of indices."""
     batches = batches_by_tokens(texts.lengths[numbers].tolist(), batch_tokens)
     return [numbers[batch].tolist() for batch in batches]
 
 
 def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> list[Task]:
-    """Return the tasks of `batch_tasks` with the texts of the sample."""
+    """Return those tasks of `batch_tasks` that contain the texts of the sample."""
     if sample is None:
         return list(batch_tasks(texts, batch_tokens))
     batches = _group_by_length(texts, np.asarray(sample), batch_tokens)
@@ -117,29 +117,29 @@ def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int
 
 
 def text_tasks(numbers: Iterable[int]) -> list[Task]:
-    """Return a task for each of some texts."""
+    """Return one task for each of the texts `numbers`."""
     return [Task(str(number), [number]) for number in numbers]
 
 
 class Sink(Protocol):
-    """The results of tasks, by kind of task."""
+    """Storage for the results of tasks, by kind of task."""
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield the tasks without a result, and show their progress."""
 
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
-        """Keep the sums of a task's texts."""
+        """Store the sums of a task's texts."""
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Keep the values of single tokens of a task of `MEASURES`; called before `write`."""
+        """Store the values of single tokens from a task of the kind `MEASURES`; called before `write`."""
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the sums of all texts of some tasks, in the order of their numbers."""
+        """Return the sums of all texts of `tasks`, in the order of the text indices."""
 
 
 @dataclass
 class Measurements:
-    """Measurements of some texts in one model, in memory."""
+    """Measurements of texts in one model, in memory."""
 
     texts: Texts
     batch_tokens: int = BATCH_TOKENS
@@ -151,9 +151,9 @@ class Measurements:
     measured: set[str] = field(default_factory=set)
     """The names passed to `Engine.add_sums`; a quantity can have several sums, or none for these texts."""
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """Contribution matrices `[layers, tokens, sources]` and rollouts by text and name, also `INPUT_PARTS`."""
+    """Contribution matrices and rollouts, and `INPUT_PARTS`, `[layers, tokens, sources]` by text and name."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """The heads of each text, as `attnmix.measures.heads.record_heads` returns them."""
+    """The tensors of the attention heads of each text, from `attnmix.measures.heads.record_heads`."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
     """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
     exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Measurements:
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
     """The results of `Engine.parts` by text, rule and positions."""
     pages: dict[bool, Any] = field(default_factory=dict)
-    """The cached content of the page, with and without heads."""
+    """The cached content of the page, with and without attention heads."""
     layouts: Any = None
     """The cached maps of the page."""
     rows: dict[tuple[str, int], DocumentSums] = field(default_factory=dict)
@@ -174,28 +174,28 @@ class Measurements:
         yield from track(list(tasks), kind)
 
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
-        """Keep the sums of a task's texts."""
+        """Store the sums of a task's texts."""
         for number, row in zip(task.numbers, sums, strict=True):
             self.rows[kind, number] = row
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Keep the ratios of a task's texts."""
+        """Store the ratios of a task's texts."""
         for number, document_measures in zip(task.numbers, measures, strict=True):
             self.ratios[number] = document_measures.ratios
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the sums of all texts of some tasks, in the order of their numbers."""
+        """Return the sums of all texts of `tasks`, in the order of the text indices, and forget them."""
         numbers = sorted(number for task in tasks for number in task.numbers)
         return stack_sums([self.rows.pop((kind, number)) for number in numbers])
 
 
 def pass_tokens(documents: Sequence[Document]) -> int:
-    """Return the number of tokens, including padding, in one pass of some documents."""
+    """Return the number of tokens, including padding, in one forward pass of `documents`."""
     return len(documents) * max(map(len, documents))
 
 
 def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
-    """Return the indices of the texts for averaging values in the control `corpus_value`."""
+    """Return the indices of the texts that the control `corpus_value` averages over."""
     drawn: list[int] = draw_texts(texts.labels, seed).tolist()
     return drawn
 
@@ -217,13 +217,12 @@ class Engine:
         identity_texts: int | None = None,
         neutral_donors: int = 0,
     ) -> None:
-        """Store a model without a head, in float32 and eval mode, with observed attention.
+        """Store a model without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        configures the model with random weights. The expensive identities are checked in `identity_texts` texts (by
-        default `IDENTITY_TEXTS`) and the longest one; with `check_once`, only in the texts of the first call. Tokens
-        are exchanged with `neutral_donors` neutral texts; if it is 0, with other texts, or for a single text with all
-        neutral texts.
+        determines the segments of `random`. `SAMPLED_IDENTITIES` are checked in `identity_texts` texts (by default
+        `IDENTITY_TEXTS`) and the longest text, with `check_once` only in the first call of `read_texts`. Donors are
+        `neutral_donors` neutral texts; if it is 0, they are other texts or, for a single text, all neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -239,7 +238,7 @@ class Engine:
 
     @cached_property
     def single(self) -> DocumentMeasurer:
-        """The measures of single texts."""
+        """The measurer of single texts."""
         return DocumentMeasurer(self.base, self.methods)
 
     @cached_property
@@ -264,7 +263,7 @@ class Engine:
     ) -> None:
         """Measure the ratios of all texts and the `statistics` of a sample (None: of all texts), batch by batch.
 
-        Batches of a sample contain texts of any row group, because few texts of each row group are in the sample.
+        Batches of a sample combine texts of all row groups, because each row group contains few of them.
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))
@@ -311,12 +310,12 @@ class Engine:
     def read_single(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
     ) -> None:
-        """Measure some texts one by one."""
+        """Measure the texts `numbers` one by one."""
         for task in sink.remaining(kind, text_tasks(numbers)):
             sink.write(kind, task, [measure(number) for number in task.numbers])
 
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
-        """Add the sums of the named quantities to `measurements` where they are missing; `MEASURES` are the ratios."""
+        """Add the sums of the quantities `names` to `measurements` if they are missing; `MEASURES` are the ratios."""
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
         statistics = [name for name in STATISTICS if name in missing]
@@ -335,7 +334,7 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Return the sums of a quantity of single texts, with counts of 0 outside of the sample.
+        """Return the sums of one of the `SAMPLED` quantities by text, with counts of 0 for texts outside the sample.
 
         The sample has at most `max_texts` texts, stratified by class, and at most `max_length` tokens per text.
         """
@@ -346,7 +345,7 @@ class Engine:
         sampled = measurements.read(name, text_tasks(numbers))
         totals = {}
         for key, sums in sampled.items():
-            if key == name or sums.counts.any():  # without donor kinds that no text has
+            if key == name or sums.counts.any():  # Omit kinds of donors that no text has.
                 totals[key] = sums.scatter(numbers, len(texts))
         return totals
 
@@ -358,9 +357,9 @@ class Engine:
         with_heads: bool = False,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add the missing matrices and rollouts of one text by name, and its heads if requested.
+        """Add the missing matrices and rollouts of one text by name and, if requested, its attention heads.
 
-        Without heads, the callback `advance` runs after each layer.
+        Unless heads are measured, the callback `advance` runs after each layer.
         """
         known = measurements.matrices.setdefault(number, {})
         if EXCHANGE in names and EXCHANGE not in known:
@@ -378,11 +377,11 @@ class Engine:
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
     def _select_present(self, matrices: Collection[str]) -> list[str]:
-        """Return the matrices that exist in the model's family."""
+        """Return those of `matrices` that are defined for the model's family."""
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
-        """Return True if results of `add_matrices` are missing; then also create the required copy of the model."""
+        """Return True and create the copy of the model that `add_matrices` needs if any of its results are missing."""
         present = set(self._select_present(names))
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
@@ -393,15 +392,15 @@ class Engine:
         return False
 
     def add_input_parts(self, measurements: Measurements, number: int) -> None:
-        """Add the shares of the input parts of one text, if they are missing and defined for it."""
+        """Add the shares of the parts from the input of one text, if they are missing and defined for it."""
         known = measurements.matrices.setdefault(number, {})
         if INPUT_PARTS not in known:
             known.update(self.input_parts(measurements.texts.document(number)))
 
     def input_parts(self, document: Document) -> dict[str, Array]:
-        """Return the shares of the parts from the input as `INPUT_PARTS`; empty if undefined for the model or text.
+        """Return `{INPUT_PARTS: shares}`, the share of each input token in each vector; {} if shares are undefined.
 
-        They are computed in the model's dtype, because float32 halves the computation time of float64.
+        Shares are computed in the model's dtype, because float32 takes half the time of float64.
         """
         if parts_obstacle(family_of(self.base.config)) is not None:
             return {}
@@ -410,7 +409,7 @@ class Engine:
         return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
 
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
-        """Return the parts of one text, or of tokens at some positions, in float64, by the names in `PartsReader`."""
+        """Return, in float64, the result of `PartsReader.read` for one text or of `read_rows` for its `positions`."""
         reader = PartsReader(self.single.base, rule)
         batch = padded([document.ids.tolist()], 0, self.base.device)
         if positions is not None:
@@ -450,7 +449,7 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token ids `[T]` of the exchanged texts of a document by kind of donor."""
+        """Return the token IDs `[T]` of the exchanged texts of a document, by kind of donor."""
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
@@ -475,19 +474,19 @@ class Engine:
         return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
 
     def _tokenize_neutral_text(self, text: str) -> Document:
-        """Return the tokens of a sentence without special tokens."""
+        """Return a sentence as a document without special tokens."""
         ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
         return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares of a sample of the texts by name; compute them if they are missing."""
+        """Return the sums of own shares in a sample of the texts by name; compute them if they are missing."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             measurements.own_share[sample] = self.sampled_sums(measurements, quantity, *sample[:2])
         return measurements.own_share[sample]
 
     def add_token_shares(self, measurements: Measurements, number: int) -> None:
-        """Add the own share of each token of a text if it is missing; long texts are sampled at some positions."""
+        """Add the own shares of a text's tokens if they are missing; long texts have them only at sampled positions."""
         if number in measurements.token_shares:
             return
         _, displacements = self.token_exchange(measurements, number)
@@ -495,7 +494,7 @@ class Engine:
         measurements.token_shares[number] = shares_KT[1:].astype(np.float32)
 
     def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
-        """Return `exchange` of a complete text at up to `TOKEN_POSITIONS` positions; compute it if it is missing."""
+        """Return the result of `exchange` for a complete text at up to `TOKEN_POSITIONS` positions, computed once."""
         if number not in measurements.exchanges:
             document = measurements.texts.document(number)
             positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
@@ -503,13 +502,13 @@ class Engine:
         return measurements.exchanges[number]
 
     def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
-        """Return the indices of the texts for the check of all identities: some of the sample, and the longest text."""
+        """Return the indices of the texts in which all identities are checked: some of the sample, and the longest."""
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
         drawn = stratified_draw(texts.labels[numbers], self.identity_texts, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
     def _batch_corpus(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
-        """Yield batches of the texts in the average of `corpus_value`; none for a single text."""
+        """Yield batches of the texts that `corpus_value` averages over; none for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
             return
@@ -561,8 +560,8 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
-    Vectors are measured at a few positions per text, or, of a single text and with neutral donors, at up to
-    `TOKEN_POSITIONS` positions.
+    At most `EXCHANGE_POSITIONS` positions are measured per text; `TOKEN_POSITIONS` for a single text or with neutral
+    donors.
     """
     texts = measurements.texts
     document = texts.document(number)
@@ -594,7 +593,7 @@ def _measure_own_share_by_parts(
 ) -> DocumentSums:
     """Return the sums of the own share by parts after each layer `[layers]`.
 
-    For a text within `max_length`, the result is read from the cached parts of the page.
+    For a text within `max_length`, the parts of the page are reused.
     """
     reader = engine.readers["chord"]
     document = measurements.texts.document(number)
@@ -612,7 +611,7 @@ def _measure_own_share_by_parts(
 
 
 def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the swap ratio `[layers]` by donor class; without classes, the next text is the donor."""
+    """Return the sums of the swap ratio `[layers]` by kind of donor; without classes, the next text is the donor."""
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
     names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]

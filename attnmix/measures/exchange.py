@@ -12,12 +12,13 @@ families are supported. Tokens common to both texts cause no displacement. The o
 is not additive, because tokens interact and are not independent. Ratios of squared displacements have the form of the
 indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 for the
 total effect of the own token, a^2 / j^2 for the total effect of the others, 1 - a^2 / j^2 for the first-order effect of
-the own token. They equal the indices only if token and rest are independent and donors follow the text's distribution.
+the own token. They equal the indices only if the token is independent of the others and donors follow the text's
+distribution.
 
 Special tokens are kept. The own share is undefined (NaN) for special tokens and for tokens common to both texts. A
 donor shorter than the text is extended with the next donor of its kind.
 
-Shapes: T tokens, S positions of interest, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
+Shapes: T tokens, S measured positions, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
 
 References:
     Geiger et al., Causal abstractions of neural networks, NeurIPS 2021 (interchange of internal states).
@@ -68,7 +69,7 @@ Documents = Sequence[Document] | Corpus
 class Displacements(NamedTuple):
     """Mean squared displacements of one text's vectors, and their squared lengths.
 
-    `[K, L, T]`; NaN for tokens that were not exchanged. `joint` is the displacement between the two texts.
+    `[K, L, T]`; NaN for tokens that were not exchanged. `joint` is the displacement if all tokens are replaced.
     """
 
     own: Doubles
@@ -103,7 +104,8 @@ def choose_donors(
         seed: Seed of the order, combined with the name of the text.
 
     Returns:
-        The documents of the same class and of other classes, or all without classes. Empty kinds are omitted.
+        The indices of the other documents of the same class and of other classes or, if `classes` is None, of all other
+        documents. Empty kinds are omitted.
     """
     others = _create_generator(documents[number], seed + 1).permutation(len(documents))
     others = others[others != number]
@@ -116,9 +118,9 @@ def choose_donors(
 
 
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
-    """Return the document's token ids `[T]` with its words replaced by the donors' words; special tokens are kept.
+    """Return the document's token IDs `[T]`, replaced by those of the donors in order; special tokens are kept.
 
-    The donors' words are repeated if they are fewer than the document's.
+    The donors' tokens are repeated if they are fewer than the document's.
     """
     places = np.flatnonzero(document.words >= 0)
     donated: list[int] = []
@@ -134,7 +136,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return an exchanged text `[T]` for each of the first `number` candidates, extended with the next candidates."""
+    """Return an exchanged text `[T]` for each of the first `number` candidates; the next ones extend short donors."""
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
@@ -152,7 +154,7 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the exchanged texts of a document by kind of donor; an empty list for kinds without texts.
+    """Return the exchanged texts of a document by kind of donor, as an empty list for kinds without texts.
 
     Args:
         document: The text `number`, or its first tokens.
@@ -174,17 +176,17 @@ def measure_exchange(
     positions: Ids,
     batch_tokens: int,
 ) -> Displacements:
-    """Return the mean squared displacements and squared lengths of the vectors at some positions of a document.
+    """Return the mean squared displacements and squared lengths of the vectors at `positions` of a document.
 
     Args:
-        base: The model without head, in evaluation mode.
+        base: The model without task head, in evaluation mode.
         document: The text.
-        donors: Token ids of the exchanged text, as from `exchange_words`, of each donor by its kind.
+        donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
         positions: Positions of the measured tokens.
-        batch_tokens: Largest number of tokens in a forward pass.
+        batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
-        Means over the donors of a kind with a different token at the position.
+        Means over those donors of each kind that have a different token at the position.
     """
     exchanged = [ids for kind in donors.values() for ids in kind]
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -202,13 +204,13 @@ def measure_exchange(
 def exchange_matrix(
     base: PreTrainedModel, document: Document, donors: Mapping[str, Sequence[Ids]], batch_tokens: int
 ) -> Doubles:
-    """Return the displacement of each vector by replacement of one token, relative to the vector's length.
+    """Return the displacement of each vector after replacement of one token, relative to the vector's length.
 
     Args:
-        base: The model without head, in evaluation mode.
+        base: The model without task head, in evaluation mode.
         document: The text.
-        donors: Token ids of the exchanged text, as from `exchange_words`, of each donor by its kind.
-        batch_tokens: Largest number of tokens in a forward pass.
+        donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
+        batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
         The root mean square over all donors with a different token at the source's position, `[L, T, T]`, token by
@@ -265,7 +267,7 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
 
 
 def own_shares(displacements: Displacements, precision: float) -> Doubles:
-    """Return the own share of each token, the mean over the kinds of donors `[L, T]`.
+    """Return the own share of each token `[L, T]`, as the mean over the kinds of donors.
 
     It is NaN for tokens that were not exchanged or have zero displacements.
     """
@@ -292,10 +294,10 @@ def _prepend_total(values_KL: Doubles) -> Doubles:
 
 
 class _Hybrids(NamedTuple):
-    """Mixtures of the document and an exchanged text, for positions with different tokens."""
+    """Mixtures of a document and its exchanged texts, for measured positions at which their tokens differ."""
 
     ids_RT: Ids
-    """For each exchanged text and position: own token replaced, then all others replaced."""
+    """Two rows for each exchanged text and position: one with the own token replaced, one with all others replaced."""
     places_R: npt.NDArray[np.int64]
     """Index in `positions` of each hybrid."""
     differs_XS: npt.NDArray[np.bool_]
@@ -326,11 +328,11 @@ def _measure_squares(
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
     texts_RT = np.stack([ids_T, *exchanged_XT])
     batch_rows = max(1, batch_tokens // len(ids_T))
-    # The complete texts share a pass with the first hybrids, because a pass of few rows costs almost as much.
+    # The complete texts share a forward pass with the first hybrids, because one with few rows is almost as slow.
     end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
     vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
-    # `vectors` are the levels [1 + X, S, D] of the text and the exchanged texts; `rows` those of the hybrids [R, D].
+    # For each level, `vectors` contains the text and its exchanged texts [1 + X, S, D], and `rows` the hybrids [R, D].
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in vectors])
     moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
@@ -359,11 +361,11 @@ def _compute_squared_shifts(
 
 
 class _LastLayerError(Exception):
-    """Signal that ends a forward pass before the feed-forward network of the last layer."""
+    """Raised to end a forward pass before the feed-forward network of the last layer."""
 
 
 class _Reader:
-    """Reads the vectors after each layer at the positions of interest.
+    """Reads the vectors after each layer at the measured positions.
 
     After attention, the last layer processes only these positions, which saves most of its operations.
     """
@@ -412,7 +414,7 @@ class _Reader:
         first_decoder_level = None
 
         def append_level(site: Site, vectors_RTD: Tensor) -> None:
-            """Append the vectors of a level; after attention in the last layer, finish the level and stop the pass."""
+            """Append the vectors of a level; after attention in the last layer, compute the layer's output and stop."""
             nonlocal first_decoder_level
             if site.point == ATTENTION_OUTPUT:
                 if site.layer == self.last_layer:
@@ -444,7 +446,7 @@ def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, c
     assert call is not None
     x = call.whole.hidden[rows, columns]
     with features.pause():
-        # Modules expect a batch of texts: all positions form one text.
+        # Modules expect a batch of texts, so all positions are passed as one text.
         shape = (1, -1, x.shape[-1])
         block = Block(call.module, call.stack)
         output = block.rest(call, x.reshape(shape), attention_output.reshape(shape))

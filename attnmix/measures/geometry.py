@@ -95,7 +95,10 @@ class Words:
         self.unit_WD = normalize(different_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return a mask of the vectors `[..., points, T, D]` with the largest cosine to their token's own embedding."""
+        """Return True for vectors `[..., points, T, D]` whose nearest word embedding is that of their own token.
+
+        Nearness is the cosine, and only the embeddings of the text's tokens are compared.
+        """
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
         words = self.unit_WD[..., 0].numel()
@@ -116,7 +119,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of clouds, `[..., measures]` in float64.
 
     `start` is the input of the layer. `words` is None if word embeddings differ in width or in tokens from the vectors.
-    Undefined measures are NaN; `docs/measures.md` contains definitions and conditions.
+    Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
@@ -156,8 +159,8 @@ def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`; `lengths` are token counts.
 
-    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. Products on
-    other devices are copied in a thread, while the device continues.
+    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. Gram matrices
+    on other devices are copied by a separate thread, while the device continues.
     """
     sizes = lengths
     if not cloud.by_tokens:
@@ -172,13 +175,13 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
 
 
 def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Copy products from another device to the CPU, and return the effective ranks, computed in parallel."""
+    """Copy Gram matrices from another device to the CPU, and compute their effective ranks in parallel."""
     solving_threads = _get_solving_threads()
     return _compute_ranks(gram.cpu(), sizes, solving_threads.map)
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
+    """Return the effective ranks `[texts, points]` from Gram matrices. Padding is removed first."""
     grams = []
     for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
         unpadded = gram_PNN[:, :size, :size]
@@ -189,19 +192,19 @@ def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[...,
 
 @cache
 def _get_fetching_thread() -> ThreadPoolExecutor:
-    """Return the thread that copies products from other devices."""
+    """Return the thread that copies Gram matrices from other devices."""
     return ThreadPoolExecutor(1)
 
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool of one thread per core. LAPACK is single-threaded, because nested threads were 16 times slower."""
+    """Return one thread per core. Each limits LAPACK to one thread, because nested threads were 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 @torch.inference_mode()
 def _compute_effective_rank(gram: Tensor) -> Tensor:
-    """Return the effective rank from products `[..., N, N]`; NaN if all are 0."""
+    """Return the effective rank from Gram matrices `[..., N, N]`; NaN if all elements are 0."""
     eigenvalues = torch.linalg.eigvalsh(gram)
     # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would not be negligible.
     precision = torch.finfo(eigenvalues.dtype).eps
@@ -295,7 +298,7 @@ def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
 
 
 def _compute_cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
-    """Return the cosines of vectors; `lengths_T` are the products of their lengths; 0 for vectors of length 0."""
+    """Return the cosines of vectors, given the products of their lengths `lengths_T`; 0 for vectors of length 0."""
     products_T: Tensor = (first * second).sum(-1)
     smallest = torch.finfo(lengths_T.dtype).tiny
     return products_T / lengths_T.clamp_min(smallest)

@@ -1,4 +1,4 @@
-"""The table `geometry`: means of geometry and of sinks, cosines across texts, and shares of contributions."""
+"""The table `geometry`: geometry of vectors, attention sinks, cosines across texts, and shares of contributions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the table `geometry`."""
     sampled = measured.sampled
     tables = MeanTables(sampled.sums, sampled.draws)
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # labels of measures of attention itself
+    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # measures of attention, not of vectors
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
@@ -57,9 +57,9 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add the means of vectors at each site, of steps, of sinks, and of the lengths of mixed parts.
+    """Add the means of the geometry at each capture point, of steps, of attention sinks, and of contribution lengths.
 
-    `tables` has the sums of the sample; attention to the first token is averaged over all texts.
+    `tables` contains the sums of the sample; attention to the first token is averaged over all texts.
     """
     checkpoints = tuple(measured.sums)
     tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
@@ -119,8 +119,8 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    They include the difference between checkpoints. At least two classes need three or more texts; otherwise, the
-    iterator is empty.
+    They include the difference between checkpoints. The iterator is empty if fewer than two classes have three or more
+    texts.
     """
     shares: dict[str, Jackknifed] = {}
     numbers, classes_N = _draw_texts(measured)
@@ -151,7 +151,7 @@ def attention_moments(
 ) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
 
-    The texts with these `numbers` and `classes_N` are considered; `usable` defines usable ones.
+    `numbers` are the indices of the texts, `classes_N` their classes; `usable` defines usable texts.
     """
     sums_NLD, counts = sums["others"].take(numbers)
     lengths_NL3 = sums["lengths"].take(numbers).values

@@ -6,7 +6,7 @@ The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al.
 
 It refers to vectors before any norm of attention's output, because such a norm scales all heads together. The sum over
 other tokens is the head's output before W_O minus the part of the token itself. `record_heads` returns queries, keys,
-sums and, for short texts, all vectors; `attnmix/core/store/heads.py` documents the names.
+softmax sums and, for short texts, all vectors; `attnmix/core/store/heads.py` documents the names.
 
 Shapes: L layers, H heads, T tokens, d head width, D hidden, R = min(d, D).
 """
@@ -58,10 +58,9 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the head tensors of one text in all `layers` (their number), by name.
+    """Return the tensors of the attention heads of one text, by name, in all layers; `layers` is their number.
 
-    The result is empty for a family without queries and keys. Raise `InputError` if a bias is added to attention
-    scores.
+    Return {} for a family without queries and keys. Raise `InputError` if a bias is added to attention scores.
     """
 
     def read_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -127,7 +126,7 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
 
 
 def _read_norms(block: Block) -> dict[str, Tensor]:
-    """Return the weights of the norms after attention that exist and, if there is one, the constants of both."""
+    """Return the weights of the existing norms after attention and, if any exists, the constants of both."""
     norms = {
         "attention_output_norm": block.attention_output_norm,
         "attention_norm": block.attention_norm,

@@ -36,7 +36,7 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
 
     Tokens outside `mask_BT` are ignored. The error is NaN for identities that the layer lacks, for `hidden_states`,
     which callers compare by `vector_errors`, and for `SAMPLED_IDENTITIES` of texts that are not `sampled` (by default,
-    all are).
+    all texts are sampled).
     """
     documents = len(mask_BT)
     undefined_B = layer_pass.x.new_full((documents,), torch.nan)
@@ -111,7 +111,7 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 
 
 def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]` of sums over sources.
+    """Return the errors `[B]` of identities that sum over sources.
 
     F_ii and the sum over other sources are computed independently of attention_output: from attention weights and
     values, which are multiplied by W_O separately.
@@ -166,7 +166,10 @@ def _compare_vectors(
 
 
 def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the largest errors `[B, T]` of weight sums."""
+    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the errors `[B, T]` of the weights' row sums.
+
+    Each row of attention weights should sum to 1; the error is the largest over heads.
+    """
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
     heads = []

@@ -58,7 +58,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` by each of the `inputs`."""
+        """The derivatives `[N, W]` with respect to each of the `inputs`."""
         p_NW, *gates = self.inputs
         activation = self.block.feed_forward[1]
         derivative_NW = _differentiate(activation, p_NW)
@@ -123,7 +123,7 @@ def through_layer(
 ) -> Tensor:
     """Propagate the parts `[J, T, D]` of a layer's input to its output `[J, R, D]` at the tokens `rows`.
 
-    `layer_pass` is the pass of one text, and `values` the `value_map` of the layer.
+    `layer_pass` contains one text, and `values` is the `value_map` of the layer.
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
     # The biases come first, because their propagation caches quantities of the whole vectors that all blocks need.
@@ -137,7 +137,7 @@ class _AffineLayer:
     """A layer as an affine map in one forward pass of a text, with outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
-        """Store the weights and the deviations of all norms, which stay constant; the arguments of `through_layer`."""
+        """Store the constant attention weights and deviations of norms; arguments are those of `through_layer`."""
         block = layer_pass.block
         self.block = block
         self.values = values
@@ -213,7 +213,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts `[J, R, D]` into blocks of sources with network activations that fit into a CPU's cache."""
+    """Split parts `[J, R, D]` into blocks of sources with feed-forward activations that fit into a CPU's cache."""
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -222,7 +222,7 @@ def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor,
 
 
 def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
-    """Return the output `[R, W]` of the network's first Linear from the vectors after the skip connection."""
+    """Return the output `[R, W]` of the feed-forward network's first Linear, from vectors after the skip connection."""
     linear = block.feed_forward[0][0]
     stream_RD = block.attention_norm.normalise(residual_RD)
     read_RD = block.feed_forward_norm.normalise(stream_RD)
@@ -326,7 +326,7 @@ class PartsReader:
         }
 
     def steps(self, tokens: int) -> int:
-        """Return the number of layer passes in `read` for a text of `tokens` tokens."""
+        """Return the number of calls of `advance` in `read` for a text of `tokens` tokens."""
         layers = layer_counts(self.base)[0]
         return len(self._split_into_blocks(tokens)) * layers
 
@@ -382,7 +382,7 @@ class PartsReader:
         def append_level(layer_pass: LayerPass, _features: object) -> None:
             """Propagate the parts of the previous level through a layer."""
             if layer_pass.call.number > len(self.values):
-                return  # a decoder after the encoder
+                return  # a layer of the decoder
             document = layer_pass.document(0)
             with torch.set_grad_enabled(sources is None):
                 if not levels:

@@ -29,7 +29,7 @@ from attnmix.models.families import PROJECTED, Stack, attention_modules
 
 Result = TypeVar("Result")
 
-STEP = 1e-4  # step of the central difference for g'(0)
+STEP = 1e-4  # step of the central difference for the derivative of an activation at 0
 QUADRATURE_NODES = 24  # number of nodes for the mean of an activation between 0 and its input
 RATIO_POINTS = ("attention_output", PROJECTED)
 
@@ -54,7 +54,7 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """The first Linears (one; if gated two, or one for both), the activation and the last Linear of the network."""
+        """The first Linears (two in some gated networks), activation and last Linear of the feed-forward network."""
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *more, last = modules
         ups = [linear_weights(module) for module in (first, *more)]
@@ -80,7 +80,7 @@ class Block:
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _find_norm(self, path: str | None) -> Norm:
-        """Return the norm at `path`; no norm for a missing module or an `Identity`, as in ModernBERT."""
+        """Return the norm at `path`, or `no_norm` if the path is None or leads to an `Identity`, as in ModernBERT."""
         if path is None:
             return self.no_norm
         module = self.layer.get_submodule(path)
@@ -149,14 +149,14 @@ class LayerPass:
 
     @cached_property
     def diagonal(self) -> Tensor:
-        """The weights a_ii `[..., T, H]` of each token on itself."""
+        """The attention weights a_ii `[..., T, H]` of each token on itself."""
         return self.attention.diagonal()
 
     @cached_property
     def output(self) -> Tensor:
         """The layer's output `[..., T, D]`, recomputed from `attention_output`.
 
-        It is bitwise equal to the recomputed output after removing a part that is 0.
+        Removing a part that is 0 from `attention_output` gives bitwise the same result.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
@@ -171,17 +171,17 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of vectors after attention's skip connection, on the second skip connection and in the network.
+    """Parts of `AfterAttention.residual_ND`, on the second skip connection and in the feed-forward network.
 
-    They are linear in the vectors and thus additive; `AfterAttention.output` divides them by the deviations.
+    They are linear in `residual_ND` and thus additive; `AfterAttention.output` divides by the deviations of norms.
     """
 
     stream: Tensor  # the part on the second skip connection, [..., D]
-    entering: Sequence[Tensor]  # the part after each first Linear of the network, [..., W]
+    entering: Sequence[Tensor]  # the part after each first Linear of the feed-forward network, [..., W]
 
     @property
     def paths(self) -> list[Tensor]:
-        """The vectors on each path."""
+        """The part on the skip connection, and the parts in the feed-forward network."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
@@ -191,7 +191,7 @@ class NetworkPart:
         return other
 
     def copy(self) -> Self:
-        """Return a copy. The stream is shared, because it is never overwritten."""
+        """Return a copy for `AfterAttention.output`, which overwrites `entering` but not `stream`."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
@@ -218,7 +218,7 @@ class NetworkPart:
 
 @dataclass(frozen=True)
 class AfterAttention:
-    """N tokens from attention's skip connection to the end of a layer with a plain or gated feed-forward network.
+    """The computation from attention's skip connection to the end of a layer, for N tokens.
 
     The output W_2 g(W_1 z + b_1) + b_2 of a network is attributed to sources by integrated gradients with baseline 0
     (Kobayashi et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, the closed form is
@@ -233,13 +233,13 @@ class AfterAttention:
     because int_0^1 t g'(t p) dt = (g(p) - m) / p (integration by parts). m is computed by quadrature; the parts sum to
     u g(p) for any m. The contribution of each source is thus a linear map of the source, and the map depends on token i
     only. LayerNorms are replaced by their linear parts, divided by the deviations of the whole vectors. Biases and the
-    output of cross-attention belong to no source. W is the width of the network.
+    output of cross-attention belong to no source. W is the width of the feed-forward network.
     """
 
     block: Block
     residual_ND: Tensor  # the layer's input plus the attention output
     cross_ND: Tensor | None  # the output of cross-attention, in a decoder with an encoder
-    preactivation_NW: Tensor  # the output of the network's first Linear
+    preactivation_NW: Tensor  # the output of the feed-forward network's first Linear
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -255,7 +255,7 @@ class AfterAttention:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factors `[N, W]` for parts of each of the `inputs`."""
+        """The factors `[N, W]` that multiply the parts of each of the `inputs`."""
         activation = self.block.feed_forward[1]
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW
@@ -280,7 +280,7 @@ class AfterAttention:
         return value_at_zero
 
     def _propagate_to_inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, which are in one or two tensors.
+        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, in separate tensors or concatenated.
 
         The parts are overwritten, because an allocation would cost as much as the product.
         """
@@ -295,7 +295,7 @@ class AfterAttention:
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
-        """The `slopes` divided by the deviation of the network's input norm, for parts that are not yet divided."""
+        """The `slopes`, divided by the deviation of the feed-forward network's input norm."""
         if self.block.feed_forward_norm.absent:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
@@ -309,7 +309,7 @@ class AfterAttention:
         return self.block.cross_attention_norm.part(part_ND, whole_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Return the feed-forward network's output `[..., N, D]` for a part of the stream, without biases."""
+        """Return the feed-forward network's output `[..., N, D]` for a part returned by `stream`, without biases."""
         ups, _, down = self.block.feed_forward
         entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         inputs = [entering_ND @ up.W for up in ups]
@@ -351,7 +351,7 @@ class AfterAttention:
         return cross_norm.part(stream_ND + self.cross_ND, whole_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Propagate a part of the stream as in `added`, and add the biases of the network and its norms."""
+        """Propagate a part as in `added`, and add the biases of the feed-forward network and its norms."""
         block = self.block
         ups, _, down = block.feed_forward
         norm = block.feed_forward_norm
@@ -362,7 +362,7 @@ class AfterAttention:
         return self._propagate_through_output_norm(projected_ND) + block.feed_forward_output_norm.beta
 
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
-        """Propagate a part `[..., N, D]` of W_2's output through the network's output norm."""
+        """Propagate a part `[..., N, D]` of W_2's output through the feed-forward network's output norm."""
         norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
@@ -427,10 +427,10 @@ def run_layers(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
-    """Run one forward pass, and call `visit` after each layer with the layer's pass and the features recorded so far.
+    """Run one forward pass, and call `visit` after each layer with its `LayerPass` and the features recorded so far.
 
-    If `model` (a model with a head) is not None, it is run instead of `base`. Of earlier layers, only the outputs are
-    kept. Raise `InputError` if a layer does not call the attention function of transformers.
+    If `model` (`base` with a task head) is not None, it is run instead of `base`. Of earlier layers, only the outputs
+    are kept. Raise `InputError` if a layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
@@ -452,7 +452,7 @@ def run_layers(
             )
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
-        with features.pause():  # Both statements call the model's modules, which must not be recorded.
+        with features.pause():  # These statements may call the model's modules, which must not be recorded.
             block = Block(call.module, call.stack)
             layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
             visit(layer_pass, features)
@@ -498,7 +498,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
-    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero
+    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero vector
 
     def compute_value(vector_D: Tensor) -> Tensor:
         """Return the value `[E]` of a vector."""

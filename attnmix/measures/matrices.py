@@ -1,4 +1,4 @@
-"""Declarations of the matrices of contributions from source token j to token i, with their formulas.
+"""The matrices of contributions from source token j to token i, with their definitions and formulas.
 
 A formula returns `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
 vectors.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnmix.core.names import EXCHANGE, ROLLOUT
 
-if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from torch import Tensor
 
     from attnmix.measures.contributions import SourceChunk
@@ -41,7 +41,7 @@ class LayerMatrix(Matrix):
     rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None for no rollout
 
     def rolled_out(self) -> Matrix:
-        """Return the declaration of the rollout."""
+        """Return the `Matrix` entry of this matrix's rollout."""
         return Matrix(
             name=self.name + ROLLOUT,
             definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
@@ -172,6 +172,6 @@ def with_rollout(name: str) -> list[str]:
 
 
 def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:
-    """Return the declarations of the layer matrices that the matrices and rollouts in `names` need."""
+    """Return the layer matrices from which the matrices and rollouts in `names` are computed."""
     needed = {name.removesuffix(ROLLOUT) for name in names}
     return [matrix for name, matrix in LAYER_MATRICES.items() if name in needed]

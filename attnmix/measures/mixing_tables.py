@@ -73,7 +73,7 @@ CHUNK_DOCUMENTS = 256  # number of texts in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """Measures of the texts in the statistics, by checkpoint."""
+    """Measures of all texts that enter the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
     """Sums of the texts by quantity, including measured controls."""
@@ -83,11 +83,11 @@ class CorpusMeasures:
     """A table with one row per text: `document, label, predicted_label`."""
     methods: Sequence[str]
     sites: Sequence[Site]
-    """Sites of the geometry."""
+    """The sites (layer and capture point) at which the geometry was measured."""
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest error and number of texts `[2, levels, identities]`. The number is 0 if a level lacks an identity."""
+    """Largest error and number of checked texts `[2, levels, identities]`. The number is 0 for undefined identities."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
     """The `attention_gain` `[layers]` of each checkpoint, or {}."""
     sample: "CorpusMeasures | None" = None
@@ -151,7 +151,7 @@ class MeanTables:
         return resampled
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
-        """Return the mean of each available checkpoint, and of the paired difference if both are available."""
+        """Return the mean by checkpoint. Unless `mean.checkpoints` is set, include the paired difference."""
         names = mean.checkpoints
         if not names:
             names = [name for name in self.sums if name != RANDOM]
@@ -285,7 +285,7 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     """Return the tables of `mixing_tables` for a page of user texts, without rows that are slow to compute.
 
-    In `mixing_by_group`, only the rows of sources of pairs are included.
+    `mixing_by_group` contains only the rows by source in pairs of texts.
     """
     tables = _create_ratio_tables(measured)
     _add_sources(tables, measured)
@@ -297,7 +297,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return tables of ratios and their controls, for adding other means."""
+    """Return the tables of ratios and their controls, to which other means can be added."""
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
@@ -495,7 +495,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
     """Return a function that creates the columns of true means minus control means, paired by text."""
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-        """Return the columns for the means of a control; none if the checkpoint has no true means."""
+        """Return the columns for the means of a control; {} if the checkpoint has no true means."""
         if checkpoint not in true_means:
             return {}
         difference = true_means[checkpoint].minus(means)
@@ -532,7 +532,7 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return the content of `reports/metrics/measure.json`: headline ratios and final own shares, by checkpoint."""
+    """Return the content of `reports/metrics/measure.json`: headline ratios and own shares after the last layer."""
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     headlines = [method for method in methods if RATIOS[method].headline]
@@ -555,7 +555,7 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return the own shares after the last layer by donor kind; empty if they were not measured."""
+    """Return the own shares after the last layer by kind of donor; {} if they were not measured."""
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

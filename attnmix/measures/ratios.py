@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from attnmix.core.lazy import cached_property
 from attnmix.core.names import PREACTIVATION
 
-if TYPE_CHECKING:  # Figures and the page use the declarations without importing torch.
+if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from torch import Tensor
 
     from attnmix.measures.layers import AfterAttention, Block, LayerPass, NetworkPart
@@ -70,7 +70,7 @@ RATIOS = {
         source="Kobayashi et al., EMNLP 2021, equation 9",
         headline=True,
     ),
-    # The feed-forward network only affects the standard deviation (section 3.3).
+    # In GlobEnc, the feed-forward network only affects the standard deviation (section 3.3).
     "enc_n": Ratio(
         formula=lambda splits: splits.layer_norm,
         definition="the same with T through the second skip and LayerNorm",
@@ -118,7 +118,7 @@ class LayerSplits:
     x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the parts of `projected_ND` without b_O
-    rest: AfterAttention | None  # the pass through the rest of the layer, if a ratio needs it
+    rest: AfterAttention | None  # the computation of the rest of the layer, if a ratio needs it
     known_layer: Split | None = None  # the value of `layer`, if it was derived from other splits
 
     @cached_property
@@ -131,12 +131,12 @@ class LayerSplits:
 
     @cached_property
     def residual(self) -> Split:
-        """The R_ij."""
+        """R_ii, and the sum of R_ij over all other tokens."""
         return Split(self.attention.own + self.x_ND, self.attention.others)
 
     @cached_property
     def attention_norm(self) -> Split:
-        """The T_ij, in a post-LN family."""
+        """T_ii, and the sum of T_ij over all other tokens, in a post-LN family."""
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
@@ -146,12 +146,12 @@ class LayerSplits:
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The T_ij after the following LayerNorms. The feed-forward network belongs to no source."""
+        """`stream` after the next LayerNorms. The feed-forward network belongs to no source."""
         return self.stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """The R_ij of the token itself and of all others `[2, N, ...]`, propagated to the feed-forward network."""
+        """Both parts of `residual` `[2, N, ...]`, propagated to the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -159,7 +159,7 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """The R_ij after the rest of the layer, including its feed-forward network."""
+        """`residual` after the rest of the layer, including its feed-forward network."""
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
@@ -189,7 +189,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratios `[methods, ..., N]` of N tokens."""
-    import torch  # lazy import, because the declarations are also used without torch
+    import torch  # lazy import, because `RATIOS` is also used without torch
 
     values = {method: RATIOS[method].formula(splits) for method in methods}
     split_methods = [method for method, value in values.items() if isinstance(value, Split)]
@@ -259,7 +259,10 @@ def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> 
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the pass of N tokens after the skip connection; None if the network's preactivation was not captured."""
+    """Return the part of the layer after attention's skip connection, for N tokens.
+
+    Return None if the feed-forward network's preactivation was not captured.
+    """
     if PREACTIVATION not in features:
         return None
     residual_ND = x_ND + block.attention_output_norm.normalise(projected_ND)
@@ -285,6 +288,6 @@ def preferred_ratio(methods: Iterable[str]) -> str:
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return the values of each head multiplied by the head's weight, `[N, E]`."""
+    """Return the value of each head multiplied by the head's weight in `diagonal_NH`, `[N, E]`."""
     heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
     return heads_NHd.flatten(-2)

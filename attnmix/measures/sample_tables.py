@@ -1,4 +1,4 @@
-"""The tables of measures for a sample of the texts: exchange and parts from the input, and derivatives."""
+"""The tables of measures for a sample of the texts: exchange, parts from the input, and derivatives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -34,8 +34,8 @@ _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from each checkpoint's sums `[texts, donors, levels]` by quantity.
 
-    Without texts, the table is empty. Intervals are simultaneous over all donors and levels of a quantity. The
-    class part of the own share is the difference between the two donor kinds.
+    If no text was measured, the table is empty. Intervals are simultaneous over all donors and levels of a quantity.
+    `SAME_MINUS_OTHER` is the difference between the own shares of both kinds of donors.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -65,7 +65,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     """Return the table `parts` from each checkpoint's sums `[texts, quantities, levels]` by rule.
 
-    Without texts, the table is empty. Intervals are simultaneous over all quantities and levels of a rule.
+    If no text was measured, the table is empty. Intervals are simultaneous over all quantities and levels of a rule.
     """
     first = next(iter(parts.values()))
     if not first:

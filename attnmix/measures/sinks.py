@@ -22,7 +22,7 @@ SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massiv
 
 `attention_to_last`            mean attention weight of all other tokens on the last token
 `value_of_first`, `_of_last`   length of the token's value (all heads), relative to the mean of the tokens in between
-`massive_activation`           largest absolute number in the layer's output, relative to the median
+`massive_activation`           largest absolute component of the layer's output, relative to the median
 """
 
 
@@ -89,7 +89,7 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
 
 
 def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the largest absolute number of each text relative to its median, `[B]` in float64."""
+    """Return the largest absolute component of each text relative to the median, `[B]` in float64."""
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
     largest_B = token_size_BTD.flatten(1).amax(-1)

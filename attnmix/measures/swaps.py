@@ -1,11 +1,11 @@
 """Swap ratios: displacement of a layer's output by exchanging the inputs of other tokens or of the token itself.
 
-Weights, lengths and derivatives describe possible influences of other tokens. An exchange measures differences between
-texts: a contribution of other tokens that is the same in all texts causes no displacement. If the tokens of a text
-constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the ratio includes
-displacements that do not occur in real texts.
+Attention weights, lengths and derivatives describe possible influences of other tokens. An exchange measures
+differences between texts: a contribution of other tokens that is the same in all texts causes no displacement. If the
+tokens of a text constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the ratio
+includes displacements that do not occur in real texts.
 
-    swap              compares displacements by the exchange itself
+    swap              compares the displacements caused by the exchange itself
     swap_derivative   compares the linear approximations |sum_{j != i} J_ij d_j| and |J_ii d_i|, with d_j = x'_j - x_j:
                       norms of Jacobians, weighted by the covariance of the inputs of real texts
 
@@ -61,7 +61,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
-    """Return the indices of the next text of the same class as text `number` and of another class; None if missing."""
+    """Return the indices of the next text of the same class as text `number`, and of another class, or None."""
     all_texts = np.arange(len(classes))
     others = np.roll(all_texts, -number)[1:]
     is_same_class = classes[others] == classes[number]
@@ -171,7 +171,7 @@ def _differentiate_heads(
 ) -> tuple[Tensor, Tensor]:
     """Return the derivatives `[1, T, E]` of each token's head outputs by moving the other tokens, and the token itself.
 
-    A derivative is linear, so the movement of the other tokens is the movement of all tokens minus that of the token.
+    Derivatives are linear, so the one for the other tokens is that for all tokens minus that for the token itself.
     """
     own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
     moves_M1TD = torch.cat([move_1TD[None], own_moves_T1TD])  # M = 1 + T: all tokens, then each token alone

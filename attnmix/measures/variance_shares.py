@@ -1,8 +1,8 @@
 """Variance components of token vectors: shares of corpus, class, text and token.
 
 A token's vector is the sum of the corpus mean and of the deviations of its class, of its text, and of the token. The
-mean squared length of the vectors v of N texts is decomposed accordingly. Only products of different texts and tokens
-are used, which avoids bias from noisy means (the mean squares of a nested analysis of variance, solved for their
+mean squared length of the vectors v of N texts is decomposed accordingly. Apart from E v.v, only products of different
+tokens or texts are used, which avoids bias from noisy means (as in a nested analysis of variance, solved for its
 components):
 
     token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
@@ -11,7 +11,8 @@ components):
     corpus   C
 
 Texts have equal weights, regardless of their length. For vectors of length 1, products are mean cosines: W within a
-text, S with other texts of the same class, O with texts of other classes. Shapes: N texts, X sites or layers, D width.
+text, S with other texts of the same class, O with texts of other classes. Shapes: N texts, X layers or sites (layer and
+capture point), D width.
 """
 
 from __future__ import annotations

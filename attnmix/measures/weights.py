@@ -29,7 +29,7 @@ class Norm:
     """True for an identity in place of a norm that the family does not have."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Return the model's own output for vectors `[..., hidden]`."""
+        """Return the output of the model's norm for vectors `[..., hidden]`."""
         return self.module(vectors)
 
     def linear(self, part: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from attnmix.page.wording import model_wording_of, wording_of
 
 SHARE, RATIO = "Own share", "Mixing ratio of one layer"
 OWN_SHARE_DEFINITION = (
-    "how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it "
-    "moves if all other tokens are replaced"
+    "the displacement of the vector if its own token is replaced by one of another text, divided by the sum of this "
+    "displacement and the displacement if all other tokens are replaced"
 )
 """The definition of the own share in the glossary, the chart and docs/measures/exchange.md."""
 TOKEN_MEANS = "Lines show means over tokens."
@@ -48,7 +48,7 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
 
 
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
-    """Return the rows of `exchange.csv` with the own share after each layer, for one donor kind."""
+    """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor."""
     table: Any = run.table("measure/exchange")
     is_own_share = table["quantity"] == OWN_SHARE
     has_donor = table["donor"] == donor

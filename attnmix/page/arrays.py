@@ -1,7 +1,7 @@
 """Encoding of arrays and texts for the page; the page's script decodes the arrays.
 
-Every array is encoded as base64 of little-endian bytes. Attention heads are the largest data: the script computes
-attention weights from queries and keys.
+Every array is encoded as base64 of little-endian bytes. Attention heads are the largest data, so the script computes
+their weights from queries and keys.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -28,9 +28,9 @@ Curve = dict[str, list[float | None]]
 MAX_CODE = 65_534  # the largest code of a quantised value
 MISSING_CODE = 65_535
 MAX_INT16 = 32_767
-VECTOR_BYTES = 4_000_000  # total size of texts with all vectors on the page, before compression
+VECTOR_BYTES = 4_000_000  # maximum total size of texts with all vectors of heads, before compression
 HEAD_BYTES = 1_400_000
-"""The maximum size of queries and keys on a page: one text of 64 tokens, for a page of 4 MB."""
+"""The maximum size of queries and keys of other texts; one text of 64 tokens then fits on a page of 4 MB."""
 ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
 _CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
 _DELETE_AND_C1 = range(0x7F, 0xA0)
@@ -193,7 +193,7 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
-    """Encode the heads of texts, which are pairs of a name and the stored parts by checkpoint.
+    """Encode the attention heads of `texts`, which are pairs of a name and the stored parts by checkpoint.
 
     Return `number` and `width` of the heads (0 if no text has heads), and `documents`, the encoded parts by name and
     checkpoint. Short texts have all parts in float32 (`bits` 32). Other texts have queries and keys in 16 bits, with a

@@ -62,8 +62,8 @@ def page_text(run: Results, subject: Subject) -> str:
     has_spaces = any(SPACE in name for name in token_names)
     return _compile_template().render(
         policy=_write_content_security_policy(script),
-        # The template does not escape these: the project's own files, JSON with escaped "<", and the picture with
-        # escaped names.
+        # The template does not escape the project's own files, JSON with escaped "<", and the picture with escaped
+        # names.
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
         licences=LICENCES.read_text(encoding="utf-8"),

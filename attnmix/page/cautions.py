@@ -24,7 +24,7 @@ class Cautions(NamedTuple):
     answer: str
     """On the headline and the sentences below it."""
     ratio: str
-    """On the mixing ratios in the evidence."""
+    """On the mixing ratios, in the section “Evidence”."""
     map: dict[str, str]
     """On the map, by layout."""
 

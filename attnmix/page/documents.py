@@ -130,12 +130,14 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
     sentences = []
     if unknown:
         verb = "is" if unknown == 1 else "are"
-        sentences.append(f"{unknown} of its {len(tokens)} tokens {verb} unknown to the model.")
+        sentences.append(f"{unknown} of the text's {len(tokens)} tokens {verb} unknown to the model.")
     words = tokens[tokens["token_class"].isin(["word", "subword"])]
     pieces = words[words["token_class"] == "subword"]  # a word of one letter, such as "I", is a word
     letters = sum(_is_letter(str(token)) for token in pieces["token"])
     if letters >= MAX_LETTERS * len(words) > 0:
-        sentences.append(f"The vocabulary has few of its words: {letters} of {len(words)} tokens are single letters.")
+        sentences.append(
+            f"The vocabulary has few words of this text: {letters} of {len(words)} tokens are single letters."
+        )
     return " ".join(sentences)
 
 

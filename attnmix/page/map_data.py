@@ -25,7 +25,7 @@ def encode_map(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> Data:
-    """Return the encoded coordinates of tokens in a layout, as fractions of a square, and the sites without a map.
+    """Return the encoded coordinates of tokens in a layout, as fractions of a square, and the `sites` without a map.
 
     Layouts in a single plane have one square for all sites. For principal components, each site has a separate centre,
     and all layers with the same point have a common scale.

@@ -70,8 +70,8 @@ def _choose_document(
 def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
     """Return the positions from which the initially selected token is chosen.
 
-    They are the long words whose own share was measured. If there are none, they are measured words of any length, else
-    long words, else all words, else all tokens.
+    They are the first available of: long words with a measured own share, words with a measured own share, long words,
+    words, all tokens.
     """
     words = []
     long_words = []

@@ -29,10 +29,10 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_by_token
 from attnmix.page.wording import model_wording_of, wording_of
 
-MAX_TOKENS = 4096  # total length of the texts on a page
-CONTRIBUTION_BYTES = 8_000_000  # contribution matrices of the first texts, before compression
-SOURCES = 12  # largest sources of each token and checkpoint, and sources with the largest changes
-MAX_REVIEWS = 1000  # reviews with mean ratios on the page
+MAX_TOKENS = 4096  # maximum total length of the texts on a page
+CONTRIBUTION_BYTES = 8_000_000  # maximum size of the contribution matrices on a page, before compression
+SOURCES = 12  # number of the largest sources of each token and checkpoint, and of its largest changes
+MAX_REVIEWS = 1000  # maximum number of reviews with mean ratios on a page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
     "before": "Before fine-tuning",
@@ -52,7 +52,7 @@ PROBE_LABELS = {
     ("probe_position", "others"): "Position of the token",
     ("lens_agreement", "others"): "The head itself, on other tokens",
 }
-"""Quantities of `class_use.csv` and their groups."""
+"""Labels of the curves of probes, by quantity and group in `class_use.csv`."""
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -187,7 +187,7 @@ def _describe_reading(pieces: Sequence[DisplayToken]) -> Data:
 
 
 def _describe_site(site: Site, texts: CapturedTexts) -> Data:
-    """Return the layer, point and label of a capture site; points outside of layers have layer 0."""
+    """Return the layer, capture point and label of a site; points outside of layers have layer 0."""
     return {
         "layer": site.layer if site.point in names.LAYER_POINTS else 0,
         "point": site.point,
@@ -212,7 +212,7 @@ def _select_names(ordered: Sequence[str], available: Set[str]) -> list[str]:
 
 
 def _find_last_layer(texts: CapturedTexts, layers: range) -> int:
-    """Return the last layer with exact parts, which is the last encoder layer in encoder-decoder models."""
+    """Return the last layer with parts from the input, which is the last encoder layer in encoder-decoder models."""
     return texts.encoder or layers[-1]
 
 
@@ -223,7 +223,7 @@ def _read_derivatives(run: Results) -> pd.DataFrame:
 
 
 def _list_class_share_curves(run: Results, layers: range) -> Data:
-    """Return the shares of the predicted class by label."""
+    """Return the curves of `class_shares`, except for differences, by display label."""
     shares = class_shares(run)
     quantity_labels = shares["quantity"].map(CLASS_SHARE_LABELS)
     labelled_shares = shares.assign(quantity=quantity_labels).dropna(subset="quantity")

@@ -37,7 +37,7 @@ SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small extent"))
 class Subject:
     """The model and data of a page. If `dataset` is None, the page shows texts measured with the API.
 
-    All fields except the first are keyword-only, so that its strings cannot be confused.
+    All fields except the first are keyword-only, because many strings could be confused.
     """
 
     model: str
@@ -137,7 +137,7 @@ def describe_samples(run: Results, documents: int) -> str:
 
 
 def _describe_selection(subject: Subject, run: Results) -> str:
-    """Return sentences on the selection of the captured texts, and on texts that exceed its length limit."""
+    """Return sentences on the selection of the captured texts, and on captured texts above the length limit."""
     if not subject.selection:
         return ""
     texts = run.documents
@@ -147,7 +147,7 @@ def _describe_selection(subject: Subject, run: Results) -> str:
     names = []
     for _, row in longer.iterrows():
         names.append(f"{row['document']} ({row['tokens']} tokens)")
-    return f"{subject.selection} No text within the limit met the rule in the case of {' and '.join(names)}."
+    return f"{subject.selection} For {' and '.join(names)}, no text within the length limit met the rule."
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -253,7 +253,7 @@ def _describe_ratio_change(run: Results) -> str:
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
     interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
     means = f"over all layers, it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
-    definition = "The ratio is others / (others + own), with the lengths of the other tokens' and the own contribution."
+    definition = "The ratio is others / (others + own), where others and own are the lengths of the contributions."
     if found in (Verdict.HIGHER, Verdict.LOWER):
         return f"The mixing ratio {VERBS[found]} with fine-tuning: {means}. {definition}"
     reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
@@ -328,7 +328,7 @@ def _describe_edited_values(run: Results) -> list[str]:
 
 
 def class_lens(run: Results) -> list[str]:
-    """Return a sentence on the classifier's head applied to tokens that it does not read; [] without predictions."""
+    """Return sentences on the classifier's head, applied to tokens that it does not read; [] if not measured."""
     table = run.table("faithfulness/class_use")
     is_agreement = table["quantity"] == "lens_agreement"
     is_of_others = table["group"] == "others"
@@ -337,9 +337,9 @@ def class_lens(run: Results) -> list[str]:
         return []
     last_layer = lens.sort_values("layer").iloc[-1]
     return [
-        "If the classifier's head is applied to the last vectors of tokens that it does not read, it gives the "
-        f"predicted class for {percent(last_layer['mean'])} of them. This shows that their vectors are similar to "
-        "those that it reads, not that the classifier uses them."
+        "The classifier's head, applied to the last vectors of tokens that it does not read, predicts the class of the "
+        f"text for {percent(last_layer['mean'])} of these tokens. This shows that their vectors are similar to the "
+        "vectors that the head reads, not that the classifier uses them."
     ]
 
 
@@ -361,9 +361,9 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
             f"The text {label} classified as {_isolate(row['predicted'])} with a probability of {probability}."
         )
     if row["tokens"] < row["whole_tokens"]:
-        notes.append(f"Only {row['tokens']} of its {row['whole_tokens']} tokens were used ({truncation}).")
+        notes.append(f"Only {row['tokens']} of the text's {row['whole_tokens']} tokens were used ({truncation}).")
     if row["unknown_tokens"]:
-        notes.append(f"{row['unknown_tokens']} of its {row['tokens']} tokens are unknown to the model.")
+        notes.append(f"{row['unknown_tokens']} of the text's {row['tokens']} tokens are unknown to the model.")
     if lacks_details:
         notes.append(
             "Own shares by exchange and exact parts (the contributions of input tokens to a vector) were not computed "
@@ -447,9 +447,9 @@ def _describe_controls(run: Results) -> list[str]:
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control:
         sentences.append(
-            f"If every value is replaced by the mean over tokens of other texts with the same class and a similar "
-            f"position, the mixing ratio is {percent(control[VALUE_CONTROL, checkpoint])}. This removes the content of "
-            "the text from the values and keeps its attention weights."
+            f"If every value is replaced by the mean over tokens of other texts with the same token class and a "
+            f"similar position, the mixing ratio is {percent(control[VALUE_CONTROL, checkpoint])}. This removes the "
+            "content of the text from the values and keeps its attention weights."
         )
     changes = _select_changes(run)
     if changes.empty:
@@ -471,7 +471,7 @@ def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: 
 
 
 def _describe_layer_change(run: Results) -> str:
-    """Return a sentence on the layer with the largest change of the preferred ratio, or on why it is not known."""
+    """Return a sentence on the layer with the largest change of the preferred ratio, or the reason if it is unknown."""
     noun = wording_of(run).texts
     largest = _find_largest_change(run)
     if largest is None:
@@ -531,7 +531,7 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
 def derivatives(run: Results) -> list[str]:
     """Return a sentence on how fine-tuning changes the Jacobian norms in a layer; [] if there are no derivatives.
 
-    The layer is that of the largest change of the ratio, or the last layer if it is not known.
+    The layer is that of the largest change of the ratio or, if this change is not known, the last layer.
     """
     table = run.table("measure/derivatives")
     changes = _select_changes(run)
@@ -574,7 +574,7 @@ def _make_sentence(text: str) -> str:
 
 
 def map_note(run: Results) -> str:
-    """Return a note on why UMAP was not computed for the captured texts; an empty string if there are enough tokens."""
+    """Return a note on the reason why there is no UMAP of the captured texts; an empty string if there is one."""
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())

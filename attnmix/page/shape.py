@@ -30,7 +30,7 @@ SHAPE: Data = {
         "layers": [str],  # from 0, the embedding layer
     },
     "captured": str,  # the checkpoint of the captured vectors
-    "ownBasis": [str],  # capture points whose vectors have a different basis than the residual stream
+    "ownBasis": [str],  # capture points with a different basis from the residual stream
     "method": str,
     "layer": int,
     "importance": {...: {"limit": float, "values": str}},  # `[tokens]`, quantised between -limit and limit
@@ -42,7 +42,7 @@ SHAPE: Data = {
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
     "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of the map by layout
-    "sinceInput": [str],  # matrices with input tokens as sources, rather than the tokens of the layer below
+    "sinceInput": [str],  # matrices with input tokens as sources, rather than inputs of the layer
     "opens": {"document": int, "positions": [int]},  # initially selected text, and token position in each text
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint

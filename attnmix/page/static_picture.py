@@ -61,7 +61,7 @@ MIDDLE = SchemeColour("#5896cc", "#3d7fb5")
 END = SchemeColour("#00386f", "#b5e0ff")
 """The colour of a share of 1."""
 BEFORE = SchemeColour("#6b7485", "#a3adbd")
-"""The colour of the means of models before the last one, as in `page.css`."""
+"""The colour of the means of all models but the last, as in `page.css`."""
 AFTER = SchemeColour("#0060a0", "#88cfff")
 """The colour of the means of the last model, as in `page.css`."""
 

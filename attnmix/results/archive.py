@@ -4,10 +4,10 @@
                      measured quantities; the number of encoder layers; a digest of the weights
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
-    arrays.npz       `ratios` `[methods, layers, tokens]`, `predicted`, and all computed values by name: sums over the
-                     tokens of each text, `/values`, and their divisors, `/counts`, for `sums/<name>` and
-                     `own_share/<maximum number of texts>/<of tokens>/<by>/<name>`; `token_shares/<text>`,
-                     `[layers, tokens]`; `matrices/<text>/<name>`, `[layers, tokens, sources]`; `heads/<text>/<name>`;
+    arrays.npz       `ratios` `[methods, layers, tokens]`, `predicted`, and all computed values by name:
+                     `sums/<name>` and `own_share/<maximum number of texts>/<of tokens>/<by>/<name>`, with the sums over
+                     the tokens of each text (`/values`) and their divisors (`/counts`); `token_shares/<text>`
+                     `[layers, tokens]`; `matrices/<text>/<name>` `[layers, tokens, sources]`; `heads/<text>/<name>`;
                      `parts/<text>/<rule>/<rows>/<variable>`
 
 Any reader of zip, JSON, parquet and NumPy files can open it. It contains no code.
@@ -58,7 +58,7 @@ def shareable_source(source: str) -> str:
 
 
 def write_result(path: Path, result: SavedResult) -> None:
-    """Write the file atomically."""
+    """Write a result file atomically."""
     measured = sorted(result.measurements.measured)
     facts = {"format": FORMAT, **result.facts, "measured": measured}
     arrays = _pack_measurements(result.measurements)

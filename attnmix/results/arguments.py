@@ -69,7 +69,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class index of each text `[N]`, or None; raise `InputError` for a missing label or a wrong number."""
+    """Return the class index of each text `[N]`, or None; raise `InputError` unless each text has one label."""
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"

@@ -25,7 +25,7 @@ def tabulate_ratios(
     Args:
         measurements: The measurements of all texts.
         methods: The names of the ratios.
-        read_tokens: A function that returns the input tokens of a text and a layer.
+        read_tokens: A function that returns the input tokens of a text in a layer.
     """
     frames = []
     for number in range(len(measurements.texts)):

@@ -55,7 +55,7 @@ def _explain_directions(rows: pd.DataFrame) -> str:
         direction = direction_of_mixing(measure)
         if direction is not None:
             directions.append(f"a {direction} {measure}")
-    sentence = f"More mixing is {' and '.join(directions)}."
+    sentence = f"More mixing means {' and '.join(directions)}."
     more = rows.loc[rows["mixing"] == MORE_MIXING, "measure"]
     less = rows.loc[rows["mixing"] == LESS_MIXING, "measure"]
     if len(more) and len(less):

@@ -60,18 +60,18 @@ def compare(
     A difference between two models is not evidence about how they were trained, because two seeds with the same
     settings also differ. For such evidence, compare lists of three or more models with different seeds. A single model
     that is compared with a list is treated as fixed, such as a pretrained model compared with its fine-tuned versions;
-    a list of one model is treated as one training run, assumed to vary like the others.
+    a list of one model is treated as one training run, assumed to vary like those of the other side.
 
     Args:
         before: A model that `load` returned, a name or folder that `load` accepts, a result of `measure` or
             `load_result`, or a list of these, one for each training run.
-        after: The same for the other side. Either both sides are models or names, or both are results.
+        after: The other side, of the same types. Either both sides are models or names, or both are results.
         texts: The texts to measure, as in `measure`; omitted for results, which contain their texts.
         methods: For models, the ratios to measure, as in `measure`.
         max_length: For models, the number of tokens to which texts are truncated, as in `measure`.
         controls: For models, the controls to measure, as in `measure`.
         labels: For models, a class for each text, as in `measure`.
-        batch_tokens: For models, the number of tokens in a batch, as in `measure`.
+        batch_tokens: For models, the maximum number of tokens in a batch, as in `measure`.
         own_share_texts: The maximum number of texts for the own share, as in `Measures.own_share`.
         own_share_length: The number of tokens to which these texts are truncated.
 
@@ -79,7 +79,7 @@ def compare(
         The comparison of the ratios that all models have, and of the own share if it can be computed.
 
     Raises:
-        InputError: For invalid arguments, before a model runs; and if tokens, numbers of layers or controls differ.
+        InputError: For invalid arguments, before a model runs; and if the models differ in tokens, layers or controls.
 
     Example:
         >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")

@@ -56,18 +56,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The differences between two models on the same texts, returned by `compare`; printed with their cautions.
+    """The differences between two models on the same texts, returned by `compare` and printed with cautions.
 
     Columns of all tables: `measure`, `layer` (`all` for the mean over layers), `before`, `after`, `difference`;
     `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
     the simultaneous interval for all rows of the table (from 20 texts on); `between_seeds_low, between_seeds_high`, the
-    interval over training runs, if several are compared; `texts`, their number; and `tokens`, the mean length of a text
-    (missing for `class_share`, where every text counts once).
+    interval over training runs, if several are compared; `texts`, the number of texts; and `tokens`, the mean length of
+    a text (missing for `class_share`, where every text counts once).
 
     `mixing`         `more` or `less` if `between_models` is `higher` or `lower`: more mixing means a lower own share, a
                      higher ratio and a higher `swap`; otherwise `inconclusive`; empty for other measures
     `between_models` `higher` or `lower` if the simultaneous interval excludes 0: valid for these models on such texts
-    `between_seeds`  the same, only if the interval over training runs also excludes 0: valid for the mean over such
+    `between_seeds`  the same verdict, if the interval over training runs also excludes 0: valid for the mean over such
                      training runs
 
     Otherwise, a verdict is `inconclusive` if an interval includes 0, `too few texts` if there are fewer than 20, `too
@@ -196,14 +196,14 @@ class Comparison:
     def show(self, whole: bool = False) -> Any:
         """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.
 
-        In a notebook, heads and matrices are omitted unless `whole` is True.
+        In a notebook, attention heads and matrices are omitted unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page; without heads and matrices if `whole` is False."""
+        """Return the HTML of the page, without attention heads and matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 
@@ -215,9 +215,11 @@ class Comparison:
         note = ""
         if max(runs_before, runs_after) > 1:
             note = (
-                f"The comparison has {runs_before} and {runs_after} training runs; this page shows the first of each."
+                f"The compared sides have {runs_before} and {runs_after} training runs; this page shows the first run "
+                "of each side."
             )
         methods = [method for method in first.methods if method in second.methods]
+        # Measurements can be reused only if they contain exactly the ratios of the page.
         is_known = all(list(result.methods) == methods for result in results)
         known = [result.measurements for result in results] if is_known else []
         return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)

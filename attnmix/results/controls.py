@@ -38,7 +38,7 @@ def control_quantities(controls: Collection[str]) -> list[str]:
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
     """Return the sums of `controls` in a fixed order, `[N, L, M]` for ratios and `[N, L]` for shares.
 
-    A share can have several sums: `swap` has one for each donor kind, `class_share` also has one for permuted classes.
+    A share can have several sums: `swap` has one for each kind of donor, `class_share` another for permuted classes.
     """
     selected: dict[str, Sums] = {}
     for name in CONTROL_NAMES:
@@ -51,7 +51,7 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the texts that have no `corpus_value`, as a dictionary from index to a token class no other text has.
+    """Return the texts that have no `corpus_value`: for each index, the first token class that no other text has.
 
     Raise `InputError` if no text has a `corpus_value`.
     """
@@ -98,7 +98,7 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
 
 
 def add_class_shares(measurements: Measurements) -> None:
-    """Add the class share of the squared length of other tokens' contributions, and its level for permuted classes.
+    """Add the class share of other tokens' contributions (squared lengths), and its 95 % quantile for permuted classes.
 
     A class share depends on products of pairs of texts. The value of a text is therefore its jackknife pseudo-value: N
     times the share minus N - 1 times the share without the text. The mean of the pseudo-values has the jackknife

@@ -31,8 +31,8 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
 
     Previously computed values are available without a model: for a saved result, all of them; for a run, ratios, own
-    shares of tokens, matrices (in float32) and heads. Other values and pages are computed on demand. For these, the
-    model is loaded from the folder of the run, or from the hub or package of the saved result.
+    shares of tokens, matrices (in float32) and attention heads. Other values and pages are computed on demand, after
+    loading the model from the folder of the run, or from the hub or package of the saved result.
 
     Args:
         path: The file that `Measures.save` wrote, or the folder of a run.

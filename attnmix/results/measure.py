@@ -56,14 +56,15 @@ def measure(
             segment, without adding special tokens; padding at their ends is removed.
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
-            Longer token IDs raise an error.
+            Longer sequences of token IDs raise an error.
         controls: Controls to measure, shown by `Measures.controls` and `compare`: each ratio with the words in random
             order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same text
             (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
             exchanges inputs between texts; and `class_share`, the share of a class in the contributions of other
             tokens. Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
         labels: A class for each text, required by `class_share`.
-        batch_tokens: The number of tokens in a forward pass, including padding; a smaller number needs less memory.
+        batch_tokens: The maximum number of tokens in a forward pass, including padding; a longer text is a batch by
+            itself. A smaller maximum needs less memory.
 
     Raises:
         InputError: For invalid arguments or an empty or missing text, or if the parts of a layer do not sum to its

@@ -19,7 +19,7 @@ from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
 from attnmix.runs.tokens import TokenizedTexts
 
-LEFT_OUT = "{owner}.show(whole=True) and {owner}.to_html(path) create the whole page, with heads and other measures."
+LEFT_OUT = "{owner}.show(whole=True) and {owner}.to_html(path) create the whole page, with heads and all matrices."
 
 
 def models_page(
@@ -41,7 +41,7 @@ def models_page(
         tokenized: The texts.
         methods: The mixing ratios common to all models.
         owner: The name of the object that creates the page: `result` or `comparison`.
-        whole: False to omit heads and matrices, for a small page.
+        whole: False to omit attention heads and matrices, for a small page.
         note: A sentence on data that the page does not show.
         known: Measurements in each model with the same `methods`; missing values are added.
     """
@@ -83,7 +83,7 @@ def _measure_results(
                 base = copy.deepcopy(base)  # because both models are observed at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
-        if len(models) > 1:  # would take twice as long for two models
+        if len(models) > 1:  # Slow matrices would take twice as long.
             matrices = [name for name in matrices if name not in SLOW_MATRICES]
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))

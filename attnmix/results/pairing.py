@@ -30,8 +30,8 @@ def compare_results(
 ) -> Comparison:
     """Return the comparison of results before and after, as documented in `attnmix.compare`.
 
-    `fixed` has an entry for each side: True for one model that is not a training run. `sample` defines the texts of the
-    own share.
+    `fixed` has an entry for each side: True for a model that is not one of several training runs. `sample` defines the
+    texts of the own share.
     """
     results = [*before, *after]
     methods, differences = _check_comparable(results)

@@ -207,7 +207,7 @@ class Measures:
         return table
 
     def _name_all_donors(self) -> str:
-        """Return the donor kind of the own share over all donors."""
+        """Return the value of the column `donors` for the own share over all donors."""
         kinds = Engine.donor_kinds(self.measurements.texts)
         if len(kinds) > 1:
             return ALL_DONORS
@@ -309,7 +309,7 @@ class Measures:
         return sum_ratios(self.measurements, self.methods)
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the sums of own shares in a sample of the texts: over all donors, then by donor kind."""
+        """Return the sums of own shares in a sample of the texts: over all donors, then by kind of donor."""
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
             with self._open_engine() as engine:
@@ -388,7 +388,7 @@ class Measures:
         of the first layer. In encoder-decoder models, only the encoder is decomposed.
 
         `length`            |P_ij| by `layer`, `token` and `source`
-        `projection`        P_ij . y_i / |y_i|^2, a signed share; with `bias_projection` they sum to 1 over the sources
+        `projection`        P_ij . y_i / |y_i|^2, a signed share; these shares and `bias_projection` sum to 1
         `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
         `own_share`         own / (own + others)
         `coherence`         others / sum_{j != i} |P_ij|: the fraction of the others' parts that does not cancel
@@ -441,7 +441,7 @@ class Measures:
     def to_html(self, path: Path | str) -> Path:
         """Write an interactive page of the texts, as one file that works offline, and return its path.
 
-        The page also contains all heads, the controls and, from 48 tokens on, UMAP maps; loading umap-learn is slow.
+        The page contains all attention heads, controls and, from 48 tokens on, UMAP maps; loading umap-learn is slow.
         Token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
@@ -456,8 +456,8 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write all values computed so far to a zip file for `load_result`, and return its path.
 
-        The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and page
-        heads, but not the model. `attnmix.results.archive` documents its format.
+        The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and
+        attention heads, but not the model. `attnmix.results.archive` documents its format.
 
         >>> result.save("result.zip").name
         'result.zip'
@@ -482,15 +482,14 @@ class Measures:
     def show(self, whole: bool = False) -> Any:
         """Show the interactive page of the texts: in a notebook below the cell, otherwise in a web browser.
 
-        As notebooks store their output, a page in a notebook only has the picture and the text, without heads, unless
-        `whole` is True.
+        Attention heads and matrices are omitted in a notebook, which stores its output, unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page; without heads and matrices if `whole` is False."""
+        """Return the HTML of the page, without attention heads and matrices if `whole` is False."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()

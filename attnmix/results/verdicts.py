@@ -1,4 +1,4 @@
-"""Verdicts on differences, from intervals over texts and over training runs: a direction, or the reason for none.
+"""Verdicts on differences, from intervals over texts and training runs: a direction, or the reason why there is none.
 
 Shapes: R models of a side, C cells.
 """

@@ -1,9 +1,9 @@
-"""Capture of the feature vectors of selected texts at all capture points, in one forward pass per text.
+"""Capture of the feature vectors of selected texts at all capture points.
 
-A process computes the texts that overlap its shards of rows, collects the rows of each site in a buffer on the model's
-device, and writes each shard of each store once, during the next computation. A run resumes from its last shard. On a
-GPU, neighbouring shards are computed together. The stage writes `features/capture/`; if `capture.store` is a different
-location, the folder only contains a manifest of the arrays.
+Each process computes the texts that overlap its shards (blocks of rows). It collects the rows of each site (layer and
+capture point) in a buffer on the model's device, and writes each shard once, during the next computation. An
+interrupted run resumes after its last shard. On a GPU, neighbouring shards are computed together. The stage writes
+`features/capture/`; if `capture.store` is elsewhere, this folder contains a manifest instead of the arrays.
 """
 
 import ctypes
@@ -51,13 +51,13 @@ from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
 NumberedUnit = tuple[int, slice]
-"""Index and rows of a unit, the rows that are written together."""
+"""Index of a unit, and the rows in it, which are written together."""
 WRITING_THREADS = 4
-RECENT_WRITES = 1000  # writes whose rates are reported
+RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
-DEVICE_GROUP_BYTES = 2**31  # a constant: a limit by free memory would change the batches, and thereby last digits
-DEVICE_GROUP_TOKENS = 2**17  # rows of neighbouring shards computed together, on a GPU
-DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU, about ten milliseconds
+DEVICE_GROUP_BYTES = 2**31  # constant, because a limit by free memory would change batches and thus rounding
+DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring shards computed together on a GPU
+DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
 
@@ -107,7 +107,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             remaining = [(unit, rows) for unit, rows in group if not _locate_done_file(folder, unit).exists()]
             if not remaining:
                 continue
-            # Batches contain the whole group, to be identical in resumed runs.
+            # Batches include the units that are already written, so that resumed runs have the same batches.
             group_rows = slice(group[0][1].start, group[-1][1].stop)
             batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
@@ -146,7 +146,7 @@ def captured_vectors(
 ) -> dict[str, PointVectors]:
     """Return the vectors of all tokens of `texts` (token IDs) by capture point.
 
-    `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot hold.
+    `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot represent.
     """
     ids = np.concatenate(texts)
     lengths = np.array([len(text) for text in texts])
@@ -165,7 +165,7 @@ def captured_vectors(
         batches = list(_create_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
         fill_rows(base, batches, buffers)
         for site, target in targets.items():
-            target.copy_(buffers[site])  # no operation on a CPU, where both are the same memory
+            target.copy_(buffers[site])  # no operation on a CPU, where both share memory
     return vectors
 
 
@@ -245,7 +245,7 @@ def _write_tokens(folder: Path, run: Run) -> None:
 
 
 def group_tokens(device: torch.device, row_bytes: int) -> int:
-    """Return the maximum number of rows computed together; a GPU is inefficient in passes of few tokens.
+    """Return the maximum number of rows computed together, which is larger on a GPU for more efficient forward passes.
 
     `row_bytes` is the size of a token's vectors at all sites.
     """
@@ -264,7 +264,7 @@ def pass_cost_tokens(device: torch.device) -> int:
 
 
 def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
-    """Return groups of neighbouring units, with a maximum number of tokens or a single unit."""
+    """Return groups of neighbouring units with at most `tokens` rows, or of a single unit."""
     _, first_rows = units[0]
     unit_rows = max(1, first_rows.stop)
     size = max(1, tokens // unit_rows)
@@ -280,7 +280,7 @@ class TextRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A padded forward pass, and the rows of its tokens."""
+    """The inputs of a padded forward pass, and the rows of its tokens."""
 
     inputs: dict[str, Tensor]
     texts: list[TextRows]
@@ -311,7 +311,7 @@ class Batch(NamedTuple):
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
         """Copy the stored tokens of a feature `[B, T, D]` to their rows of `buffer`, text by text."""
         for text, tokens, rows in self.texts:
-            buffer[rows] = feature_BTD[text, tokens]  # reads each feature once
+            buffer[rows] = feature_BTD[text, tokens]
 
 
 class RowBuffers(Mapping[Site, Tensor]):
@@ -372,7 +372,7 @@ class ThreadMemory(threading.local):
         """Return vectors `[rows, width]` as an array in host memory, valid until the next call in this thread."""
         if not vectors.is_cuda:
             return vectors.cpu().numpy()
-        if self.stream is None:  # independent of the next computation, in the default stream
+        if self.stream is None:  # a stream that does not wait for the next computation
             self.stream = torch.cuda.Stream(vectors.device)
         if self.pinned.numel() < vectors.nbytes:
             self.pinned = torch.empty(vectors.nbytes, dtype=torch.uint8, pin_memory=True)
@@ -437,7 +437,7 @@ def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> No
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
     """Mark a unit as done after the `writes` of all sites; raise the error of a failed write.
 
-    The writes were submitted before, and threads start tasks in order of submission, so waiting cannot be mutual.
+    Threads start tasks in order of submission, so this task cannot block the writes, which were submitted before it.
     """
     digests = {str(site): write.result() for site, write in writes.items()}
     _mark_done(folder, unit, digests)
@@ -446,10 +446,10 @@ def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -
 def fill_rows(
     base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str = "fp32"
 ) -> float:
-    """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the type of the buffers.
+    """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the dtype of the buffers.
 
     Return the seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
-    `bf16`. Raise `InputError` with layer and point for features beyond the range of the type.
+    `bf16`. Raise `InputError` with layer and point for features beyond the range of the dtype.
     """
     for batch in batches:
         put_function = batch.put_function(base.device)
@@ -464,7 +464,7 @@ def fill_rows(
         extremes.extend(torch.aminmax(buffers[site][:filled]))
     finite = torch.stack(extremes).isfinite().all()
     start = time.perf_counter()
-    all_finite = finite.item()  # the only synchronisation with a GPU in a group
+    all_finite = finite.item()  # the only synchronisation with a GPU in a group of shards
     waiting_seconds = time.perf_counter() - start
     if not all_finite:
         _check_features(base, batches, buffers, precision)
@@ -493,7 +493,7 @@ def _run_forward_pass(
     take: Callable[[Site, Tensor], None],
     precision: str,
 ) -> None:
-    """Run a forward pass that calls `take` with the features of each site immediately."""
+    """Run a forward pass that calls `take` with the features of each site as soon as they are computed."""
     points = {site.point for site in sites}
     inputs_on_device = {name: tensor.to(base.device) for name, tensor in inputs.items()}
     half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
@@ -509,7 +509,7 @@ def _create_batches(
     batch_tokens: int,
     pass_cost: int,
 ) -> Iterator[Batch]:
-    """Yield the batches of all texts that overlap `rows`, with places of these rows, counted from the first one.
+    """Yield batches of all texts that overlap `rows`; `TextRows.rows` count from the first of these rows.
 
     `ids` are the concatenated token IDs of all texts.
     """
@@ -526,7 +526,7 @@ def _create_batches(
         longest = texts[batch[-1]]
         return len(batch) * len(longest)
 
-    # Largest batch first: later ones reuse its memory instead of fragmenting the heap.
+    # The largest batch is first, so that later batches reuse its memory instead of fragmenting the heap.
     batches.sort(key=count_padded_tokens, reverse=True)
     for batch in batches:
         inputs = padded([texts[number] for number in batch], padding)

@@ -1,7 +1,7 @@
-"""Inspection of captured texts one by one: ratios of every token, contribution matrices, heads, and token scores.
+"""Inspection of captured texts one by one: ratios of every token, matrices, attention heads, and token scores.
 
-The stage `inspect` writes `features/inspect/`. Models and results are in float64, except for the classifier. The texts
-are divided among the processes. Results of each text are stored as unfinished work, to resume an interrupted run.
+The stage `inspect` writes `features/inspect/`. Ratios, matrices and heads are computed in float64. The texts are
+divided among the processes. Results of each text are stored as unfinished work, to resume an interrupted run.
 """
 
 import logging
@@ -44,7 +44,7 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-MAX_DONORS = 256  # maximum number of donor texts for exchanged texts
+MAX_DONORS = 256  # maximum number of candidate donors for exchanged texts
 PUBLISHED = "published"  # folder that is renamed to `features/inspect` at the end
 
 
@@ -61,8 +61,8 @@ def inspect(
 ) -> None:
     """Write the measures of the captured texts for each of the `checkpoints`, and their predictions and token scores.
 
-    `batch_tokens` is the number of tokens in the classifier's batches. Unfinished work is stored in `folder`. If
-    `device` does not support float64, the CPU is used.
+    `batch_tokens` is the maximum number of tokens in a batch of the classifier or of exchanged texts. Unfinished work
+    is stored in `folder`. If `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)

@@ -3,8 +3,8 @@
 Batches of documents are processed by each checkpoint in float32. The stage writes `features/measure/`,
 `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines each number.
 
-Unfinished work is stored in one file per batch or document, to resume an interrupted run; the files are divided among
-the processes. Batches do not depend on the number of processes, and therefore neither do the results.
+Results of each batch or document are stored as unfinished work, to resume an interrupted run. Batches and documents are
+divided among the processes, but neither batches nor results depend on the number of processes.
 """
 
 import logging
@@ -75,7 +75,7 @@ from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_base
 from attnmix.models.segments import read_segments
 
-GRADIENT_DIRECTIONS = 8  # random directions of each derivative
+GRADIENT_DIRECTIONS = 8  # number of random directions for each derivative
 EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
 PRECISION = float(np.finfo(np.float32).eps)
 EXCHANGE, GRADIENTS, PARTS = "exchange", "gradients", "parts"
@@ -98,7 +98,7 @@ def measure(
 ) -> None:
     """Write the measures of the reviews sampled by `tokenize`, with one row group in memory at a time.
 
-    Unfinished work is stored in `folder`. A `device` without float64 is replaced by the CPU.
+    Unfinished work is stored in `folder`. If `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)
@@ -137,7 +137,10 @@ def measure(
         names = " and ".join(checkpoints)
         logging.info("measured %d documents in %s; tables: %.1f s", len(corpus), names, table_seconds)
         if plan.samples.controls is not None:
-            logging.info("controls, heads, steps, sinks and geometry: in %d of them", len(plan.samples.controls))
+            logging.info(
+                "measured controls, heads, steps, sinks and geometry in %d of these documents",
+                len(plan.samples.controls),
+            )
 
 
 class _Samples(NamedTuple):
@@ -169,11 +172,11 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
 
 @dataclass
 class WorkTimes:
-    """Work and times of this process in the passes of the ratios, without work of a resumed run."""
+    """Work and times of this process for the ratios, without the work that was stored before an interruption."""
 
     seconds: float = 0.0
     tokens: int = 0
-    """Tokens whose ratios were measured, in all checkpoints."""
+    """Number of tokens with measured ratios, over all checkpoints."""
     written_bytes: int = 0
     writing_seconds: float = 0.0
     device_seconds: float = 0.0
@@ -212,14 +215,14 @@ class _Plan:
         return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
     def create_engine(self, base: Any) -> Engine:
-        """Return the engine for a model without a head, on the device of this run."""
+        """Return the engine for a model without a task head, on the device of this run."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
         return Engine(base, self.methods, self.tokenizer.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
 
     @property
     def statistics(self) -> list[str]:
-        """Statistics of the pass that computes ratios, without unselected controls."""
+        """The statistics that are measured together with the ratios, without unselected controls."""
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
@@ -253,7 +256,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
     plan.times.seconds += time.perf_counter() - start
     plan.times.device_seconds += engine.batches.waiting_seconds
-    work = replace(work, times=WorkTimes())  # times of other passes are not reported
+    work = replace(work, times=WorkTimes())  # Only the times of the ratios are reported.
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
@@ -281,7 +284,7 @@ def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> D
 def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
     """Return the sums of the derivatives of a truncated document, with random directions for each document.
 
-    Donors of inputs are the next measured reviews of the same and of another predicted class.
+    Layer inputs are exchanged with the next measured reviews of the same and of another predicted class.
     """
     document = plan.corpus.document(number)
     # Both checkpoints use the same seed for a review, to compare them along the same directions.
@@ -310,7 +313,7 @@ def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSum
 
 
 def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
-    """Measure the control `random_weights`: a model of the architecture in `folder`."""
+    """Measure the control `random_weights`, in a model with the architecture of the checkpoint in `folder`."""
     work = plan.open_work(RANDOM)
     engine = plan.create_engine(random_base(folder, plan.seed))
     engine.read_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
@@ -431,7 +434,7 @@ def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     number = controlled[int(left_out[0])]
     sampled_documents = [corpus.document(drawn) for drawn in sample]
     first = corpus.document(number)
-    # `first` follows the sampled documents, in case that it is not among them.
+    # Append `first`, because it may not be among the sampled documents.
     place = sample.index(number) if number in sample else len(sampled_documents)
     classes = classes_without_others([*sampled_documents, first], range(len(sampled_documents)))
     token_class = classes[place]
@@ -458,7 +461,7 @@ class CheckpointWork:
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Write the ratios of a batch, and its largest errors of the identities."""
+        """Write the ratios of a batch, and the largest errors of its identities."""
         arrays: dict[str, Any] = {IDENTITY_ERRORS: largest_errors([document.identities for document in measures])}
         for number, document_measures in zip(task.numbers, measures, strict=True):
             arrays[str(number)] = document_measures.ratios
@@ -491,7 +494,7 @@ class CheckpointWork:
         return self._read_sums(kind, tasks, names, self.folder / self.checkpoint / kind)
 
     def read_ratio_sums(self, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the `RATIO_SUMS` of all documents, with and without statistics, as `read` does."""
+        """Return the `RATIO_SUMS` of all documents, including those without statistics, in the format of `read`."""
         return self._read_sums(MEASURES, list(tasks), RATIO_SUMS, self.folder / self.checkpoint / "ratios")
 
     def _read_sums(self, kind: str, tasks: Sequence[Task], names: Sequence[str], folder: Path) -> dict[str, Sums]:
@@ -510,13 +513,13 @@ class CheckpointWork:
         return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
-        """Return the largest error and the number of documents of all batches `[2, levels, identities]`."""
+        """Return the largest error and the number of checked documents `[2, levels, identities]` over all batches."""
         by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
         errors, documents = np.stack(by_batch, axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])
 
     def token_file(self, task: Task) -> Path:
-        """Return the file of the ratios and identities of a batch."""
+        """Return the file of the ratios and identity errors of a batch."""
         return self._locate_file(f"tokens-{MEASURES}", task)
 
     def _locate_file(self, kind: str, task: Task) -> Path:

@@ -26,7 +26,7 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
-OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # points that may differ in width from the stream
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # may differ in width from the residual stream
 COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # scores written as metrics
 
 
@@ -82,7 +82,7 @@ def _select_vectors(
     for layout in umap.layouts:
         given = stream if layout in ONE_PLANE else vectors
         if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
-            maps = len(given) if layout == "joint" else 1  # maps that share a plane
+            maps = len(given) if layout == "joint" else 1  # number of maps that share a plane
             umap.check_neighbours(tokens * maps)
         mapped = points_for(layout, given, umap)
         if mapped:
@@ -132,7 +132,7 @@ def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vecto
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
-    """Write all scores to `quality.parquet`, scores of whole layouts to `map_quality.csv`, and three as metrics."""
+    """Write all scores to `quality.parquet`, those of layouts to `map_quality.csv`, `COMPARED_SCORES` as metrics."""
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     is_whole_layout = quality["point"].isna()
     whole = quality[is_whole_layout].drop(columns=["layer", "point"])

@@ -71,8 +71,8 @@ SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward p
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
 """Maximum sum of squared lengths of the texts with detailed measures.
 
-These are the own share of each token by exchange, exact parts, and `SLOW_MATRICES`. They need one
-forward pass per token, which would take minutes for a page of many texts.
+These are the own share of each token by exchange, parts from the input, and `SLOW_MATRICES`. Their cost is quadratic in
+the text length, so a page of many texts would take minutes.
 """
 TYPED_DONORS = 2
 """Number of neutral donors of typed texts; own shares need most of the time until a page is shown.
@@ -98,7 +98,7 @@ class TextMeasurer:
         classifier: Classifier | None = None,
         neutral_donors: int = 0,
     ) -> None:
-        """Prepare models without a head, in float32 and eval mode, with observed attention.
+        """Prepare models without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. If `pairs` is True, the inputs are pairs of texts. `classifier`
         belongs to the last checkpoint. `neutral_donors` is the number of neutral donors for the exchange of tokens; 0
@@ -150,7 +150,7 @@ class TextMeasurer:
                 _, heads, _, width = parts["query"].shape
                 head_shapes.add((heads, width))
         if len(head_shapes) > 1:
-            results.heads_by_text = {}  # the page can only draw heads of equal number and width
+            results.heads_by_text = {}  # The page can only draw models with equal numbers and widths of heads.
         return results
 
     def _add_values(
@@ -168,8 +168,8 @@ class TextMeasurer:
         matrices = self._select_matrices(with_heads)
         matrices_by_text = _select_matrices_by_text(matrices, len(captured.texts), detailed)
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            # A model and its float64 copy can each run one pass at a time. `lacks_matrices` creates the copies, which
-            # must exist before any pass runs.
+            # A model and its float64 copy can each run one forward pass at a time. `lacks_matrices` creates the copies,
+            # which must exist before any forward pass runs.
             without_matrices = []
             for name, engine in self.engines.items():
                 if engine.lacks_matrices(measurements[name], matrices, with_heads):
@@ -183,7 +183,7 @@ class TextMeasurer:
                 jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
             sums_jobs[self.captured].result()
-            # The maps need passes of the captured model, which no other job uses at this point.
+            # The maps need forward passes of the captured model, which no other job uses at this point.
             jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
                 job.result()
@@ -213,7 +213,7 @@ class TextMeasurer:
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
-        if len(measurements) > 1:  # for the change over all layers
+        if len(measurements) > 1:  # The page shows the change of the mean over layers.
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         own_share_sums = {name: measured.own_share[OwnShareSample()] for name, measured in measurements.items()}
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
@@ -302,7 +302,9 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
         states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
     if states[0] != states[1]:
-        raise InputError(f"compare: the tokenizers of {names[0]} and {names[1]} differ; use models with the same one")
+        raise InputError(
+            f"compare: the tokenizers of {names[0]} and {names[1]} differ; use models with the same tokenizer"
+        )
     layers = [sum(layer_counts(base)) for base in bases]
     if layers[0] != layers[1]:
         counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"

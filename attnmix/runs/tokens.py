@@ -62,7 +62,7 @@ def tokenize_given(
     """Return a user's texts (in a format of `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
 
     `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the tokenizer's
-    truncation side. Only padding is removed from token IDs. Raise `InputError` for other types, for tokens without an
+    truncation side. Only padding is removed from token IDs. Raise `InputError` for other input, for tokens without an
     embedding, and if the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)

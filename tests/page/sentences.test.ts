@@ -53,7 +53,7 @@ test("the sentence of a cell has its values and largest sources in each model", 
         const words = sources(n).filter((j) => !isMark(j));
         const marks = sources(n).filter(isMark);
         const sum = percent(total(marks.map((j) => rows[n][j])));
-        const together = `; special tokens and punctuation among the ${KEPT} largest contribute ${sum}`;
+        const together = `; special tokens and punctuation among the ${KEPT} largest sources contribute ${sum}`;
         const named = words.map((j) => `${name(0, j)} ${percent(rows[n][j])}`).join(", ");
         withMarks += Number(marks.length > 0);
         withoutMarks += Number(marks.length === 0);
@@ -369,7 +369,7 @@ test("text and picture describe the chosen token by the same number and words", 
 test("unknown own shares and empty columns are explained", async () => {
   const reasons = {
     special: "special tokens are not exchanged",
-    same: "the texts that replace it have the same token here",
+    same: "all donor texts have the same token at this position",
     none: "no token of this text was exchanged",
     sampled: "only 3 tokens of this text were exchanged",
     rounding: "replacing tokens changes this vector by no more than rounding errors",

@@ -75,7 +75,7 @@ export function attentionRow(heads: Heads, layer: number, head: number, i: numbe
   return { first, last, dots, scores, logSum, weights: weights.map((each) => (each * share) / total) };
 }
 
-/** Every `every`-th row of a head; for `kind` "norm", weights times the length |f(x_j)| of the transformed value. */
+/** One in `every` rows of a head; for `kind` "norm", weights times the length |f(x_j)| of the transformed value. */
 export function headRows(heads: Heads, layer: number, head: number, kind: string, every = 1): Float32Array[] {
   return range(Math.ceil(heads.length / every)).map((n) => {
     const { first, weights } = attentionRow(heads, layer, head, n * every);

@@ -56,7 +56,7 @@ export function valueIn(block: Block, column: number, layer: number): Maybe {
 }
 
 type Painted = { box: Box; colour: string; ink: string; text: string };
-/** The colour and number of a cell; null if its value is not known or, in the row of the input, not a source. */
+/** The colour and number of a cell; null if its value is not known or if a cell of the input row is not a source. */
 function paintedCell(block: Block, column: number, layer: number): Omit<Painted, "box"> | null {
   if (layer > 0) {
     const value = valueIn(block, column, layer);

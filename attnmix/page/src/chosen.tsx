@@ -24,7 +24,7 @@ function marksText(sources: Share[]): string {
   const marks = sources.filter(({ token }) => !isWord(token));
   if (marks.length === 0) return "";
   const sum = marks.reduce((total, { share }) => total + share, 0);
-  return `; special tokens and punctuation among the ${data.sourcesKept} largest contribute ${percent(sum)}`;
+  return `; special tokens and punctuation among the ${data.sourcesKept} largest sources contribute ${percent(sum)}`;
 }
 
 /** A sentence on the words that are the largest sources of the selected vector in a block. */

@@ -1,4 +1,4 @@
-// The colour scale: the background colour is 0 and the end colour is the end of the scale, in all layers and models.
+// The colour scale, from the background colour (0) to the end colour. It is the same in all layers and models.
 
 import { interpolateLab, piecewise, rgb } from "d3";
 import { dark } from "./state";

@@ -47,7 +47,7 @@ export function differenceOf(column: Column, layer: number): Maybe {
   return one === null || other === null ? null : other - one;
 }
 
-/** The ends of the scale of differences: the same for all texts or, if stretched, the extremes of these texts. */
+/** The ends of the scale of differences: constants or, if colours are stretched, the extremes of the compared texts. */
 export const differenceRange = computed((): [low: number, high: number] => {
   const [largest] = largestDifferences.value;
   const limit = state.stretch.value && largest ? Math.abs(largest.value) : DIFFERENCE_LIMIT;

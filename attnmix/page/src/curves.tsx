@@ -211,8 +211,8 @@ export function Layers() {
         {lines.some(({ dots }) => dots) && (
           <p class="small">
             Each dot is the mean over the tokens of one of {Math.min(data.reviews.total, MAX_DOTS)} measured{" "}
-            {data.wording.texts} ({model}). Lines are means over the tokens of all {data.wording.texts}, so long ones
-            count more{state.token.value !== null && ", except the line of the selected token"}
+            {data.wording.texts} ({model}). Lines are means over the tokens of all {data.wording.texts}, weighted by
+            length{state.token.value !== null && ", except the line of the selected token"}
             {lines.some(hasInterval) && `; bands are 95% intervals over ${data.wording.texts}`}.
           </p>
         )}
@@ -244,7 +244,7 @@ function Probes() {
         of its review, its identity among the most frequent tokens, and its position (0, 1, 2 to 3, 4 to 7, and so on).
         They are fitted to tokens of training reviews. Dotted lines are controls with permuted labels.{" "}
         {lines.some(({ dash }) => dash === "dashed") &&
-          "The dashed line shows how often the fine-tuned model's own head gives the review's predicted class if it is applied to other tokens. "}
+          "The dashed line shows how often the fine-tuned model's classifier head, applied to other tokens, predicts the same class as for the review. "}
         {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}A probe shows which
         information a vector contains, not which information the model uses.
       </p>

@@ -1,5 +1,5 @@
 // The page's data, decoded on first use. Tokens are numbered from 0 over all documents.
-// In encoder-decoder models, the second reading contains the decoder's inputs, shifted right by one token.
+// `readings` are the input tokens of the encoder and of the decoder, if there is one (shifted right by one token).
 
 import type { Payload } from "./payload";
 
@@ -103,7 +103,7 @@ export function nearestTo(token: number, point: number): number[] {
 }
 
 export type Share = { token: number; share: number };
-/** The start index of each row's sources, and the end index of the last row's, from the encoded counts. */
+/** The start index of each row's sources, and the end index of the last row's sources, from the encoded counts. */
 const startsOf = once((counts: string) => {
   const starts = [0];
   for (const count of codes(counts)) starts.push(starts.at(-1)! + count);

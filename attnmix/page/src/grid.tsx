@@ -238,7 +238,10 @@ const Legend = () => (
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
     {state.change.value && `, change ${data.wording.by_change}`};{" "}
-    {state.stretch.value ? "stretched to the values in this picture" : "one scale for all layers, models and texts"}.
+    {state.stretch.value
+      ? "stretched to the values in this picture"
+      : "the same scale for all layers, models and texts"}
+    .
   </>
 );
 
@@ -320,7 +323,7 @@ function comparedRows({ first, second, columns }: Comparison) {
   };
 }
 
-/** A note on why a shown text has no exact parts, if this is the case. */
+/** A note on the reason if a shown text has no exact parts. */
 function PartsNote() {
   const texts = [state.document.value, state.compare.value].filter((text) => text !== null);
   const hasParts = (text: number) => "parts" in (data.contributions[data.documents[text].name] ?? {});

@@ -215,7 +215,7 @@ function MissingHeads() {
   const texts = [...data.documents.keys()].filter(hasHeads);
   return (
     <p class="note" id="heads-note">
-      This text's queries and keys are not on the page, to limit its size. {data.wording.heads_elsewhere}{" "}
+      To limit the size of the page, it has no queries and keys of this text. {data.wording.heads_elsewhere}{" "}
       {texts.length > 0 && "The page has the heads of "}
       {texts.map((each, n) => (
         <>
@@ -247,8 +247,8 @@ export function Heads() {
       <Pane id="heads" title={`Heads: ${where}`} file={`${data.documents[number].title}, ${where}`} rows={rows}>
         <p class="small noprint">
           Each line connects a token to a token that it attends to; the larger its{" "}
-          {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. The default head is one whose
-          tokens attend to other tokens. Click a line to see how its weight is computed.{" "}
+          {kind === "weight" ? "weight" : "weight times length"}, the stronger the line. By default, a head is shown in
+          which tokens attend to other tokens. Click a line to see how its weight is computed.{" "}
           {matrix.length > SHORT &&
             `Only tokens on the ${position.value === null ? "" : "selected token's "}strongest lines (at most ${MAX_LINES[1]}) are shown. `}
           The number next to a token is its position in the text; positions start at 0.

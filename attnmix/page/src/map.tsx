@@ -136,8 +136,8 @@ export function MapPane() {
         Map <small>{model}</small>
       </h2>
       <p>
-        Each dot is a token's vector at one <Term name="capture point" />. Nearby dots are similar vectors, as far as
-        two dimensions allow. The slider moves through the model. {data.cautions.map[layout.value]}
+        Each dot represents a token's vector at one <Term name="capture point" />, which the slider selects. Nearby dots
+        represent similar vectors, as far as two dimensions allow. {data.cautions.map[layout.value]}
       </p>
       {data.mapNote && (
         <p class="note" id="map-note">
@@ -176,7 +176,7 @@ export function MapPane() {
                 " Each kind of capture point has the same scale in all layers, so the sizes of clouds can be compared."}
               {layout.value === "joint" &&
                 data.ownBasis.length > 0 &&
-                " The outputs of attention heads have a different basis, so their dots cannot be compared with the others."}
+                " The outputs of attention heads have a different basis, so their dots cannot be compared with other dots."}
             </p>
             <p class="small">
               {data.maps[layout.value].absent.includes(point.value)

@@ -14,7 +14,7 @@ function whyNoExchange(token: number): string {
   if (isKnown(token)) return "replacing tokens changes this vector by no more than rounding errors";
   if (!tokens.some(isKnown)) return "no token of this text was exchanged";
   if (exchangeable.length > data.exchangeLimit) return `only ${data.exchangeLimit} tokens of this text were exchanged`;
-  return "the texts that replace it have the same token here";
+  return "all donor texts have the same token at this position";
 }
 
 /** The text for a missing value of the selected measure. */

@@ -22,15 +22,15 @@ export const shareGroups: Record<string, string[]> = (() => {
 })();
 
 const RATIO =
-  "the length of the other tokens' contribution, divided by that plus the length of the token's own contribution";
+  "the length of the other tokens' contribution, divided by the sum of this length and that of the token's own contribution";
 const EXPLANATIONS: Record<string, string> = {
   [OWN_SHARE]:
-    "How far the vector moves if its own token is replaced, divided by that plus how far it moves if all other tokens are replaced.",
+    "The displacement of the vector if its own token is replaced, divided by the sum of this displacement and the displacement if all other tokens are replaced.",
   parts:
-    "The vector as a sum of one part for each input token: the length of the token's own part, divided by that plus the length of the sum of the other tokens' parts.",
+    "The vector as a sum of one part for each input token: the length of the token's own part, divided by the sum of this length and the length of the other tokens' summed parts.",
   attention: "The attention weights, averaged over heads, without the lengths of the weighted vectors.",
   contribution_weights:
-    "The projection of each weighted value vector on the attention output, relative to the squared length of that output (Cunningham and Cirone, 2026).",
+    "The projection of each weighted value vector onto the attention output, relative to the length of that output (Cunningham and Cirone, 2026).",
   norm: "The lengths of the weighted value vectors whose sum is the attention output.",
   value_zeroing: "How much the direction of the layer's output changes if a token's value vector is set to zero.",
   value_zeroing_without_bias:

@@ -84,7 +84,7 @@ export function showAtOnce(change: () => void): void {
   options.debounceRendering = before;
 }
 
-/** The site in a layer with the same capture point, else the layer's last site, else the current site `now`. */
+/** The index of a layer's site with the same capture point as site `now`, else of its last site, else `now`. */
 function pointIn(layer: number, now: number): number {
   const same = data.sites.findLastIndex((site) => site.layer === layer && site.point === data.sites[now].point);
   const last = data.sites.findLastIndex((site) => site.layer === layer);
@@ -183,7 +183,7 @@ function tokenOfOtherPage(document: number, place: number): Maybe {
   return word ? sameWord(word, near, document) : start + near;
 }
 
-/** Make the choices in the address. Choices that it does not contain, or with invalid values, get their defaults. */
+/** Make the choices in the address. Missing choices and choices with invalid values get their defaults. */
 function readAddress(): void {
   const read = new URLSearchParams(location.hash.slice(1));
   const find = (key: keyof Choice, document: number) => {

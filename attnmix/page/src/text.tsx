@@ -54,7 +54,7 @@ function KeptBar({ token }: { token: number }) {
         ))}
       </div>
       <p class="small" id="bar-parts">
-        {data.matrices.includes(state.share.value) ? "The bar shows, by " : `${OTHER_MEASURE}, `}
+        {data.matrices.includes(state.share.value) ? "The bar shows contributions by " : `${OTHER_MEASURE}, `}
         <SourcesName />: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
       </p>
     </>
@@ -65,7 +65,7 @@ function whyMissing(token: number): string {
   if (data.matrices.length === 0)
     return `The sources of tokens are not known, because no contribution matrix was measured. ${data.wording.no_matrices}`;
   return measures.exchanged(token) === null
-    ? `The contribution matrix of this text is not on the page, to limit its size. ${data.wording.matrices_elsewhere}`
+    ? `To limit the size of the page, it has no contribution matrix of this text. ${data.wording.matrices_elsewhere}`
     : "The sources of this token are not shown, because they cannot be distinguished from rounding errors.";
 }
 
@@ -215,7 +215,7 @@ export function Text() {
         <Tokens id="words" tokens={tokensOf(document.value)} prefix="token-" label="Tokens of the text" marks />
         <aside id="card" aria-label="The selected token" aria-live="polite">
           {token.value === null ? (
-            <p class="small noprint">Select a token by click or arrow keys to see its sources and targets.</p>
+            <p class="small noprint">Select a token with a click or arrow keys to see its sources and targets.</p>
           ) : (
             <Card token={token.value} />
           )}

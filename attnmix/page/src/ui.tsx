@@ -244,21 +244,21 @@ export function ScaleRamp({ range, said }: { range: [low: number, high: number];
 export const GLOSSARY = {
   token: "A token is one input of the model: a word, a piece of a word, or a special token such as [CLS].",
   "mixing ratio of one layer":
-    "This ratio measures how much of a token's vector in one layer comes from other tokens. It is the length of their summed contribution, divided by that plus the length of the token's own contribution. The name of the measure states which part of the layer is included; measures by attention weights use sums of weights instead of lengths. Lengths are not squared: if the two vectors are orthogonal, a ratio of 25% corresponds to 10% of the squared length of their sum. The ratio describes one layer, not all layers since the input.",
+    "This ratio measures how much of a token's vector in one layer comes from other tokens. It is the length of their summed contribution, divided by the sum of this length and the length of the token's own contribution. The name of the measure states which part of the layer is included; measures by attention weights use sums of weights instead of lengths. Lengths are not squared: if the two vectors are orthogonal, a ratio of 25% corresponds to 10% of the squared length of their sum. The ratio describes one layer, not all layers since the input.",
   "own share":
-    "The own share is how far the vector moves if its own token is replaced by one of another text, divided by that plus how far it moves if all other tokens are replaced. Attention weights are computed anew for the replaced tokens. Special tokens are not replaced and have no own share.",
+    "The own share is the displacement of the vector if its own token is replaced by one of another text, divided by the sum of this displacement and the displacement if all other tokens are replaced. Attention weights are recomputed for the replaced tokens. Special tokens are not replaced and have no own share.",
   "exact parts":
-    "Exact parts decompose a vector into a sum of one part for each input token and one part for the biases. The own share is the length of the token's own part, divided by that plus the length of the sum of all other tokens' parts. The rest is divided among the other tokens in proportion to the lengths of their parts.",
+    "Exact parts decompose a vector into a sum of one part for each input token and one part for the biases. The own share is the length of the token's own part, divided by the sum of this length and the length of all other tokens' summed parts. The rest is divided among the other tokens in proportion to the lengths of their parts.",
   "shared value":
     "In this control, every token has the same value vector, the mean over its text, which contains no information about single tokens.",
   "other texts' values":
     "In this control, every value vector is replaced by the mean over tokens of other texts with the same token class and a similar position, while the attention weights stay the same. It shows the ratio without the content of the text in the values.",
   "words shuffled":
-    "In this control, the mixing ratio is measured with the words of every text in random order, while the tokens of a word stay together. The part of fine-tuning's change that remains does not depend on word order.",
+    "In this control, the mixing ratio is measured with the words of every text in random order, while the tokens of a word stay together. The part of the change by fine-tuning that remains does not depend on word order.",
   share:
     "A share is the contribution of one token to another token's vector, after attention or at the end of the layer, depending on the selected measure. The shares of a vector add up to 100%. ALTI compares each contribution with the whole vector by their distance (Ferrando et al., 2022). A rollout multiplies the shares of all layers since the input.",
   derivative:
-    "A derivative measures how strongly a token's output depends on the inputs of the other tokens, within one layer: the norm of the Jacobian with respect to the other tokens' inputs, divided by that plus the norm with respect to the token's own input.",
+    "A derivative measures how strongly a token's output depends on the inputs of the other tokens, within one layer: the norm of the Jacobian with respect to the other tokens' inputs, divided by the sum of this norm and the norm with respect to the token's own input.",
   "capture point": "Vectors are stored at several points in the model, such as the output of a layer.",
   "neighbours kept":
     "This is the share of a token's 15 nearest neighbours in the full space that are also among its 15 nearest neighbours on the map. Chance is the same share with the positions on the map shuffled.",

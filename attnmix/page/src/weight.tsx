@@ -10,7 +10,7 @@ import { nameOf } from "./words";
 
 const LISTED = 9; // maximum number of listed sources of longer texts
 const WHOLE = 16; // up to this number, all sources are listed
-const USUAL = 0.98; // quantile of a vector's absolute numbers with the strongest colour
+const USUAL = 0.98; // quantile of a vector's absolute components that has the strongest colour
 
 /** A strip with a cell for each dimension; the strongest colour stands for ±`most`. */
 function Strip({ values, most, label }: { values: Vector; most: number; label: string }) {
