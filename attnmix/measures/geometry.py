@@ -4,7 +4,7 @@ Computation is batched over texts and points. Shapes: `...` texts and points, T 
 distinct token IDs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -19,6 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
+SOLVED_NUMBERS = 2**16  # numbers in the products of a group of texts; for more, calls cost less than eigenvalues
 SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
@@ -179,12 +180,24 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
     """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
-    grams = []
-    for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
-        unpadded = gram_PNN[:, :size, :size]
-        grams.append(unpadded)
-    ranks = apply(_compute_effective_rank, grams)
-    return torch.stack(list(ranks))
+    points = gram_BPNN.shape[1]
+    groups = list(_group_by_size(sizes, points))
+    grams = [gram_BPNN[texts, :, : sizes[texts[0]], : sizes[texts[0]]] for texts in groups]
+    ranks_BP = gram_BPNN.new_empty(len(sizes), points)
+    for texts, ranks in zip(groups, apply(_compute_effective_rank, grams), strict=True):
+        ranks_BP[texts] = ranks
+    return ranks_BP
+
+
+def _group_by_size(sizes: Sequence[int], points: int) -> Iterator[list[int]]:
+    """Yield indices of texts of equal size whose products are solved together; large texts form groups of their own."""
+    texts_by_size: dict[int, list[int]] = {}
+    for text, size in enumerate(sizes):
+        texts_by_size.setdefault(size, []).append(text)
+    for size, texts in texts_by_size.items():
+        texts_in_group = max(1, SOLVED_NUMBERS // (points * size**2))
+        for start in range(0, len(texts), texts_in_group):
+            yield texts[start : start + texts_in_group]
 
 
 @cache
