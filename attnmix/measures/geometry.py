@@ -270,24 +270,34 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """
     start = layer_pass.x
     start_length_T = start.norm(dim=-1)
+    undefined_T = torch.full_like(start_length_T, torch.nan)
     before = start
-    before_length_T = start_length_T
-    steps = []
-    for vectors in _step_vectors(layer_pass).values():
-        measures = {}
-        if vectors is not None:
-            length_T = vectors.norm(dim=-1)
-            measures["norm"] = length_T / start_length_T
-            if vectors.shape == start.shape:
-                measures["cosine_input"] = _cosine(vectors, start, length_T * start_length_T)
-            if vectors.shape == before.shape:
-                distance_T = (vectors - before).norm(dim=-1)
-                measures["cosine_previous"] = _cosine(vectors, before, length_T * before_length_T)
-                measures["distance_previous"] = distance_T / start_length_T
-            before = vectors
-            before_length_T = length_T
-        steps.append(_stack_measures(measures, STEP_MEASURES, like=start_length_T))
-    return torch.stack(steps, dim=-2)
+    lengths = [start_length_T]
+    distances = []
+    products_previous = []
+    products_input = []
+    all_vectors = _step_vectors(layer_pass)
+    present = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
+    for vectors in present.values():
+        lengths.append(vectors.norm(dim=-1))
+        is_like_input = vectors.shape == start.shape
+        products_input.append((vectors * start).sum(-1) if is_like_input else undefined_T)
+        is_like_previous = vectors.shape == before.shape
+        products_previous.append((vectors * before).sum(-1) if is_like_previous else undefined_T)
+        distances.append((vectors - before).norm(dim=-1) if is_like_previous else undefined_T)
+        before = vectors
+    lengths_ST = torch.stack(lengths)
+    length_ST = lengths_ST[1:]
+    measures = {
+        "cosine_previous": _cosine(torch.stack(products_previous), length_ST * lengths_ST[:-1]),
+        "cosine_input": _cosine(torch.stack(products_input), length_ST * start_length_T),
+        "distance_previous": torch.stack(distances) / start_length_T,
+        "norm": length_ST / start_length_T,
+    }
+    measures_STm = _stack_measures(measures, STEP_MEASURES, like=length_ST)
+    by_step = dict(zip(present, measures_STm, strict=True))
+    missing_Tm = _stack_measures({}, STEP_MEASURES, like=start_length_T)
+    return torch.stack([by_step.get(step, missing_Tm) for step in STEP_POINTS], dim=-2)
 
 
 def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
@@ -307,8 +317,7 @@ def _step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     return vectors
 
 
-def _cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
-    """Return the cosines of vectors; `lengths_T` are the products of their lengths; 0 for vectors of length 0."""
-    products_T: Tensor = (first * second).sum(-1)
-    smallest = torch.finfo(lengths_T.dtype).tiny
-    return products_T / lengths_T.clamp_min(smallest)
+def _cosine(products: Tensor, lengths: Tensor) -> Tensor:
+    """Return cosines from dot products of vectors and products of their lengths; 0 for vectors of length 0."""
+    smallest = torch.finfo(lengths.dtype).tiny
+    return products / lengths.clamp_min(smallest)
