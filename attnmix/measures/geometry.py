@@ -4,7 +4,7 @@ Computation is batched over texts and points. Shapes: `...` texts and points, T 
 distinct token IDs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -19,6 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
+SOLVED_NUMBERS = 2**16  # numbers in the products of a group of texts; for more, calls cost less than eigenvalues
 SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
@@ -181,13 +182,25 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]` from Gram matrices. Padding is removed first."""
-    grams = []
-    for gram_PNN, size in zip(gram_BPNN, sizes, strict=True):
-        unpadded = gram_PNN[:, :size, :size]
-        grams.append(unpadded)
-    ranks = apply(_compute_effective_rank, grams)
-    return torch.stack(list(ranks))
+    """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
+    points = gram_BPNN.shape[1]
+    groups = list(_group_by_size(sizes, points))
+    grams = [gram_BPNN[texts, :, : sizes[texts[0]], : sizes[texts[0]]] for texts in groups]
+    ranks_BP = gram_BPNN.new_empty(len(sizes), points)
+    for texts, ranks in zip(groups, apply(_compute_effective_rank, grams), strict=True):
+        ranks_BP[texts] = ranks
+    return ranks_BP
+
+
+def _group_by_size(sizes: Sequence[int], points: int) -> Iterator[list[int]]:
+    """Yield indices of texts of equal size whose products are solved together; large texts form groups of their own."""
+    texts_by_size: dict[int, list[int]] = {}
+    for text, size in enumerate(sizes):
+        texts_by_size.setdefault(size, []).append(text)
+    for size, texts in texts_by_size.items():
+        texts_in_group = max(1, SOLVED_NUMBERS // (points * size**2))
+        for start in range(0, len(texts), texts_in_group):
+            yield texts[start : start + texts_in_group]
 
 
 @cache
@@ -260,24 +273,34 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """
     start = layer_pass.x
     start_length_T = start.norm(dim=-1)
+    undefined_T = torch.full_like(start_length_T, torch.nan)
     before = start
-    before_length_T = start_length_T
-    steps = []
-    for vectors in _select_step_vectors(layer_pass).values():
-        measures = {}
-        if vectors is not None:
-            length_T = vectors.norm(dim=-1)
-            measures["norm"] = length_T / start_length_T
-            if vectors.shape == start.shape:
-                measures["cosine_input"] = _compute_cosine(vectors, start, length_T * start_length_T)
-            if vectors.shape == before.shape:
-                distance_T = (vectors - before).norm(dim=-1)
-                measures["cosine_previous"] = _compute_cosine(vectors, before, length_T * before_length_T)
-                measures["distance_previous"] = distance_T / start_length_T
-            before = vectors
-            before_length_T = length_T
-        steps.append(_stack_measures(measures, STEP_MEASURES, like=start_length_T))
-    return torch.stack(steps, dim=-2)
+    lengths = [start_length_T]
+    distances = []
+    products_previous = []
+    products_input = []
+    all_vectors = _select_step_vectors(layer_pass)
+    present = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
+    for vectors in present.values():
+        lengths.append(vectors.norm(dim=-1))
+        is_like_input = vectors.shape == start.shape
+        products_input.append((vectors * start).sum(-1) if is_like_input else undefined_T)
+        is_like_previous = vectors.shape == before.shape
+        products_previous.append((vectors * before).sum(-1) if is_like_previous else undefined_T)
+        distances.append((vectors - before).norm(dim=-1) if is_like_previous else undefined_T)
+        before = vectors
+    lengths_ST = torch.stack(lengths)
+    length_ST = lengths_ST[1:]
+    measures = {
+        "cosine_previous": _compute_cosine(torch.stack(products_previous), length_ST * lengths_ST[:-1]),
+        "cosine_input": _compute_cosine(torch.stack(products_input), length_ST * start_length_T),
+        "distance_previous": torch.stack(distances) / start_length_T,
+        "norm": length_ST / start_length_T,
+    }
+    measures_STm = _stack_measures(measures, STEP_MEASURES, like=length_ST)
+    by_step = dict(zip(present, measures_STm, strict=True))
+    missing_Tm = _stack_measures({}, STEP_MEASURES, like=start_length_T)
+    return torch.stack([by_step.get(step, missing_Tm) for step in STEP_POINTS], dim=-2)
 
 
 def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
@@ -297,8 +320,7 @@ def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     return vectors
 
 
-def _compute_cosine(first: Tensor, second: Tensor, lengths_T: Tensor) -> Tensor:
-    """Return the cosines of vectors, given the products of their lengths `lengths_T`; 0 for vectors of length 0."""
-    products_T: Tensor = (first * second).sum(-1)
-    smallest = torch.finfo(lengths_T.dtype).tiny
-    return products_T / lengths_T.clamp_min(smallest)
+def _compute_cosine(products: Tensor, lengths: Tensor) -> Tensor:
+    """Return cosines from dot products of vectors and products of their lengths; 0 for vectors of length 0."""
+    smallest = torch.finfo(lengths.dtype).tiny
+    return products / lengths.clamp_min(smallest)

@@ -137,6 +137,8 @@ def _label_tokens(
     character, and the others with `SAME_CHARACTER`.
     """
     names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    special_tokens_mask = encoding.special_tokens_mask  # each access copies the mask
+    unknown_name = tokenizer.unk_token
     is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
     words = [-1] * len(names)
     labels = list(names)
@@ -144,7 +146,7 @@ def _label_tokens(
     word_end = 0
     label_end = 0
     for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
-        if encoding.special_tokens_mask[i]:
+        if special_tokens_mask[i]:
             continue
         # A new word begins if there is a space or punctuation from the end of the last token to this token's start.
         last_character = text[max(word_end - 1, 0) : word_end].strip(" ")
@@ -154,7 +156,7 @@ def _label_tokens(
             number += 1
         words[i] = number
         word_end = end
-        if is_word_piece or name == tokenizer.unk_token:
+        if is_word_piece or name == unknown_name:
             continue
         if not name.strip(WHITESPACE):
             labels[i] = name.translate(WHITESPACE_MARKS)
