@@ -17,6 +17,8 @@ from attnmix.core.arithmetic import environment
 
 LIMIT_SECONDS = 5.0  # limit of a request without progress, measured by `Clock`
 TICK_SECONDS = 0.01
+CHECKS = ("check_model", "check_classifier")
+"""Functions by which the stage loads a downloaded model."""
 ANSWER_SECONDS = 0.5  # limit of a response in real time; the hub's environment variables accept only whole seconds
 
 
@@ -45,17 +47,24 @@ def _set_up(variables: dict[str, str]) -> None:
     environment.set_variables(environment.PORTABLE)
 
 
-def run_download(folder: Path, token: str | None) -> None:
-    """Run the stage in a folder with a params.yaml."""
+def run_download(folder: Path, token: str | None, checks_model: bool) -> None:
+    """Run the stage in a folder with a params.yaml; without `checks_model`, the downloaded model is not loaded."""
+    from attnmix.models import loading
     from stages import download
     from stages.common.parameters import read_parameters
 
     _begin()
+    for name in CHECKS:
+        setattr(download, name, getattr(loading, name) if checks_model else _ignore)
     os.chdir(folder)
     os.environ.pop("HF_TOKEN", None)
     if token:
         os.environ["HF_TOKEN"] = token
     download.main(read_parameters())
+
+
+def _ignore(*_: object, **_options: object) -> None:
+    """Replace a check of a downloaded model."""
 
 
 def run_load(name: str) -> dict[str, bytes]:

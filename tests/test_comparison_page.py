@@ -134,7 +134,7 @@ def test_outputs_contain_no_local_path(compared: attnmix.Comparison, page: Path,
     private = str(Path(result.model.source).parent)
     assert private.startswith("/")
     saved = attnmix.load_result(result.save(tmp_path / "result.zip"))
-    one = result.to_html(tmp_path / "one.html")
+    one = attnmix.measure(result.model, TEXTS[:1]).to_html(tmp_path / "one.html")
     shown = [repr(result), repr(result.model), repr(saved), repr(compared), compared.to_markdown(), compared.to_latex()]
     shown += [
         compared._repr_html_(),

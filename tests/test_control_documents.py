@@ -74,7 +74,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
         reviews["text"] = reviews["text"].mask(is_long, reviews["text"] + " it was not so dull ." * 5)
     reviews.to_parquet(test_file, index=False)
     for seed, checkpoint in enumerate(("pretrained", "finetuned")):
-        write_tiny_bert(folder / "models" / checkpoint, seed=seed)
+        write_tiny_bert(folder / "models" / checkpoint, seed=seed, layers=2)
     sums: dict[tuple[str, str, int], dict[str, Any]] = {}
     write = CheckpointWork.write
 

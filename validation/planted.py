@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from attnmix.measures.controls import SAME_PASS, ControlValues, control_ratios
 from attnmix.measures.derivatives import FORMS, derivative_norms, document_chains, levels
 from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
-from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
+from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS, select_layer_matrices
 from attnmix.measures.ratios import RATIOS, mixing_ratios, split_layer
 from attnmix.measures.swaps import swap_ratio
 from attnmix.models.attention import attention_by, explicit
@@ -104,8 +104,9 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
 
     by_token = {} if case.two_before else ratio_scores(base, ids[:MEASURED], case.layers[0].bias)
     by_token |= matrix_scores(base, ids[:MEASURED], others_TT)
-    freed = matrix_scores(planted_model(case.without_value_bias(), contents), ids[:MEASURED], others_TT)
-    by_token |= {f"{name}, {BIAS}": score for name, score in freed.items() if name.startswith("alti")}
+    freed = planted_model(case.without_value_bias(), contents)
+    freed_scores = matrix_scores(freed, ids[:MEASURED], others_TT, ["alti", "alti_rollout"])
+    by_token |= {f"{name}, {BIAS}": score for name, score in freed_scores.items()}
     by_token |= parts_scores(case, base, ids[:MEASURED])
     by_token |= derivative_scores(case, base, ids[:DERIVED])
     by_token["conditional_derivative"] = conditional_derivative(output, x_BTD, others_TT)
@@ -148,13 +149,15 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     return by_token
 
 
-def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens in the rows `[B, T]` of each matrix, or of each rollout for two layers.
+def matrix_scores(
+    base: Any, ids_BT: Tensor, others_TT: Tensor, names: Collection[str] = tuple(MATRICES)
+) -> dict[str, Tensor]:
+    """Return the share of other tokens in the rows `[B, T]` of each named matrix, or rollout for two layers.
 
     `value_zeroing_sum` is the sum over other tokens in a row of Value Zeroing before normalization, with and without
     b_V.
     """
-    declared = list(LAYER_MATRICES.values())
+    declared = select_layer_matrices(names)
 
     def measure(layer_pass: LayerPass) -> list[dict[str, Tensor]]:
         return [layer_contributions(declared, layer_pass.document(text)) for text in range(len(ids_BT))]
@@ -163,7 +166,7 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
     by_text = []
     for raw in zip(*by_layer, strict=True):
         shares = {}
-        for name, rows_LTT in contributions(MATRICES, raw).items():
+        for name, rows_LTT in contributions(names, raw).items():
             if (name in ROLLOUTS) == (len(by_layer) > 1):
                 rows_TT = rows_LTT[-1]
                 # If contributions cancel, attention's output and their shares in it are rounding errors.
@@ -172,7 +175,8 @@ def matrix_scores(base: Any, ids_BT: Tensor, others_TT: Tensor) -> dict[str, Ten
                 shares[name] = shares_T.masked_fill(is_rounding_T, torch.nan)
         if len(by_layer) == 1:
             for name in ("value_zeroing", "value_zeroing_without_bias"):
-                shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
+                if name in names:
+                    shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
         by_text.append(shares)
     return {name: torch.stack([shares[name] for shares in by_text]) for name in by_text[0]}
 
