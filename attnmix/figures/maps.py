@@ -219,7 +219,6 @@ def _list_text_marks(colours: Mapping[str, str], documents: Sequence[str]) -> li
 
 
 def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
-    """Return the heading of an atlas."""
     texts = f"{len(documents)} texts"
     if len(documents) == 1:
         texts = style.printable(documents[0])
@@ -284,7 +283,6 @@ def _add_panel(figure: Figure, cell: Any) -> Any:
 
 
 def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
-    """Add the legend to its cell."""
     axes = grid.figure.add_subplot(grid.legend_cell)
     axes.axis("off")
     axes.legend(
@@ -296,7 +294,6 @@ def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
 
 
 def _add_heading(figure: Figure, heading: str) -> None:
-    """Add the heading at the top of a figure."""
     margin = 0.1 / figure.get_figheight()
     figure.suptitle(heading, y=1 - margin, va="top", fontsize=8)
 
@@ -378,7 +375,6 @@ def _scatter_other_texts(axes: Any, xy: Places, *, as_image: bool) -> None:
 
 
 def _scatter_tracked_words(axes: Any, xy: Places, words: Mapping[int, str]) -> None:
-    """Draw the tracked words of the example text in their colours."""
     tracked_xy = xy[list(words)]
     axes.scatter(
         tracked_xy[:, 0],

@@ -98,7 +98,6 @@ def _select_means(exchange: pd.DataFrame, text: TextLayers) -> pd.DataFrame:
 
 
 def _measure_longest(labels: Sequence[str]) -> float:
-    """Return the width of the longest label in inches."""
     widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]  # in points, 1 / 72 inch
     return max(widths) / 72
 

@@ -83,7 +83,6 @@ def _list_characters(families: tuple[str, ...]) -> frozenset[str]:
 
 
 def _find_available_characters() -> frozenset[str]:
-    """Return all characters available in the current fonts."""
     families = mpl.rcParams["font.family"]
     return _list_characters(tuple(families))
 
@@ -415,6 +414,5 @@ def _measure_squared_distances(
     points: npt.NDArray[np.float64],
     centre: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the squared distance of each point `[points, 2]` to `centre` `[2]`."""
     distances: npt.NDArray[np.float64] = np.square(points - centre).sum(axis=1)
     return distances

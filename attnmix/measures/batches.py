@@ -191,7 +191,6 @@ class BatchMeasurer:
         """The constants of each layer, found by a forward pass of one token."""
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
-            """Return the constants of one layer."""
             heads = layer_pass.attention.value.shape[-3]
             factors = head_factors(layer_pass.block, heads)
             return LayerConstants(layer_pass.value_bias, factors)
@@ -493,10 +492,7 @@ class BatchPass:
         words_BTD: Tensor,
         words: Words,
     ) -> list[SiteMeasures]:
-        """Return the geometry of the sites in `vectors`, in one computation for all sites of equal shape and start.
-
-        The start is the layer's input for sites in the layer, and the word embedding for earlier sites.
-        """
+        """Return the geometry of the sites in `vectors`; sites of equal shape and start are measured together."""
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
             is_in_layer = site.layer == layer_pass.call.number
@@ -614,10 +610,7 @@ class BatchPass:
         return errors_BLI
 
     def _compare_hidden_states(self) -> list[Tensor]:
-        """Return the errors `[B]` of each layer's output, compared with the model's `hidden_states`.
-
-        The last output of a stack of layers is compared after the final norm.
-        """
+        """Return the errors `[B]` of each layer's output (the last after the final norm) against `hidden_states`."""
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
             recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]

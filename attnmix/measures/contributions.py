@@ -260,7 +260,6 @@ class DocumentMeasurer:
         declared = select_layer_matrices(names)
 
         def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
-            """Return the raw matrices `[T, T]` of one layer by name."""
             matrices = _compute_matrices_on_host(declared, layer_pass)
             advance()
             return matrices

@@ -83,7 +83,6 @@ class CorpusValues:
             members_NG = batch.members_BTG.flatten(0, 1)
 
             def sum_by_group(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
-                """Return the sums `[G, E]` of one layer's values by group of tokens."""
                 value_NE = layer_pass.value.flatten(0, 1)
                 return members_NG.T @ value_NE.double()
 

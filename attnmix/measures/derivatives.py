@@ -313,7 +313,6 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
-        """Return the derivative along `x_tangent`."""
         (weight,) = context.saved_tensors
         moved: Tensor = x_tangent @ weight.T
         return moved
@@ -338,7 +337,6 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
-        """Return the derivative along `x_tangent`."""
         (slope,) = context.saved_tensors
         moved: Tensor = x_tangent * slope
         return moved

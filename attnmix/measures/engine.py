@@ -517,12 +517,10 @@ class Engine:
 
 
 def _read_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
-    """Measure the ratios of texts with shuffled words."""
     engine.read_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
 
 
 def _read_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
-    """Measure the ratios in the model with random weights."""
     engine.random.read_control("random_weights", texts, sink)
 
 

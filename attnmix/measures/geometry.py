@@ -98,7 +98,7 @@ class Words:
     def own_nearest(self, vectors: Tensor) -> Tensor:
         """Return True for vectors `[..., points, T, D]` whose nearest word embedding is that of their own token.
 
-        Nearness is the cosine, and only the embeddings of the text's tokens are compared.
+        Only the embeddings of the text's tokens are compared, by cosine.
         """
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)

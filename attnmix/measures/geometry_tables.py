@@ -169,7 +169,6 @@ def _draw_texts(measured: CorpusMeasures) -> tuple[list[int], npt.NDArray[np.int
 
 
 def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Moments:
-    """Return the moments of the selected texts."""
     return Moments(*(part[is_selected_N] for part in moments))
 
 

@@ -168,7 +168,7 @@ def _compare_vectors(
 def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the errors `[B, T]` of the weights' row sums.
 
-    Each row of attention weights should sum to 1; the error is the largest over heads.
+    Each row of attention weights should sum to 1.
     """
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)

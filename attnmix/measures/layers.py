@@ -501,7 +501,6 @@ def value_map(layer_pass: LayerPass) -> Linear:
     inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero vector
 
     def compute_value(vector_D: Tensor) -> Tensor:
-        """Return the value `[E]` of a vector."""
         return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():

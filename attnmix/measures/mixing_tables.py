@@ -158,7 +158,7 @@ class MeanTables:
         select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
         means = {}
         for name in names:
-            chunks = map(select, in_chunks(self.sums[name]))  # one chunk is in memory at a time
+            chunks = map(select, in_chunks(self.sums[name]))
             means[name] = self.draws.resample(chunks)
         if mean.checkpoints:
             return means

@@ -226,7 +226,6 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
 
 def _count_bytes(parts: Parts) -> int:
-    """Return the size of all parts in bytes."""
     return sum(array.nbytes for array in parts.values())
 
 
@@ -252,7 +251,6 @@ def _encode_common(parts: Parts) -> dict[str, Any]:
 
 
 def _sum_rows(parts: Parts) -> Array:
-    """Return the row sums of the attention weights `[L, H, T]`."""
     sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):

@@ -361,7 +361,6 @@ def _encode_contributions(documents: Sequence[str], run: Results) -> Data:
 
 
 def _encode_matrices(document: str, run: Results) -> Data:
-    """Return the main sources of every token of a text, by method."""
     stored = {checkpoint: run.matrices(checkpoint, document) for checkpoint in names.CHECKPOINT_NAMES}
     entries = {}
     for method in dict.fromkeys(MATRIX_ORDER):
@@ -383,7 +382,6 @@ def _encode_attention(opening_document: str, documents: Sequence[str], steps: Se
 
 
 def _read_heads(document: str, run: Results) -> dict[str, Parts]:
-    """Return the stored parts of a text's heads by checkpoint."""
     heads: dict[str, Parts] = {}
     for checkpoint in names.CHECKPOINT_NAMES:
         parts = run.heads(checkpoint, document)

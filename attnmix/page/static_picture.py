@@ -423,7 +423,6 @@ def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
 
 
 def _draw_circle(x: float, y: float) -> str:
-    """Return the SVG mark of a mean over all texts."""
     return _format_element(
         "circle",
         cx=x,
@@ -492,7 +491,6 @@ def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
 
 
 def _truncate_name(token: str) -> str:
-    """Return the name of a token with at most `NAME_LETTERS` characters."""
     if len(token) <= NAME_LETTERS:
         return token
     start = token[: NAME_LETTERS - 1]

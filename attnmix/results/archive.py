@@ -164,37 +164,31 @@ def _add_sums(measured: Measurements, kind: str, path: str, sums: Sums) -> None:
 
 
 def _pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
-    """Return the two arrays of `sums` by name."""
     return {f"{place}/values": sums.values, f"{place}/counts": sums.counts}
 
 
 def _unpack_sums(arrays: Arrays, place: str) -> Sums:
-    """Return the sums from arrays as created by `_pack_sums`."""
     return Sums(arrays[f"{place}/values"], arrays[f"{place}/counts"])
 
 
 def _encode_parquet(table: pd.DataFrame) -> bytes:
-    """Return the bytes of a parquet file."""
     buffer = io.BytesIO()
     table.to_parquet(buffer, **PARQUET_OPTIONS)
     return buffer.getvalue()
 
 
 def _decode_parquet(content: bytes) -> pd.DataFrame:
-    """Return the table in the bytes of a parquet file."""
     buffer = io.BytesIO(content)
     return pd.read_parquet(buffer)
 
 
 def _encode_arrays(arrays: Arrays) -> bytes:
-    """Return the bytes of an npz file."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
 
 
 def _decode_arrays(content: bytes) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays in the bytes of an npz file."""
     buffer = io.BytesIO(content)
     with np.load(buffer, allow_pickle=False) as stored:
         return dict(stored)

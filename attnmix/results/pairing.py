@@ -164,14 +164,12 @@ def _describe_left_out_texts(documents: Sequence[Document]) -> list[str]:
 
 
 def _describe_sample(documents: Sequence[Document]) -> str:
-    """Return a sentence on the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
     return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean number per text."
 
 
 def _describe_own_share_sample(texts: int, sample: OwnShareSample) -> str:
-    """Return a sentence on the sample of the own share."""
     number = min(texts, sample.max_texts)
     return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."
 

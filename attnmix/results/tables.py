@@ -185,7 +185,6 @@ def format_latex(table: pd.DataFrame) -> str:
 
 
 def _format_latex_row(cells: Sequence[str]) -> str:
-    """Return a row of a LaTeX `tabular`."""
     escaped = [escape_latex(cell) for cell in cells]
     return " & ".join(escaped) + r" \\"
 

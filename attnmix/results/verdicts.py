@@ -106,7 +106,6 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
 
 
 def _stack_means(side: Trainings, cells: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the means of each model of a side `[R, C]`."""
     means = [model.mean[cells] for model in side.means]
     return np.stack(means)
 

@@ -199,10 +199,8 @@ def _write_scores(run: Run, folder: Path) -> None:
 
 
 def _locate_ratios(folder: Path, checkpoint: str, number: int) -> Path:
-    """Return the file of a text's ratios among the unfinished work."""
     return folder / checkpoint / f"ratios-{number}.npy"
 
 
 def _locate_scores(folder: Path, number: int) -> Path:
-    """Return the file of a text's prediction and token scores among the unfinished work."""
     return folder / f"scores-{number}.npz"

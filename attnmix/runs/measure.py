@@ -477,7 +477,6 @@ class CheckpointWork:
         self._write_arrays(self._locate_file(kind, task), arrays)
 
     def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
-        """Write arrays by name to an npz file atomically."""
         start = time.perf_counter()
         with atomic_path(file) as part, part.open("wb") as opened:
             np.savez(opened, **arrays)
@@ -523,7 +522,6 @@ class CheckpointWork:
         return self._locate_file(f"tokens-{MEASURES}", task)
 
     def _locate_file(self, kind: str, task: Task) -> Path:
-        """Return the file with a task's sums."""
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 

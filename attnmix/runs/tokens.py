@@ -116,7 +116,6 @@ def write_tokens(
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
     def tokenize_blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        """Yield the tables of one block of texts at a time."""
         remaining = iter(texts)
         block = list(islice(remaining, store.ROW_GROUP_TEXTS))
         while block:
