@@ -360,9 +360,9 @@ def test_device_counts_launches_and_waits() -> None:
 MOST_LAUNCHES = {
     "`capture`, 12 points": (145, 2, 0, 3, 0),
     "seven ratios": (250, 1, 0, 2, 0),
-    "all that `measure` reads": (1850, 1, 17, 9, 0),
+    "all that `measure` reads": (1740, 1, 17, 9, 0),
     "`measure` outside a sample": (350, 1, 3, 3, 0),
-    "matrices of one text": (325, 1, 2, 2, 0),
+    "matrices of one text": (320, 1, 2, 2, 0),
 }
 
 

@@ -397,9 +397,9 @@ def _attend_by_rows(call: AttentionCall) -> tuple[Tensor, Tensor]:
     log_sums = []
     for rows in call.blocks():
         scores = call.scores(rows)
-        block_sums = torch.logsumexp(scores, -1)
-        is_masked = block_sums == -torch.inf
-        block_sums = block_sums.masked_fill(is_masked, 0)  # 0 for fully masked rows, as in the CPU kernel
+        log_sum_exp = torch.logsumexp(scores, -1)
+        # 0 for fully masked rows, as in the CPU kernel.
+        block_sums = log_sum_exp.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=0)
         weights = (scores - block_sums.unsqueeze(-1)).exp()
         log_sums.append(block_sums)
         contexts.append(weights @ call.value)
