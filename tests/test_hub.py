@@ -79,7 +79,7 @@ class Served(NamedTuple):
     def download(self, folder: Path, token: str | None = None, *, checks_model: bool = True, **changes: Any) -> Path:
         """Run the stage in `folder`, by default with a model and a dataset without failures, and return the folder.
 
-        Tests that compare all bytes of a model need not load it, which takes half of the time.
+        Tests that compare all bytes of a model need not load it, which takes a third of their time.
         """
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
