@@ -442,7 +442,7 @@ def test_layer_change_keeps_nonzero_digits(run: Path, tab: Any, tmp_path: Path) 
 
     shown = tab(change_page(tmp_path, change))
     text = shown.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 reviews)" in text
+    assert "by +0.03 percentage points (95% interval for this layer alone -0.04 to +0.10, 8 reviews)" in text
 
 
 def test_click_on_chart_selects_layer(opened: Opened) -> None:
