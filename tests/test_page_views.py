@@ -470,7 +470,7 @@ def changed(changed_page: Path, other_tab: Opened) -> Iterator[Opened]:
 
 def test_layer_change_keeps_nonzero_digits(changed: Opened) -> None:
     text = changed.page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
-    assert "by +0.03 percentage points (95% interval -0.04 to +0.10, 8 reviews)" in text
+    assert "by +0.03 percentage points (95% interval for this layer alone -0.04 to +0.10, 8 reviews)" in text
 
 
 def test_bands_stay_within_plot(changed: Opened) -> None:

@@ -236,28 +236,24 @@ class Classifier:
         maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Autograd cannot use inference tensors.
 
-    def between(self, first: Linear, second: Linear, numbers_K: Tensor) -> Tensor:
-        """Return the inputs `[K, width]` of the head's Linear `second` if all outputs of `first` equal a number."""
-        batch = self._create_batch([self.tokenizer.pad_token_id])
-        inputs_D = []
-        for number in numbers_K:
-            entering: list[Tensor] = []
+    def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
+        """Return the input `[width]` of the head's Linear `second` if all outputs of `first` equal `number` `[1]`."""
+        entering: list[Tensor] = []
 
-            def replace_output(_module: Any, _inputs: Any, output: Tensor, number: Tensor = number) -> Tensor:
-                return number.expand_as(output)
+        def replace_output(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            return number.expand_as(output)
 
-            def record_input(_module: Any, inputs: Any, entering: list[Tensor] = entering) -> None:
-                rows = inputs[0].flatten(0, -2)
-                entering.append(rows[0])
+        def record_input(_module: Any, inputs: Any) -> None:
+            rows = inputs[0].flatten(0, -2)
+            entering.append(rows[0])
 
-            with (
-                first.register_forward_hook(replace_output),
-                second.register_forward_pre_hook(record_input),
-                torch.inference_mode(),
-            ):
-                self.model(**batch)
-            inputs_D.append(entering[-1])
-        return torch.stack(inputs_D)
+        with (
+            first.register_forward_hook(replace_output),
+            second.register_forward_pre_hook(record_input),
+            torch.inference_mode(),
+        ):
+            self.model(**self._create_batch([self.tokenizer.pad_token_id]))
+        return entering[-1]
 
     def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the model's input for a single text."""
@@ -345,7 +341,7 @@ class FixedFactorScores:
             between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
                 slopes_D = slopes(between, first_output, last_input)
-                (constant_D,) = between(slopes_D.new_zeros(1))
+                constant_D = between(slopes_D.new_zeros(1))
             parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
             parts_JD = _map_parts(linear_weights(last.module), parts_JD)
         self._check_sum(parts_JD, logits_C, name)

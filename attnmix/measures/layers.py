@@ -400,7 +400,7 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
     g'(0) is a central difference; at a kink of g, this is the mean of both one-sided derivatives.
     """
     around_zero = torch.linspace(-STEP, STEP, 3, dtype=before.dtype, device=before.device)
-    below_zero, at_zero, above_zero = [activation(number) for number in around_zero.split(1)]
+    below_zero, at_zero, above_zero = (activation(number) for number in around_zero.split(1))
     derivative = (above_zero - below_zero) / (2 * STEP)
     slope = (after - at_zero) / before
     slope_with_limit: Tensor = slope.where(before != 0, derivative)

@@ -494,8 +494,8 @@ def _describe_layer_change(run: Results) -> str:
     if np.isnan(largest["simultaneous_low"]):
         return f"{sentence}."
     return (
-        f"{sentence}. Because the layer was selected, this interval is simultaneous for all layers and ratios; it is "
-        "wider than the interval for the layer alone in the view of layers."
+        f"{sentence}. Because the layer was selected, this interval is simultaneous for all layers and ratios. It is "
+        "wider than the interval for this layer alone under “Layers”."
     )
 
 
