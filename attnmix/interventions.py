@@ -316,7 +316,9 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
     for layer, replacement in by_layer.items():
         if not isinstance(replacement, Tensor) or replacement.is_complex():
             kind = type(replacement).__name__
-            raise InputError(f"replaced_values: layer {layer}: {kind}; allowed: a tensor of real numbers")
+            raise InputError(
+                f"replaced_values: the value of layer {layer} is of type {kind}; allowed: a tensor of real numbers"
+            )
 
     def replace_values(call: EditedCall) -> tuple[Tensor, Tensor]:
         """Replace the values `[B, H, T, d]` by those of the layer."""
@@ -338,7 +340,9 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
     for layer, function in by_layer.items():
         if not callable(function):
             kind = type(function).__name__
-            raise InputError(f"mapped_values: layer {layer}: {kind}; allowed: an `Eraser`, or a function")
+            raise InputError(
+                f"mapped_values: the map of layer {layer} is of type {kind}; allowed: an `Eraser` or a function"
+            )
 
     def map_values(call: EditedCall) -> tuple[Tensor, Tensor]:
         """Apply the layer's map to the concatenated values `[B, T, H * d]`."""
@@ -370,7 +374,9 @@ def chained(*edits: Edit) -> Edit:
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     """Return an edit that changes nothing and stores the values `[B, H, T, d]` of each layer in `values`."""
     if not isinstance(values, MutableMapping):
-        raise InputError(f"recorded: {type(values).__name__}; pass a dictionary, which will contain values by layer")
+        raise InputError(
+            f"recorded: got {type(values).__name__}; pass a dictionary, which will contain values by layer"
+        )
 
     def record_values(call: EditedCall) -> tuple[Tensor, Tensor]:
         values[call.layer] = call.value
@@ -383,7 +389,7 @@ def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
     """Return `given` as a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
     advice = "pass a dictionary with one or more layers as keys"
     if not isinstance(given, Mapping):
-        raise InputError(f"{maker}: {type(given).__name__}; {advice}")
+        raise InputError(f"{maker}: got {type(given).__name__}; {advice}")
     if not given:
         raise InputError(f"{maker}: an empty dictionary; {advice}")
     by_layer = {}
@@ -409,7 +415,7 @@ def _can_broadcast(given: Tensor, to: Tensor) -> bool:
 def _check_edit(edit: Any) -> None:
     if not callable(edit):
         allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
-        raise InputError(f"edit: {type(edit).__name__}; allowed: {allowed}")
+        raise InputError(f"edit: got {type(edit).__name__}; allowed: {allowed}")
 
 
 @dataclass(frozen=True)
@@ -484,7 +490,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     directions is smaller than the variance that `eraser` removes, all directions are erased.
     """
     if not isinstance(eraser, Eraser):
-        raise InputError(f"remaining_eraser: eraser: {type(eraser).__name__}; allowed: an `Eraser`")
+        raise InputError(f"remaining_eraser: eraser: got {type(eraser).__name__}; allowed: an `Eraser`")
     exact_ND = _check_vectors("remaining_eraser", vectors_ND)
     mean_D = eraser.mean_D.to(exact_ND)
     readout_DK = eraser.readout_DK.to(exact_ND)
@@ -530,7 +536,7 @@ def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
     """Return vectors `[N, D]` in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
     allowed = "a tensor `[vectors, width]`"
     if not isinstance(vectors_ND, Tensor):
-        raise InputError(f"{maker}: vectors: {type(vectors_ND).__name__}; allowed: {allowed}")
+        raise InputError(f"{maker}: vectors: got {type(vectors_ND).__name__}; allowed: {allowed}")
     if vectors_ND.ndim != 2 or not vectors_ND.numel():
         raise InputError(f"{maker}: vectors: {list(vectors_ND.shape)}; allowed: {allowed}")
     is_finite_N = vectors_ND.isfinite().all(-1)

@@ -220,7 +220,8 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_set_eval_mode(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
-        if has_own_attention or "torch._dynamo" in sys.modules:  # avoids a slow import
+        # Entering `uncompiled` imports torch._dynamo, which is slow, so it is entered only if it may be needed.
+        if has_own_attention or "torch._dynamo" in sys.modules:
             stack.enter_context(uncompiled)
         try:
             yield

@@ -4,8 +4,8 @@
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/` with the
 files of `model.name`. If `model.base` is set, `models/pretrained/` contains `model.base`, and `model.name` has a
-separate folder. Outputs are published at the end, after validation. Also writes `reports/sources.json`, with the hashes
-of `stages.sources`.
+separate folder. Outputs are published at the end, after validation. Also writes `reports/sources.json` with the hashes
+of local sources, as the stage `sources` does.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""Measure the drop of the predicted class's probability after replacing the highest-scored tokens, or all others.
+"""Measure how much the predicted class's probability drops after replacing the highest-scored tokens, or all others.
 
     python -m stages faithfulness
 
@@ -70,12 +70,19 @@ def main(parameters: Parameters) -> None:
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
+    write_metrics("faithfulness", _create_metrics(removed, correlations), run.metrics_folder)
+
+
+def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[str, float]:
+    """Return the largest `above_random`, and the correlation of margin and mixing ratio given the text length.
+
+    `above_random` refers to masked tokens; the correlation refers to all texts with the fine-tuned model.
+    """
     is_masked = (removed["test"] == COMPREHENSIVENESS) & (removed["replacement"] == MASK)
     best = removed.loc[is_masked & (removed["method"] != RANDOM_REMOVAL), "above_random"].max()
     overall = correlations.query("group == 'all' and quantity == 'margin_given_length'")
-    margin = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
-    metrics = {"above_random": float(best), "margin": float(margin)}
-    write_metrics("faithfulness", metrics, run.metrics_folder)
+    margin_given_length = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
+    return {"above_random": float(best), "margin": float(margin_given_length)}
 
 
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:

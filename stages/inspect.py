@@ -17,7 +17,7 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    """Measure the captured texts in each checkpoint on the device of this process."""
+    """Measure the captured texts with each checkpoint on the device of this process."""
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     inspect(

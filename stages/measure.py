@@ -18,7 +18,7 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    """Measure the sampled reviews in each checkpoint on the device of this process."""
+    """Measure the sampled texts with each checkpoint on the device of this process."""
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     folder = unfinished_folder("measure", parameters, run.root)

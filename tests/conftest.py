@@ -132,7 +132,10 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """Write the predictions and token scores of captured texts into the current folder, as `inspect` does."""
+    """Write placeholder predictions and an empty table of token scores of captured texts into the current folder.
+
+    The tables have the format of the stage `inspect`.
+    """
     table = pd.DataFrame({"document": documents}).assign(predicted="positive", probability=0.75, read_position=0)
     write_table(Run(Path()).predictions_file, table)
     write_table(Run(Path()).token_scores_file, pd.DataFrame(columns=["document", "position", "method", "score"]))
@@ -374,7 +377,7 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(page_folder: Path) -> Iterator[Path]:
-    """Enter the run of `page_folder`."""
+    """Change the working directory to `page_folder` for the tests of a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(page_folder)
         yield page_folder

@@ -431,7 +431,7 @@ def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Me
     ("before", "after", "models", "trainings"),
     [
         (0.0, 0.0, "inconclusive", "too few runs"),
-        (0.0, 0.1, "higher", "too few runs"),  # one training run each cannot represent others
+        (0.0, 0.1, "higher", "too few runs"),  # one training run per setting says nothing about other runs
         (0.1, 0.0, "lower", "too few runs"),
         ([0.0], [0.1], "higher", "too few runs"),
         ([0.0, 0.01, -0.01], [0.1, 0.11, 0.09], "higher", "higher"),
@@ -619,7 +619,7 @@ real = compare_module.measure_tokenized
             r"^compare: models cannot be compared with results; allowed: compare\(before, after, texts\) for models",
         ),
         (lambda m, r, o: attnmix.compare([m, r], [r]), r"^compare: models cannot be compared with results; "),
-        (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: BertModel; allowed: "),
+        (lambda m, r, o: attnmix.compare(m.network, m, TEXTS), r"^compare: got BertModel; allowed: "),
         (lambda m, r, o: attnmix.compare(__file__, m, TEXTS), r"^compare: .*\.py is a file; pass load_result\(path\)"),
         (
             lambda m, r, o: attnmix.compare("no model", m, TEXTS, methods="attn"),

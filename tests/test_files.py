@@ -539,7 +539,7 @@ def test_expanding_parquet_file_is_refused(tmp_path: Path, monkeypatch: pytest.M
     )
     assert (tmp_path / "a.parquet").stat().st_size < 1e5
     before, pool = pa.total_allocated_bytes(), pa.default_memory_pool()
-    with pytest.raises(InputError, match=r"its texts exceed the limit of 0\.0168 GB for a file"):
+    with pytest.raises(InputError, match=r"its selected columns exceed the limit of 0\.0168 GB for a file"):
         read(tmp_path / "a.parquet")
     assert pool.bytes_allocated() - before < 1e7
 

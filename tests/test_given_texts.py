@@ -1,4 +1,4 @@
-"""Texts in all forms are tokenised identically for measures, vectors and the page; other values raise one error."""
+"""Texts in all forms are tokenised identically for measures, vectors and the page; other values raise `InputError`."""
 
 from __future__ import annotations
 
@@ -259,12 +259,15 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: attnmix.measure("good film", m), r"^model: str; allowed: .* as in measure\(model, texts\)$"),
+        (lambda m: attnmix.measure("good film", m), r"^model: got str; allowed: .* as in measure\(model, texts\)$"),
         (
             lambda m: attnmix.measure(m.network, "good film"),
-            r"^model: BertModel; allowed: the result of load\(\.\.\.\)",
+            r"^model: got BertModel; allowed: the result of load\(\.\.\.\)",
         ),
-        (lambda m: attnmix.capture("good film", m, "run"), r"^model: str; allowed: .* capture\(model, texts, path\)$"),
+        (
+            lambda m: attnmix.capture("good film", m, "run"),
+            r"^model: got str; allowed: .* capture\(model, texts, path\)$",
+        ),
         (lambda m: attnmix.capture(m, "run", TEXTS), r"^path: list is not .* as in capture\(model, texts, path\)$"),
         (
             lambda m: attnmix.measure(m, "good film").to_html(None),

@@ -1,4 +1,4 @@
-"""Downloads survive all temporary failures of a hub, and lasting failures raise one error and leave no files."""
+"""Downloads survive all temporary failures of a hub, and lasting failures raise an error and leave no files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every edit raises one error for layers, heads, tokens and shapes that do not exist in the model or text."""
+"""Every edit raises `InputError` for layers, heads, tokens and shapes that do not exist in the model or text."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
         ({1: affine(5)}, r"Eraser: vectors of shape \[1, 7, 24\]; allowed: 5 in the last dimension"),
         ({1: lambda value: value[..., :5]}, r"its map returned shape \[1, 7, 5\]; allowed: \[1, 7, 24\]"),
         ({1: lambda _value: None}, "its map returned NoneType"),
-        ({1: 3}, "int; allowed: an `Eraser`, or a function"),
+        ({1: 3}, "the map of layer 1 is of type int; allowed: an `Eraser` or a function"),
     ],
     ("chained", "edits"): [
         ((), "no edits; pass one or more"),
-        ((3,), "edit: int; allowed"),
+        ((3,), "edit: got int; allowed"),
         ((without_heads({1: [0]}), without_heads({4: [0]})), "layer 4; allowed: 1 to 3"),
         ((chained(without_heads({0: [0]})),), "layer 0; allowed: 1 to 3"),
     ],
@@ -203,7 +203,7 @@ def test_error_restores_the_model(model: attnmix.Model) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (None, "edit: NoneType; allowed: an edit of attnmix.interventions"),
+        (None, "edit: got NoneType; allowed: an edit of attnmix.interventions"),
         (lambda _layer, weights, _value: weights, "edit: in layer 1 it returned Tensor; return "),
         (lambda _layer, weights, _value: (weights, None), "the returned values are NoneType; allowed: "),
         (
@@ -262,7 +262,7 @@ VECTORS, CLASSES = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)
         (lambda: class_eraser(VECTORS / CLASSES[:, None], CLASSES), r"^class_eraser: vectors: row 0 contains NaN or"),
         (lambda: class_eraser(VECTORS, CLASSES * 0), "^class_eraser: all vectors have the same class"),
         (lambda: remaining_eraser(VECTORS[:, :4], class_eraser(VECTORS, CLASSES)), "allowed: 5 in the last dimension"),
-        (lambda: remaining_eraser(VECTORS, "class"), "^remaining_eraser: eraser: str; allowed: an `Eraser`"),
+        (lambda: remaining_eraser(VECTORS, "class"), "^remaining_eraser: eraser: got str; allowed: an `Eraser`"),
         (lambda: remaining_eraser(VECTORS, class_eraser(VECTORS, CLASSES), 1.5), "seed: 1.5; allowed: whole numbers"),
         (lambda: class_eraser(VECTORS, CLASSES).scaled(float("nan")), "^scaled: factor nan; allowed: a finite number"),
         (lambda: probe_predictions(VECTORS.numpy(), [1] * 40, VECTORS.numpy()), "^probe: .* have the same label"),

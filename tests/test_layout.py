@@ -1,4 +1,4 @@
-"""`attnmix.layout` accepts arrays of many types, and rejects invalid arguments with a single error."""
+"""`attnmix.layout` accepts arrays of many types, and rejects invalid arguments with an `InputError` of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts by DecompX's published rules match attnmix for the same rules, and biases are divided as published."""
+"""`validation.published_parts` computes the same parts as attnmix, and distributes biases as in the DecompX paper."""
 
 from __future__ import annotations
 

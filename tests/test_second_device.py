@@ -57,8 +57,8 @@ TOLERANCE = 1e-3 if REAL_GPU else 1e-5
 SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
-# Operators that `torch.use_deterministic_algorithms` rejects on a GPU and text models could call. `cumsum` is excluded,
-# because it is rejected for floating-point numbers only, and models sum masks.
+# Operators that text models could call, and that `torch.use_deterministic_algorithms` rejects on a GPU. `cumsum` is
+# excluded, because it is rejected for floating-point numbers only, and models sum masks.
 NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
     "aten::bincount",

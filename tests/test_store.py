@@ -1,4 +1,4 @@
-"""Feature stores are plain Zarr arrays of the planned sizes, all readers agree, and any damage raises one error."""
+"""Feature stores are plain Zarr arrays of the planned sizes, all readers agree, and any damage raises an error."""
 
 from __future__ import annotations
 

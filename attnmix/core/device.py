@@ -81,7 +81,8 @@ def device_name(device: torch.device) -> str:
 def prepare_device(device: torch.device) -> None:
     """Configure the process for correct and reproducible results on `device`, and log the device.
 
-    Products have full float32 precision, and algorithms are deterministic. Call this function before CUDA starts.
+    Matrix products, convolutions and RNNs use full float32 precision. Non-deterministic operators raise an error on
+    CUDA and cause a warning on other devices. Call this function before CUDA starts.
     """
     for name, value in WORKSPACE.items():
         os.environ.setdefault(name, value)

@@ -35,8 +35,9 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
 def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
     """Raise `ValueError` if the selected columns exceed `limit` bytes."""
     if size > limit:
-        allowed = f"{limit / 1e9:.3g} GB for a file of its size"
-        raise ValueError(f"its texts exceed the limit of {allowed}; use a part of it")
+        reason = " for a file of its size" if limit < MAX_TABLE_BYTES else ""
+        allowed = f"{limit / 1e9:.3g} GB{reason}"
+        raise ValueError(f"its selected columns exceed the limit of {allowed}; use a part of the file")
 
 
 def shown_names(names: Sequence[Any]) -> str:

@@ -101,7 +101,7 @@ class Review:
         return _convert_to_float64(scores_T)
 
     def left_out(self) -> Doubles:
-        """Return the drop `[T]` of the predicted class's logit after removal of each single token.
+        """Return how much the predicted class's logit drops if a single token is removed, for each token `[T]`.
 
         The drop is NaN for special tokens.
         """

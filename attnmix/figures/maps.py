@@ -354,7 +354,7 @@ def _describe_joint(is_inside: npt.NDArray[np.bool_]) -> str:
 
 
 def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
-    """Return a mask `[N]` of the points between the quantiles that enclose `AXES_SHARE` in both directions."""
+    """Return a mask `[N]` of the points within the central `AXES_SHARE` of the coordinates on both axes."""
     margin = (1 - AXES_SHARE) / 2
     low, high = np.quantile(xy, [margin, 1 - margin], axis=0)
     is_between = (xy >= low) & (xy <= high)

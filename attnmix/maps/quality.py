@@ -171,10 +171,12 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
     """Return a table with `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
 
-    The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows. Rows without layer and point
-    contain the mean over the points with a defined value. For the joint map, they contain scores of the vectors of all
-    points together, except points with a separate basis (`OWN_BASIS`); scores within single points are named as in
-    `WITHIN`.
+    The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows.
+
+    - Rows with a layer and a point contain the scores of the vectors of this point. In the joint map, these scores have
+      the names in `WITHIN`.
+    - Rows without layer and point contain the mean over the points with a defined value. For the joint map, they also
+      contain scores of the vectors of all points together, except points with a separate basis (`OWN_BASIS`).
     """
     by_seed = list(maps.values())
     scored_maps = by_seed[:1] if layout == "joint" else by_seed
@@ -185,15 +187,17 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     tables = in_parallel(score_map, calls, f"{layout}: scores by point")
     table_by_site = dict(zip(vectors, tables, strict=True))
     point_scores = pd.concat(table_by_site, names=["layer", "point"])
-    whole = point_scores.groupby("measure", sort=False).mean()
+    mean_over_points = point_scores.groupby("measure", sort=False).mean()
     tokens = len(next(iter(vectors.values())))
     scored_tokens = min(tokens, MAX_SCORED_VECTORS)
-    scored_vectors = len(vectors) * scored_tokens
     if layout == "joint":
         point_scores = point_scores.rename(index=WITHIN, level="measure")
-        within = whole.rename(index=WITHIN)
+        mean_within_points = mean_over_points.rename(index=WITHIN).loc[list(WITHIN.values())]
         among_all, scored_vectors = _score_among_all(vectors, by_seed, metric, seed)
-        whole = pd.concat([among_all, within.loc[list(WITHIN.values())]])
+        whole = pd.concat([among_all, mean_within_points])
+    else:
+        whole = mean_over_points
+        scored_vectors = len(vectors) * scored_tokens
     table = pd.concat([whole.reset_index(), point_scores.reset_index()])
     table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
     table = table.astype({"layer": "Int32", "point": "string"})

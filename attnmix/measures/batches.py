@@ -58,7 +58,7 @@ DocumentSums = dict[str, Sums]
 
 @dataclass(frozen=True)
 class DocumentMeasures:
-    """The measures of one document in one checkpoint, from one forward pass."""
+    """The measures of one document with one checkpoint, from one forward pass."""
 
     document: Document
     ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
@@ -102,7 +102,10 @@ class DocumentMeasures:
 
 
 def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> DocumentSums:
-    """Return the sums of a document's ratios by `GROUPS` of its tokens, `[groups, layers, methods]` by name."""
+    """Return the sums `[groups, layers, methods]` of a document's ratios over each group of its tokens.
+
+    The keys are `ratios_by_<grouping>` for the groupings in `GROUPS`.
+    """
     sums = {}
     by_grouping: dict[str, npt.NDArray[Any]] = {
         "token_class": document.classes,
@@ -146,7 +149,7 @@ class LayerConstants(NamedTuple):
 
 
 class BatchMeasurer:
-    """Computes the measures of batches of documents in one checkpoint's model."""
+    """Computes the measures of batches of documents with the model of one checkpoint."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
         """Prepare the measurement of those ratios in `methods` that are defined for the model's family."""
@@ -226,7 +229,7 @@ class BatchMeasurer:
         return batch_pass
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """Return the model's input, `[B, T]` by name."""
+        """Return the model's input `[B, T]`; the keys are argument names."""
         ids = [document.ids.tolist() for document in documents]
         return padded(ids, self.pad_token_id, self.base.device)
 
@@ -540,7 +543,7 @@ class BatchPass:
         return results
 
     def _join_statistics(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the statistics of all layers and sites on the host: `[B, ...]` by name."""
+        """Return the statistics `[B, ...]` of all layers and sites on the host; the keys are their names."""
         statistics = {}
         for name in self.layers[0][0].statistics:
             if name == "by_head":

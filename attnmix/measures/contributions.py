@@ -43,7 +43,7 @@ DEVICE_CHUNK_NUMBERS = 2**26  # the same for other devices, where larger operati
 def contributions(
     names: Collection[str], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
 ) -> dict[str, Tensor]:
-    """Return the normalised matrices and rollouts `[layers, T, T]` of one text, by name.
+    """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are their names.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
     before normalisation is below the matrix's `min_raw_sum`. The rollout includes such rows; rows of zeros become rows
@@ -85,7 +85,10 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the `declared` matrices `[T, T]` of one text in one layer, by name. `layer_pass` is in float64."""
+    """Return the `declared` matrices `[T, T]` of one text in one layer; the keys are their names.
+
+    `layer_pass` is in float64.
+    """
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
@@ -219,7 +222,7 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
 
 
 class DocumentMeasurer:
-    """Measurement of single texts in one checkpoint's model, in float64 for matrices and float32 for derivatives."""
+    """Measurement of single texts with one checkpoint, in float64 for matrices and float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
         """Store a float32 model, and the names of the default ratios and matrices."""
@@ -365,7 +368,7 @@ class DocumentMeasurer:
         return map_layers(call_for_text, self.base, self._create_batch(ids), points)
 
     def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the model's input `[1, T]` by name."""
+        """Return the model's input `[1, T]`; the keys are argument names."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 

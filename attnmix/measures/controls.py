@@ -229,7 +229,7 @@ def control_ratios(
     attended: AttendedValues,
     names: Collection[str] = SAME_PASS,
 ) -> dict[str, Tensor]:
-    """Return the ratios `[methods, B, T]` of all tokens under the controls `names` of `SAME_PASS`, by name.
+    """Return the ratios `[methods, B, T]` of all tokens; the keys are the controls `names` of `SAME_PASS`.
 
     `splits` are the unchanged splits of all tokens, and `attended` is computed from `values`. `corpus_value` is omitted
     if there are no corpus values.

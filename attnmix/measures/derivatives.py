@@ -41,7 +41,7 @@ from attnmix.core.names import Site
 from attnmix.core.torch_state import forward_derivatives
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, layer_hooks, recording
-from attnmix.models.families import family_of, optional_modules
+from attnmix.models.families import Stack, family_of, optional_modules
 
 Reference = Literal["word_embedding", "layer_input"]
 
@@ -70,7 +70,7 @@ class Chain(NamedTuple):
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     """Run one forward pass, and return the chain of each stack, from the sum of the embeddings on."""
     calls: list[LayerCall] = []
-    chains: list[Chain] = []
+    inputs_of_stacks: list[tuple[Stack, Tensor, list[LayerCall]]] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
 
     def append_layer(*_: object) -> None:
@@ -79,22 +79,20 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 
     with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
         base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
+        # Only encoder-decoder models have a second stack.
         for stack, point in zip(family_of(base.config).stacks, points, strict=False):
             stack_calls = [call for call in calls if call.stack == stack]
             first = stack_calls[0]
+            # Chains of families without this point start at the input of the first layer.
             start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
-            chain = Chain(
-                start_TW=start_1TW[0],
-                embed=torch.nn.Sequential(*optional_modules(base, stack.embedding)),
-                layers=stack_calls,
-            )
-            chains.append(chain)
-    # Layers are copied after the recording, because copies made during it would include its hooks.
-    differentiable = []
-    for chain in chains:
-        layers = [_replace_activation(call) for call in chain.layers]
-        differentiable.append(chain._replace(layers=layers))
-    return differentiable
+            inputs_of_stacks.append((stack, start_1TW[0], stack_calls))
+    chains = []
+    for stack, start_TW, stack_calls in inputs_of_stacks:
+        embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
+        # Layers are copied after the recording, because copies made during it would include its hooks.
+        layers = [_replace_activation(call) for call in stack_calls]
+        chains.append(Chain(start_TW, embed, layers))
+    return chains
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:

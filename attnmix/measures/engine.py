@@ -263,7 +263,7 @@ class Engine:
     ) -> None:
         """Measure the ratios of all texts and the `statistics` of a sample (None: of all texts), batch by batch.
 
-        Batches of a sample combine texts of all row groups, because each row group contains few of them.
+        Batches of sampled texts combine several row groups, because each row group contains only a few sampled texts.
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))

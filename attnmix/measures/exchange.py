@@ -239,7 +239,7 @@ def exchange_matrix(
 
 
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
-    """Return the sums over tokens of each quantity `[1 + K, L]`, by the names of `QUANTITIES`.
+    """Return the sums over tokens `[1 + K, L]` of each quantity; the keys are `QUANTITIES`.
 
     The first row covers all donors: the mean over kinds for each token, and for total effects the sum over kinds. With
     a single kind, this row is omitted, `[1, L]`.

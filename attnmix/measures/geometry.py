@@ -273,28 +273,20 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """
     start = layer_pass.x
     start_length_T = start.norm(dim=-1)
-    undefined_T = torch.full_like(start_length_T, torch.nan)
-    before = start
-    lengths = [start_length_T]
-    distances = []
-    products_previous = []
-    products_input = []
     all_vectors = _select_step_vectors(layer_pass)
     present = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
-    for vectors in present.values():
-        lengths.append(vectors.norm(dim=-1))
-        is_like_input = vectors.shape == start.shape
-        products_input.append((vectors * start).sum(-1) if is_like_input else undefined_T)
-        is_like_previous = vectors.shape == before.shape
-        products_previous.append((vectors * before).sum(-1) if is_like_previous else undefined_T)
-        distances.append((vectors - before).norm(dim=-1) if is_like_previous else undefined_T)
-        before = vectors
-    lengths_ST = torch.stack(lengths)
-    length_ST = lengths_ST[1:]
+    steps = list(present.values())
+    previous_steps = [start, *steps[:-1]]
+    length_with_input_ST = torch.stack([start_length_T, *(vectors.norm(dim=-1) for vectors in steps)])
+    length_ST = length_with_input_ST[1:]
+    previous_length_ST = length_with_input_ST[:-1]
+    product_input_ST = torch.stack([_compute_products(vectors, start) for vectors in steps])
+    product_previous_ST = torch.stack(list(map(_compute_products, steps, previous_steps)))
+    distance_previous_ST = torch.stack(list(map(_compute_distances, steps, previous_steps)))
     measures = {
-        "cosine_previous": _compute_cosine(torch.stack(products_previous), length_ST * lengths_ST[:-1]),
-        "cosine_input": _compute_cosine(torch.stack(products_input), length_ST * start_length_T),
-        "distance_previous": torch.stack(distances) / start_length_T,
+        "cosine_previous": _compute_cosine(product_previous_ST, length_ST * previous_length_ST),
+        "cosine_input": _compute_cosine(product_input_ST, length_ST * start_length_T),
+        "distance_previous": distance_previous_ST / start_length_T,
         "norm": length_ST / start_length_T,
     }
     measures_STm = _stack_measures(measures, STEP_MEASURES, like=length_ST)
@@ -318,6 +310,21 @@ def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
     else:
         vectors["ffn_skip"] = layer_pass.stream + features["ffn_output"]
     return vectors
+
+
+def _compute_products(first: Tensor, second: Tensor) -> Tensor:
+    """Return the dot products `[..., T]` of vectors `[..., T, D]`; NaN if the widths D differ."""
+    if first.shape != second.shape:
+        return first.new_full(first.shape[:-1], torch.nan)
+    return (first * second).sum(-1)
+
+
+def _compute_distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return the distances `[..., T]` between vectors `[..., T, D]`; NaN if the widths D differ."""
+    if first.shape != second.shape:
+        return first.new_full(first.shape[:-1], torch.nan)
+    distances: Tensor = (first - second).norm(dim=-1)
+    return distances
 
 
 def _compute_cosine(products: Tensor, lengths: Tensor) -> Tensor:

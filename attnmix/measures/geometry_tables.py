@@ -94,11 +94,16 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
             units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
             intervals.append(_compute_cosines(units, classes_N, is_usable_N))
         usable_texts = is_usable_N.sum()
-        documents = [len(is_usable_N), usable_texts, usable_texts]
+        documents_by_measure = {
+            MEAN_COSINE_ACROSS_TEXTS: len(is_usable_N),
+            **dict.fromkeys(MEAN_COSINES_BY_CLASS, usable_texts),
+        }
+        documents = list(documents_by_measure.values())
         columns: dict[str, Any] = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
-        columns["documents"] = np.broadcast_to(documents, (len(sites), 3))
-        labels = {"site": sites, "measure": [MEAN_COSINE_ACROSS_TEXTS, *MEAN_COSINES_BY_CLASS]}
+        columns["documents"] = np.broadcast_to(documents, (len(sites), len(documents)))
+        labels = {"site": sites, "measure": list(documents_by_measure)}
         table = table_rows("geometry", checkpoint, labels, columns)
+        # Means by class are omitted if no class has enough texts; the mean over all texts is always a row, also if NaN.
         is_across_texts = table["measure"] == MEAN_COSINE_ACROSS_TEXTS
         yield table[table["mean"].notna() | is_across_texts]
 

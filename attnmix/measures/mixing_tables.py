@@ -116,7 +116,7 @@ class CorpusMeasures:
 
 
 class Mean(NamedTuple):
-    """A mean over texts in each checkpoint, as rows of one table."""
+    """A mean over texts for each checkpoint, as rows of one table."""
 
     table: str
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
@@ -221,7 +221,7 @@ def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
 
 
 def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
-    """Return the rows of a mean in one checkpoint."""
+    """Return the table rows of a mean for one checkpoint."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
     columns["documents"] = means.documents
@@ -273,7 +273,7 @@ def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups and, if they were checked, identities, by name."""
+    """Return the tables of ratios, controls, groups and, if they were checked, identities; the keys are their names."""
     tables = _create_ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()

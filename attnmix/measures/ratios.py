@@ -38,7 +38,7 @@ class Ratio:
     definition: str  # the formula as printed in the documentation
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
-    points: tuple[str, ...] = ()  # capture points in addition to the points of all ratios
+    points: tuple[str, ...] = ()  # capture points that this ratio needs in addition to `RATIO_POINTS`
     headline: bool = False  # True if its mean is among the metrics
 
 

@@ -54,7 +54,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return the rows of `exchange` with own shares, from their sums `[texts, layers]` in each checkpoint."""
+    """Return the rows of `exchange` with own shares, from their sums `[texts, layers]` for each checkpoint."""
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)

@@ -1,10 +1,10 @@
-"""Attention sinks and massive activations: attention to the ends of a text, and lengths of their values.
+"""Attention sinks and massive activations: attention to the ends of a text, and norms of their value vectors.
 
 A sink is a token that receives much attention regardless of its meaning, usually the first token (Xiao et al., ICLR
-2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); its value is then
-short. Sinks may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention weights count them
-as mixing. Every ratio is therefore also measured without special tokens as sources. Massive activations are the few
-components of a sink's vector that are far larger than all others (Sun et al., COLM 2024).
+2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); the norm of its value
+vector is then small. Sinks may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention
+weights count them as mixing. Every ratio is therefore also measured without special tokens as sources. Massive
+activations are the few components of a sink's vector that are far larger than all others (Sun et al., COLM 2024).
 
 Shapes: B texts, S special tokens of a text, H heads, T tokens, D hidden, d head width.
 """
@@ -21,8 +21,8 @@ SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massiv
 """Measures of a text in one layer; `attention_to_first` is measured for each token instead.
 
 `attention_to_last`            mean attention weight of all other tokens on the last token
-`value_of_first`, `_of_last`   length of the token's value (all heads), relative to the mean of the tokens in between
-`massive_activation`           largest absolute component of the layer's output, relative to the median
+`value_of_first`, `_of_last`   norm of the token's value vector (all heads), relative to the mean of the tokens between
+`massive_activation`           largest absolute activation in the layer's output, relative to the median
 """
 
 
@@ -89,7 +89,7 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
 
 
 def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the largest absolute component of each text relative to the median, `[B]` in float64."""
+    """Return each text's largest absolute activation divided by the median absolute activation, `[B]` in float64."""
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
     largest_B = token_size_BTD.flatten(1).amax(-1)

@@ -292,7 +292,8 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
     """Return the `names` that the model's family has, and log the reasons for the others.
 
-    Raise `InputError` for the parameter `key` if none remains although one of `needed` is required.
+    Raise `InputError` for the parameter `key` if none of `names` remains. `needed` contains the names to suggest in
+    this error; if it is empty, no name is required.
     """
     absent = family.absent()
     present = family.present(names)

@@ -87,7 +87,7 @@ def _find_direction(text: str) -> str:
 
 
 def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
-    """Return the `title` (for sentences) and the `heading` (for lists) of each text, by name.
+    """Return the `title` (for sentences) and the `heading` (for lists) of each text; the keys are names of texts.
 
     The title of a user text is its first words; the title of a text from a dataset is its name.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -406,6 +406,15 @@ def _describe_classes(run: Results) -> list[str]:
     return [f"Of the classes, the classifier recognises {named[-1]} best and {named[0]} worst in the test {noun}."]
 
 
+class _DifferenceInterval(NamedTuple):
+    """The interval of a mean difference, in the order of the arguments of `interval_text` and `why_no_verdict`."""
+
+    low: float
+    high: float
+    documents: float  # number of texts in the mean
+    noun: str  # for the texts, in the plural
+
+
 def _select_changes(run: Results) -> pd.DataFrame:
     """Return the changes of the preferred ratio by layer; no rows if there is a single checkpoint."""
     _, differences = run.mixing
@@ -481,17 +490,18 @@ def _describe_layer_change(run: Results) -> str:
             f"It is not known which layer {change} changes most: {number} are too few for a conclusion, which needs "
             f"{MIN_SIMULTANEOUS} or more."
         )
-    ends = (largest["simultaneous_low"], largest["simultaneous_high"], largest["documents"], noun)
-    interval = interval_text(*ends)
+    difference = _DifferenceInterval(
+        low=largest["simultaneous_low"], high=largest["simultaneous_high"], documents=largest["documents"], noun=noun
+    )
     by_change = model_wording_of(run).by_change
     sentence = (
         f"The largest change of the ratio {by_change} is {points(largest['mean'])} percentage points, in layer "
-        f"{largest['layer']} ({interval})"
+        f"{largest['layer']} ({interval_text(*difference)})"
     )
-    reason = why_no_verdict(*ends)
+    reason = why_no_verdict(*difference)
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
-    if np.isnan(largest["simultaneous_low"]):
+    if np.isnan(difference.low):
         return f"{sentence}."
     return (
         f"{sentence}. Because the layer was selected, this interval is simultaneous for all layers and ratios. It is "
@@ -511,18 +521,18 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
     if contrasts.empty or contrasts["ratio_minus_control_low"].isna().any():
         return []
     contrast = contrasts.iloc[0]
-    ends = (
-        contrast["ratio_minus_control_low"],
-        contrast["ratio_minus_control_high"],
-        contrast["documents"],
-        wording_of(run).texts,
+    difference = _DifferenceInterval(
+        low=contrast["ratio_minus_control_low"],
+        high=contrast["ratio_minus_control_high"],
+        documents=contrast["documents"],
+        noun=wording_of(run).texts,
     )
     sentence = (
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
         f"{points(contrast['ratio_minus_control'])} percentage points "
-        f"({interval_text(*ends, kind='95% interval for this layer alone')})"
+        f"({interval_text(*difference, kind='95% interval for this layer alone')})"
     )
-    reason = why_no_verdict(*ends)
+    reason = why_no_verdict(*difference)
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
     return [f"{sentence}."]
@@ -555,9 +565,10 @@ def derivatives(run: Results) -> list[str]:
         row = rows.loc[form]
         change = f"{points(row['mean'])} percentage points"
         if has_verdicts:
-            ends = (row["ci_low"], row["ci_high"], row["documents"])
-            numbers = f"{change}, {interval_text(*ends, noun)}"
-            clauses.append(f"{VERBS[verdict(*ends)]} {condition} ({numbers})")
+            difference = _DifferenceInterval(row["ci_low"], row["ci_high"], row["documents"], noun)
+            direction = verdict(difference.low, difference.high, difference.documents)
+            numbers = f"{change}, {interval_text(*difference)}"
+            clauses.append(f"{VERBS[direction]} {condition} ({numbers})")
         else:
             clauses.append(f"by {change} {condition}")
     joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."

@@ -31,7 +31,7 @@ OWN_SHARE_SAMPLE = OwnShareSample()
 def check_model(model: Any, call: str) -> None:
     """Raise `InputError` unless `model` is a `Model` from `load`. `call` is an example for the message."""
     if not isinstance(model, Model):
-        raise InputError(f"model: {type(model).__name__}; allowed: the result of load(...), as in {call}")
+        raise InputError(f"model: got {type(model).__name__}; allowed: the result of load(...), as in {call}")
 
 
 def choose_ratios(model: Model, methods: Any) -> list[str]:

@@ -126,7 +126,7 @@ def _list_members(side: Any) -> list[Any]:
         raise InputError(f"compare: an empty list; {ALLOWED}")
     for member in members:
         if not isinstance(member, TYPES):
-            raise InputError(f"compare: {type(member).__name__}; {ALLOWED}")
+            raise InputError(f"compare: got {type(member).__name__}; {ALLOWED}")
         if isinstance(member, str | os.PathLike) and Path(member).is_file():
             raise InputError(f"compare: {member} is a file; pass load_result(path), which returns the result in it")
     return members
@@ -175,7 +175,7 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model. All models are checked before each distinct model is measured once."""
+    """Check all models, measure each distinct model once, and return the result of each model."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)
     labels = None if options["labels"] is None else read_labels(options["labels"])

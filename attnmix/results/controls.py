@@ -67,7 +67,7 @@ def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
 
 
 def sink_totals(measurements: Measurements) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of attention to the first token and of `SINK_MEASURES`, by name."""
+    """Return the sums `[N, L]` of `attention_to_first` and of `SINK_MEASURES`; the keys are these names."""
     totals = {"attention_to_first": measurements.sums["to_first"]}
     values, counts = measurements.sums["sinks"]
     for place, name in enumerate(SINK_MEASURES):

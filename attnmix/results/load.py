@@ -85,7 +85,7 @@ def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None
 
 
 def _read_run(run: Run, checkpoint: str) -> Measures:
-    """Return the result for the captured texts of a run in one checkpoint."""
+    """Return the result for the captured texts of a run with one checkpoint."""
     names = run.documents["document"].tolist()
     table = run.captured_ratios(names)
     rows_of_checkpoint = table[table["checkpoint"] == checkpoint]

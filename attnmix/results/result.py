@@ -54,7 +54,7 @@ IDENTITY_TEXTS = 3  # with the longest text, the expensive identities take less 
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine for a model in memory. Short texts are computed in one thread."""
+    """Yield an engine for a model in memory. Short texts are processed in one thread."""
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -246,10 +246,11 @@ class Measures:
         """Return measures of attention sinks by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
         `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
-        last token. `value_of_first` and `value_of_last` are the lengths of the values of these two tokens, relative to
-        the tokens between them. `massive_activation` is the largest absolute activation of the layer's output, relative
-        to the median. A sink receives much attention and has a short value, and attention weights then overestimate
-        mixing. The control `without_special_sources` measures the ratios without the contributions of special tokens.
+        last token. `value_of_first` and `value_of_last` are the norms of the value vectors of these two tokens,
+        relative to the tokens between them. `massive_activation` is the largest absolute activation of the layer's
+        output, relative to the median. A sink receives much attention although its value vector has a small norm, so
+        attention weights overestimate mixing. The control `without_special_sources` measures the ratios without the
+        contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()

@@ -1,9 +1,10 @@
 """Capture of the feature vectors of selected texts at all capture points.
 
-Each process computes the texts that overlap its shards (blocks of rows). It collects the rows of each site (layer and
-capture point) in a buffer on the model's device, and writes each shard once, during the next computation. An
-interrupted run resumes after its last shard. On a GPU, neighbouring shards are computed together. The stage writes
-`features/capture/`; if `capture.store` is elsewhere, this folder contains a manifest instead of the arrays.
+Each process runs the model on the texts whose rows overlap its shards (blocks of rows). It collects the rows of each
+site (layer and capture point) in a buffer on the model's device, and writes each shard once, during the next
+computation. An interrupted run resumes after its last shard. On a GPU, the texts of neighbouring shards are batched
+together. The stage writes `features/capture/`; if `capture.store` is elsewhere, this folder contains a manifest
+instead of the arrays.
 """
 
 import ctypes
@@ -56,7 +57,7 @@ WRITING_THREADS = 4
 RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
 DEVICE_GROUP_BYTES = 2**31  # constant, because a limit by free memory would change batches and thus rounding
-DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring shards computed together on a GPU
+DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring shards whose texts are batched together on a GPU
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
@@ -413,9 +414,10 @@ def _submit_writes(
     buffers: RowBuffers,
     buffer_rows: slice,
 ) -> dict[Site, Future[str]]:
-    """Start the writes of one unit of rows, the `buffer_rows` of `buffers`, and return them by site.
+    """Start writing one unit of rows (`buffer_rows` of each buffer), and return the future of each site's write.
 
-    They are also registered in `buffers`, which waits for them before the next group of rows overwrites the content.
+    The futures are also registered in `buffers`, which waits for them before the next group of rows overwrites the
+    content.
     """
     writes = {}
     for site, vectors in buffers.items():

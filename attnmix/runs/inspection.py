@@ -93,7 +93,7 @@ def inspect(
     _write_scores(run, folder)
     publish_output(published, run.inspected)
     remove_unfinished(folder)
-    logging.info("inspected %d texts in %s", len(run.documents), " and ".join(checkpoints))
+    logging.info("inspected %d texts with the checkpoints %s", len(run.documents), " and ".join(checkpoints))
 
 
 def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
@@ -171,7 +171,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 def _tabulate_ratios(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of each text in each checkpoint as a table."""
+    """Yield the ratios of each text with each checkpoint as a table."""
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
             ratios_MLT = np.load(_locate_ratios(folder, checkpoint, number))

@@ -135,7 +135,8 @@ def measure(
         _write_results(measured, random, plan, computed_on(arithmetic, device))
         table_seconds = time.perf_counter() - start
         names = " and ".join(checkpoints)
-        logging.info("measured %d documents in %s; tables: %.1f s", len(corpus), names, table_seconds)
+        message = "measured %d documents with the checkpoints %s; wrote the tables in %.1f s"
+        logging.info(message, len(corpus), names, table_seconds)
         if plan.samples.controls is not None:
             logging.info(
                 "measured controls, heads, steps, sinks and geometry in %d of these documents",
@@ -246,7 +247,7 @@ class _MeasuredCheckpoint(NamedTuple):
 
 
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
-    """Measure this process's share of the documents in one checkpoint."""
+    """Measure this process's share of the documents with one checkpoint."""
     base = load_base(plan.run.checkpoints[name])
     engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
@@ -412,13 +413,13 @@ def _write_results(
 
 
 def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of every document in every checkpoint, with token columns."""
+    """Yield the ratios of every document with every checkpoint, and token columns."""
     for name, checkpoint in measured.items():
-        files: dict[int, Path] = {}
+        file_by_document: dict[int, Path] = {}
         for task in plan.list_batch_tasks():
-            files.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
+            file_by_document.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
         for number in range(len(plan.corpus)):
-            ratios_MLT = np.load(files[number])[str(number)]
+            ratios_MLT = np.load(file_by_document[number])[str(number)]
             document = plan.corpus.document(number)
             yield labelled_ratio_rows(name, document, plan.methods, ratios_MLT, plan.tokenizer)
 

@@ -55,33 +55,39 @@ def tokenize_given(
     given: Any,
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
-    rows: int,
+    embeddings: int,
     max_length: int | None,
     name: str = "this model",
 ) -> TokenizedTexts:
     """Return a user's texts (in a format of `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
 
-    `rows` is the number of rows of the model's embedding. Texts are truncated to `max_length`, on the tokenizer's
+    `embeddings` is the number of the model's token embeddings. Texts are truncated to `max_length`, on the tokenizer's
     truncation side. Only padding is removed from token IDs. Raise `InputError` for other input, for tokens without an
     embedding, and if the vocabulary of the model `name` lacks most words.
     """
     items = read_texts(given)
     token_ids = _select_token_ids(items)
     if token_ids:
-        items = list(read_ids(tokenizer, token_ids, rows, max_length))
-    words = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
-    check_words("texts", name, tokenizer, words)
+        items = list(read_ids(tokenizer, token_ids, embeddings, max_length))
+    plain_texts = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
+    check_words("texts", name, tokenizer, plain_texts)
     texts = pd.DataFrame(list(free_texts(items)))
     texts["text"], tokenized = _tokenize(tokenizer, texts["document"], items, max_length)
     for number, text in enumerate(tokenized):
-        key = f"texts: number {number}"
-        ids = text.table["token_id"].to_numpy()
-        check_no_padding(tokenizer, ids.tolist(), key)
-        if ids.max() >= rows:
-            problem = f"the tokenizer returned the token ID {ids.max()}, but the model has {rows} embeddings"
-            raise InputError(f"{key}: {problem}; pass the model's own tokenizer")
-        check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
+        _check_tokens(f"texts: number {number}", text, tokenizer, config, embeddings)
     return TokenizedTexts(*_create_tables(texts, tokenized, tokenizer, config))
+
+
+def _check_tokens(
+    key: str, text: TokenizedText, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, embeddings: int
+) -> None:
+    """Raise `InputError` for padding, tokens without an embedding, and token types that the model does not support."""
+    ids = text.table["token_id"].to_numpy()
+    check_no_padding(tokenizer, ids.tolist(), key)
+    if ids.max() >= embeddings:
+        problem = f"the tokenizer returned the token ID {ids.max()}, but the model has {embeddings} embeddings"
+        raise InputError(f"{key}: {problem}; pass the model's own tokenizer")
+    check_types(config, tokenizer, ids.tolist(), text.types, store.SEGMENT in text.table, key)
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:

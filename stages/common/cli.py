@@ -78,7 +78,8 @@ def main(arguments: Sequence[str]) -> None:
 def as_command(stage: str) -> Iterator[None]:
     """Log to stderr, and exit with a one-line message after an error or a stop signal.
 
-    The exit status is 1 after an error; after a signal, it is the one of shells: 130 for Ctrl-C, 143 for SIGTERM.
+    The exit status is 1 after an error, and 128 plus the signal number after a signal, as in shells (130 for Ctrl-C,
+    143 for SIGTERM).
     """
     log_to_terminal(logging.INFO)
     for name in QUIETED_LIBRARIES:

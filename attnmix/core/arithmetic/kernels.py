@@ -211,7 +211,7 @@ def _addmv(to: Tensor, matrix: Tensor, vector: Tensor, **factors: float) -> Tens
 
 
 def _dot(first: Tensor, second: Tensor) -> Tensor:
-    """Return the product of two vectors `[K]`, as a tensor without dimensions."""
+    """Return the dot product of two vectors `[K]` as a zero-dimensional tensor."""
     product_11 = _multiply(first.unsqueeze(0), second.unsqueeze(1))
     return product_11.reshape(())
 
@@ -290,13 +290,16 @@ def _differentiate_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to query, key and value."""
+    """Return the gradients with respect to query, key and value.
+
+    The weights are recomputed. `_sums` of the forward pass is an unused argument of torch's operator.
+    """
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     grad_BHTd = _to_numpy(_arrange_for_blas(grad))
     out_BHTd = _to_numpy(out)
     grad_query = np.empty_like(attention.query)
-    grad_key = np.zeros_like(attention.key)
-    grad_value = np.zeros_like(attention.value)
+    grad_key_by_head = np.zeros_like(attention.key)
+    grad_value_by_head = np.zeros_like(attention.value)
 
     def compute_block(block: tuple[slice, slice]) -> None:
         """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i) for scores s."""
@@ -312,15 +315,20 @@ def _differentiate_attention(
             grad_scores_TGNS *= weights_TGNS
             grad_scores_TGNS *= attention.factor
             grad_query[place] = np.matmul(grad_scores_TGNS, key_TGSd)
-            grad_key[block] += np.matmul(grad_scores_TGNS.swapaxes(-1, -2), query_TGNd)
-            grad_value[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
+            grad_key_by_head[block] += np.matmul(grad_scores_TGNS.swapaxes(-1, -2), query_TGNd)
+            grad_value_by_head[block] += np.matmul(weights_TGNS.swapaxes(-1, -2), grad_TGNd)
 
+    # The five matrix products are the scores, dL/da, and the gradients of query, key and value.
     multiplications = 5 * grad_query.size * key.shape[-2]
     _compute_in_threads(attention.list_blocks(), compute_block, multiplications)
     groups = (key.shape[1], -1)  # key heads, and query heads per key head
-    by_key = torch.from_numpy(grad_key).unflatten(1, groups).sum(2)
-    by_value = torch.from_numpy(grad_value).unflatten(1, groups).sum(2)
-    return torch.from_numpy(grad_query).to(query.dtype), by_key.to(key.dtype), by_value.to(value.dtype)
+    summed_grad_key = torch.from_numpy(grad_key_by_head).unflatten(1, groups).sum(2)
+    summed_grad_value = torch.from_numpy(grad_value_by_head).unflatten(1, groups).sum(2)
+    return (
+        torch.from_numpy(grad_query).to(query.dtype),
+        summed_grad_key.to(key.dtype),
+        summed_grad_value.to(value.dtype),
+    )
 
 
 class _Attention:

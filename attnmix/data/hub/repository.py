@@ -54,7 +54,7 @@ class Repository:
             return {path: self._fetch_verified_file(path) for path in paths}
 
     def _fetch_verified_file(self, path: str) -> Path:
-        """Return the path of a verified file in the client's cache; download it again if it does not match."""
+        """Return the path of a file in the client's cache; download the file again if its hash is not as listed."""
         listed = self._listing[path]
         bar = _create_progress_bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}
@@ -142,7 +142,7 @@ def _matches_listing(path: Path, listed: RepoFile) -> bool:
 
 
 def _create_git_hash(size: int, content: bytes = b"") -> Any:
-    """Return a git hash object for a file of `size` bytes, updated with `content`."""
+    """Return a `hashlib` object for git's blob hash of a file of `size` bytes, updated with `content`."""
     return hashlib.sha1(b"blob %d\0" % size + content, usedforsecurity=False)
 
 

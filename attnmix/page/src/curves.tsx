@@ -244,7 +244,7 @@ function Probes() {
         of its review, its identity among the most frequent tokens, and its position (0, 1, 2 to 3, 4 to 7, and so on).
         They are fitted to tokens of training reviews. Dotted lines are controls with permuted labels.{" "}
         {lines.some(({ dash }) => dash === "dashed") &&
-          "The dashed line shows how often the fine-tuned model's classifier head, applied to other tokens, predicts the same class as for the review. "}
+          "The dashed line shows how often the fine-tuned model's classification head, applied to the vectors of tokens that it does not read, predicts the same class as the model predicts for the review. "}
         {lines.some(hasInterval) && `Bands show 95% intervals over ${data.wording.texts}. `}A probe shows which
         information a vector contains, not which information the model uses.
       </p>

@@ -153,8 +153,8 @@ function Matrix({ rows }: { rows: Weights }) {
       </div>
       <figcaption class="small">
         The matrix shows the same head; its rows attend to its columns. The selected token's row is outlined, its column
-        dashed. Colours are scaled by the square root of the{" "}
-        {state.lines.value === "weight" ? "weight" : "share of the row"}; the strongest colour is 100% in all heads.
+        dashed. The strength of a colour is the square root of the{" "}
+        {state.lines.value === "weight" ? "weight" : "value's share of its row"}; full strength is 100% in all heads.
       </figcaption>
     </figure>
   );
