@@ -121,14 +121,15 @@ def _families() -> str:
 
 def _classifiers() -> str:
     """Return a row for each architecture of docs/classifiers.yaml: an example, and whether it works or why not."""
-    places = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
+    architectures = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
     outcomes = pd.read_csv("docs/classifiers.csv", keep_default_na=False, dtype=str).set_index("architecture")
     rows = []
-    for name, place in places.items():
-        checkpoint = f"`{place['checkpoint']}`" if "checkpoint" in place else ""
+    for name, architecture in architectures.items():
+        checkpoint = architecture.get("checkpoint")
+        example = f"[{checkpoint}](https://huggingface.co/{checkpoint})" if checkpoint else ""
         outcome = str(outcomes.loc[name, "outcome"]).removeprefix("model.name: ")
         reason = outcome.removeprefix(f"the model family '{name}' is not supported: ")
-        rows.append((f"[`{name}`]({place['source']})", checkpoint, reason))
+        rows.append((f"`{name}`", example, reason))
     return _markdown(("architecture", "example", "outcome"), rows)
 
 
