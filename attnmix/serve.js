@@ -51,11 +51,15 @@ async function measure(texts) {
   }
 }
 
-function follow() {
+function openAddressed() {
   const name = location.hash.slice(1);
   say(name ? "" : "The page shows an example.");
   open(name || about.opening.page);
-  if (!name) [field.value, otherField.value] = ["", ""];
+  return name;
+}
+
+function follow() {
+  if (!openAddressed()) [field.value, otherField.value] = ["", ""];
 }
 
 form.addEventListener("submit", (event) => {
@@ -86,5 +90,7 @@ document.getElementById("examples").append(
     return item;
   }),
 );
-follow();
+// A text that was typed while the page loaded is kept, and can only be measured from here on.
+openAddressed();
+button.disabled = false;
 field.focus();

@@ -185,6 +185,21 @@ def test_server_opens_with_saveable_example(shell: Any, tmp_path: Path) -> None:
     expect(page.get_by_role("status")).to_have_text("The page shows an example.", timeout=LIMIT_MILLISECONDS)
 
 
+def test_text_typed_while_the_page_loads_is_measured(tab: Any, server: Server) -> None:
+    page, waiting = tab, list[Any]()
+    page.route("**/about", lambda route: waiting.append(route))
+    page.goto("about:blank")
+    with page.expect_request("**/about"):
+        page.goto(server.address)
+    page.get_by_label("Type a text").fill("an early text")
+    expect(page.get_by_role("button", name="Measure")).to_be_disabled()
+    waiting.pop().continue_()
+    page.get_by_role("button", name="Measure").click()
+    page.get_by_role("status").filter(has_text="Measured").wait_for()
+    page.unroute("**/about")
+    assert shown(page).locator("#grid h2").inner_text().startswith("“an early text”")
+
+
 def test_selection_is_kept_for_the_next_text(shell: Any) -> None:
     page = shell
 
