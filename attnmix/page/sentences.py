@@ -419,7 +419,7 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
 
 
 def _isolate(name: str) -> str:
-    """Return a class name in Unicode isolates, because right-to-left letters would reorder the sentence."""
+    """Return a class name between Unicode isolate characters, so that right-to-left letters do not reorder the text."""
     text = visible(name, kept="")
     if text.isascii():
         return text
@@ -427,7 +427,10 @@ def _isolate(name: str) -> str:
 
 
 def _describe_classes(run: Results) -> list[str]:
-    """Return a sentence on the classes with the best and the worst F1; [] for two classes or too few test texts."""
+    """Return a sentence on the classes with the highest and the lowest F1 score.
+
+    The list is empty for two classes or too few test texts.
+    """
     table = run.table("finetune/finetune_by_class")
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
@@ -522,8 +525,9 @@ def _describe_mean_change(
 ) -> str:
     """Return sentences on the changes of the preferred ratio and of its control with replaced values.
 
-    Both are averaged over layers and, if the control was measured, over the same texts. `changes` are the rows of the
-    ratio's change by layer; `_describe_control_means` explains the other arguments.
+    Both changes are averaged over layers and, if the control was measured, over the same texts. `changes` contains the
+    change of the ratio by layer, `controls` the rows of its controls, and `control_means` the means of the controls
+    over layers, by control and checkpoint.
     """
     change = model_wording_of(run).change
     ratio_change = _find_ratio_of_same_texts(controls, VALUE_CONTROL, "difference", changes["mean"].mean())
@@ -646,7 +650,7 @@ def derivatives(run: Results) -> list[str]:
 
 
 def _write_derivative_clause(row: pd.Series, condition: str, noun: str, has_verdict: bool) -> str:
-    """Return a clause on the change of one form of derivative, such as “rises if ... (+1.0 percentage points, ...)”.
+    """Return a class name between Unicode isolates, so that right-to-left letters do not reorder the sentence."""
 
     Without a verdict, the clause contains the change only.
     """
