@@ -52,8 +52,8 @@ SHAPE: Data = {
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share expected by chance
     # `name` identifies the text, `title` is its name in sentences, and `heading` its name in lists. `start` is the
     # index of its first token, `direction` is ltr or rtl, and `caution` describes unknown tokens and single letters.
-    # `label` is the true class, and `predicted` the predicted class with its `probability`. `reads` is the position of the
-    # token that the classifier reads, if it reads a single token.
+    # `label` is the true class, and `predicted` the predicted class with its `probability`.
+    # `reads` is the position of the token that the classifier reads, if it reads a single token.
     "documents": [
         {
             **{"name": str, "title": str, "heading": str, "start": int, "length": int, "direction": str},
