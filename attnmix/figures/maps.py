@@ -245,7 +245,7 @@ def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the captured texts, as on the page; if there are too many texts, only that of the first text.
+    """Return the colours of the captured texts, as on the page; if there are too many, only that of the first text.
 
     The first text is the result of `first_text`.
     """
