@@ -87,6 +87,7 @@ def _list_characters(families: tuple[str, ...]) -> frozenset[str]:
 
 
 def _find_available_characters() -> frozenset[str]:
+    """Return all characters that the currently configured fonts contain."""
     families = mpl.rcParams["font.family"]
     return _list_characters(tuple(families))
 
