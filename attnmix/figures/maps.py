@@ -41,7 +41,7 @@ TITLE_CHARACTERS = 19  # per line
 GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
 SPECIAL_COLOUR = "#535a68"  # colour of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
-OTHER_LABEL, OTHER_COLOUR = OTHER_TEXTS  # of texts that are not highlighted
+OTHER_LABEL, OTHER_COLOUR = OTHER_TEXTS  # label and colour of texts without a colour of their own
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
@@ -81,6 +81,16 @@ class Grid(NamedTuple):
     legend_cell: Any
 
 
+class ExampleText(NamedTuple):
+    """One text on a map."""
+
+    document: str
+    places: dict[Site, Places]
+    """The coordinates of all tokens at each site."""
+    labels: dict[Site, dict[int, str]]
+    """The labels of some tokens at each site, by the indices of the tokens."""
+
+
 class Scene(NamedTuple):
     """The figure of an animation: its background, and the artists that change between frames."""
 
@@ -98,7 +108,11 @@ class Scene(NamedTuple):
 def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
     """Return the coordinates of the tokens of a map at each site, in the order of the forward pass."""
     groups = table.groupby(["layer", "point"])
-    return {site: groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in map_sites(table)}
+    places = {}
+    for site in map_sites(table):
+        rows = groups.get_group(tuple(site))
+        places[site] = rows[["x", "y"]].to_numpy(np.float64)
+    return places
 
 
 def first_text(documents: Sequence[str]) -> str:
@@ -108,12 +122,12 @@ def first_text(documents: Sequence[str]) -> str:
 
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
-) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
-    """Return the example text of a map: its name, its coordinates by site, and its labels by site.
+) -> ExampleText:
+    """Return the example text of a map, with its coordinates and labels at the sites of `points`.
 
     The example is the first user text or, if there is none, the first review. At most `max_labels` words that are far
-    from each other in the last map have a label; the keys are token indices. Sites in the same stack (encoder or
-    decoder) share one dictionary of labels.
+    from each other in the last map have a label. Sites in the same stack (encoder or decoder) share one dictionary of
+    labels.
     """
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
@@ -128,7 +142,7 @@ def example_text(
     for site in places:
         stack = captured.reading(site)
         labels_by_site[site] = labels_by_stack[stack]
-    return document, places, labels_by_site
+    return ExampleText(document, places, labels_by_site)
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
@@ -267,7 +281,7 @@ def _create_grid(sites: list[Site]) -> Grid:
     points = [point for point in LAYER_POINTS if point in site_points]
     columns = max(len(points), len(embedding_sites) + 2)  # the legend needs two columns, right of the embeddings
 
-    # Heights in inches
+    # The heights are in inches.
     rows = len(layers) + 1
     max_panel = (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / rows
     panel = min(PANEL, max_panel)
@@ -322,6 +336,7 @@ def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
 
 
 def _add_heading(figure: Figure, heading: str) -> None:
+    """Add a heading at the top of a figure."""
     margin = 0.1 / figure.get_figheight()
     figure.suptitle(heading, y=1 - margin, va="top", fontsize=8)
 

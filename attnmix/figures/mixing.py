@@ -1,6 +1,6 @@
 """Figures of mixing over all texts: curves by layer, and the mean ratios of single reviews.
 
-Call each function within `paper_style`; the public functions return figures.
+Call the functions that return figures within `paper_style`.
 """
 
 from collections.abc import Mapping

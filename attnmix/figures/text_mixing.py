@@ -1,6 +1,6 @@
 """Figures of mixing within single texts: heat-map strips by token and layer, and contribution matrices.
 
-Call each function within `paper_style`; the public functions for figures return them.
+Call `draw_strips` and `draw_matrices` within `paper_style`; they return figures.
 """
 
 from collections.abc import Sequence

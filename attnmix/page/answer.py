@@ -72,7 +72,8 @@ def _count_measured_texts(run: Results) -> int:
 def _write_headline(run: Results, shares: pd.DataFrame) -> str:
     """Return the headline: the own share after the last layer or, if there are no own shares, the mixing ratio.
 
-    For two models, the headline contains the values of both models.
+    For two models, the headline contains the values of both models. `shares` contains the own share by layer and
+    checkpoint.
     """
     curves, differences = run.mixing
     has_one_model = differences.empty

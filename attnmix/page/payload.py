@@ -328,7 +328,7 @@ def _encode_reviews(table: pd.DataFrame) -> Data:
     documents = table["document"].unique()
     step = ceil(len(documents) / MAX_REVIEWS)
     reviews = documents[::step]
-    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))
+    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))  # -1 for omitted reviews
     layer_N, layers = pd.factorize(table["layer"], sort=True)
     rows_of_reviews = table.assign(place=place_N, layer_place=layer_N)[place_N >= 0]
     values: Data = {}
@@ -345,10 +345,7 @@ def _encode_reviews(table: pd.DataFrame) -> Data:
 
 
 def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
-    """Return the mixing ratios and, if measured, own shares of the tokens, by checkpoint and method.
-
-    The encoded arrays have the shape `[L, T]` for L layers and T tokens; C is the number of columns of `table` used.
-    """
+    """Return the mixing ratios and, if measured, the own shares `[layers, tokens]`, by checkpoint and method."""
     methods = [method for method in RATIOS if method in table]
     columns = list(methods)
     if OWN_SHARE in table:
@@ -356,9 +353,9 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
         layer_N, layers = pd.factorize(rows["layer"], sort=True)
-        value_CLT = arrange_by_token(rows, tokens, layer_N, len(layers), columns)
+        arranged = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
         by_method = {}
-        for column, value_LT in zip(columns, value_CLT, strict=True):
+        for column, value_LT in zip(columns, arranged, strict=True):
             by_method[column] = quantise(value_LT, 0, 1)
         values[checkpoint] = by_method
     return {

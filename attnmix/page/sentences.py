@@ -229,7 +229,7 @@ def class_evidence(run: Results) -> list[str]:
     rows = shares.set_index(["quantity", "layer"])
     after_by_layer: Any = rows.loc["after"]
     layer = int(after_by_layer.index.max())
-    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, the largest share is random
+    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, chance determines the largest share
         layer = int(after_by_layer["mean"].idxmax())
     by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in CLASS_SHARE_QUANTITIES}
     return [

@@ -1,4 +1,4 @@
-"""The schema of the page's data. Tests check the data against it, and the types of the page's script follow from it.
+"""The schema of the page's data, from which the TypeScript types of the page's script are derived.
 
 To write the TypeScript types:
 

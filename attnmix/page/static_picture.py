@@ -364,7 +364,10 @@ def _draw_corpus_means(
     block: Block,
     colour: SchemeColour,
 ) -> str:
-    """Return the SVG curve of the means over all texts with their intervals, and the value of the last layer."""
+    """Return the SVG curve of the means over all texts with their intervals, and the value of the last layer.
+
+    `corpus` contains the lists `values` (means), `low` and `high` (interval bounds) by layer.
+    """
     means = _locate_means(corpus["values"], block)
     lows = _locate_means(corpus["low"], block)
     highs = _locate_means(corpus["high"], block)
