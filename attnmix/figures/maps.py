@@ -478,7 +478,7 @@ class DotImages(Artist):
         """The left and the bottom end in points, and the pixels of each image."""
 
     def append(self, xy: Places, **options: Any) -> None:
-        """Add an image of dots at `xy`, drawn with the `options` of `Axes.scatter` and cropped to the dots."""
+        """Add an image of dots at `xy`, drawn with the `options` of `Axes.scatter` and without empty margins."""
         dots = self.transparent_axes.scatter(xy[:, 0], xy[:, 1], **options)
         self.canvas.draw()
         dots.remove()

@@ -144,7 +144,7 @@ def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> 
 
 
 def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[LabelledCurve]:
-    """Return the curve of each measured checkpoint, and of each control of the last checkpoint or random model."""
+    """Return the curves of the measured checkpoints, and of controls for the last checkpoint and the random model."""
     measured = set(mixing["checkpoint"])
     checkpoints = [name for name in CHECKPOINTS if name in measured]
     curves = []
@@ -198,8 +198,8 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     axes = panels[0, 0]
     axes.set(xlabel=xlabel, ylabel=OWN_SHARE_LABEL, ylim=(0, 1))
     for checkpoint in MARKERS:
-        of_checkpoint = shares[shares["checkpoint"] == checkpoint]
-        for donor, curve in of_checkpoint.groupby("donor", sort=False):
+        checkpoint_shares = shares[shares["checkpoint"] == checkpoint]
+        for donor, curve in checkpoint_shares.groupby("donor", sort=False):
             _draw_donor_curve(axes, curve, checkpoint, str(donor))
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
@@ -246,8 +246,8 @@ def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
     for row, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
         checkpoint_label = CHECKPOINTS[str(checkpoint)]
         for axes, measure in zip(row, SHOWN_STEP_MEASURES, strict=True):
-            of_measure = rows[rows["measure"] == measure]
-            _draw_curves(axes, of_measure, "step", STEP_MARKS)
+            measure_rows = rows[rows["measure"] == measure]
+            _draw_curves(axes, measure_rows, "step", STEP_MARKS)
             axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
             axes.set_title(f"{checkpoint_label}: {STEP_MEASURES[measure]}")
         row[0].set_ylabel("Cosine (95 % interval)")

@@ -121,8 +121,8 @@ def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, he
 
 def _tabulate_shares(rows: pd.DataFrame, checkpoint: str) -> npt.NDArray[np.float64]:
     """Return the own shares `[layers, tokens]` of a checkpoint; NaN for tokens that were not exchanged."""
-    of_checkpoint = rows[rows["checkpoint"] == checkpoint]
-    table = of_checkpoint.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
+    checkpoint_rows = rows[rows["checkpoint"] == checkpoint]
+    table = checkpoint_rows.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
     return table.to_numpy(float)
 
 

@@ -98,8 +98,8 @@ class CapturedTexts(NamedTuple):
     def class_label(self, token_class: str) -> str:
         """Return the distinct labels of a token class, such as `<s>`, joined by spaces."""
         labels: list[str] = []
-        for reading in self.readings:
-            for token in reading:
+        for input_tokens in self.readings:
+            for token in input_tokens:
                 if token.token_class == token_class and token.label not in labels:
                     labels.append(token.label)
         return " ".join(labels)

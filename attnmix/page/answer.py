@@ -298,13 +298,13 @@ def _create_ratio_chart(run: Results) -> dict[str, Any]:
     """Return the data of a chart of the preferred ratio by layer."""
     curves, _ = run.mixing
     method = preferred(curves)
-    of_method = curves[curves["method"] == method]
+    ratio_rows = curves[curves["method"] == method]
     checkpoints = curves["checkpoint"].unique().tolist()
     layers = range(1, int(curves["layer"].max()) + 1)
     labels = model_wording_of(run).labels
     series = []
     for checkpoint in checkpoints:
-        rows = of_method[of_method["checkpoint"] == checkpoint]
+        rows = ratio_rows[ratio_rows["checkpoint"] == checkpoint]
         name = labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
         series.append({"name": name, **curve(rows, layers)})
     return {

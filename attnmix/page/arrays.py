@@ -224,87 +224,87 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
     head_bytes_left = HEAD_BYTES
     number = 0
     width = 0
-    for document, parts_by_checkpoint in texts:
-        if not parts_by_checkpoint:
+    for document, arrays_by_checkpoint in texts:
+        if not arrays_by_checkpoint:
             continue
-        all_parts = list(parts_by_checkpoint.values())
-        last = all_parts[-1]
+        arrays_of_checkpoints = list(arrays_by_checkpoint.values())
+        last = arrays_of_checkpoints[-1]
         _, number, _, width = last["query"].shape  # [layers, heads, tokens, width]
-        vector_bytes = sum(_count_bytes(parts) for parts in all_parts)
-        head_bytes = sum(_count_bytes_in_16_bits(parts) for parts in all_parts)
+        vector_bytes = sum(_count_bytes(arrays) for arrays in arrays_of_checkpoints)
+        head_bytes = sum(_count_bytes_in_16_bits(arrays) for arrays in arrays_of_checkpoints)
         has_vectors = "given" in last  # only short texts were stored with all vectors
         if has_vectors and vector_bytes <= vector_bytes_left:
             vector_bytes_left -= vector_bytes
-            encode_parts = _encode_vectors
+            encode_arrays = _encode_vectors
         elif head_bytes <= head_bytes_left:
             head_bytes_left -= head_bytes
-            encode_parts = _encode_16_bits
+            encode_arrays = _encode_16_bits
         else:
             continue
-        documents[document] = {checkpoint: encode_parts(parts) for checkpoint, parts in parts_by_checkpoint.items()}
+        documents[document] = {checkpoint: encode_arrays(arrays) for checkpoint, arrays in arrays_by_checkpoint.items()}
     return {"number": number, "width": width, "documents": documents}
 
 
-def _count_bytes(parts: Parts) -> int:
-    return sum(array.nbytes for array in parts.values())
+def _count_bytes(arrays: Parts) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
-def _count_bytes_in_16_bits(parts: Parts) -> int:
+def _count_bytes_in_16_bits(arrays: Parts) -> int:
     """Return the size in bytes of queries and keys, stored in float32, after conversion to 16 bits."""
-    return (parts["query"].nbytes + parts["key"].nbytes) // 2
+    return (arrays["query"].nbytes + arrays["key"].nbytes) // 2
 
 
-def _encode_common(parts: Parts) -> dict[str, Any]:
+def _encode_common(arrays: Parts) -> dict[str, Any]:
     """Return the head arrays that are encoded for short and for long texts.
 
     `reach` contains the first and the last visible key of each token. `sums` contains the row sums `[L, H, T]` of the
     attention weights, only if a learned attention sink reduces them below 1.
     """
-    reach = parts["reach"].astype(np.uint16)
+    reach = arrays["reach"].astype(np.uint16)
     encoded = {
-        "scores": parts["scores"].tolist(),
+        "scores": arrays["scores"].tolist(),
         "reach": encode(reach),
-        "source_norms": encode(parts["source_norms"]),
-        "key_heads": parts["key"].shape[1],  # [layers, key heads, tokens, width]
+        "source_norms": encode(arrays["source_norms"]),
+        "key_heads": arrays["key"].shape[1],  # [layers, key heads, tokens, width]
     }
-    sums_LHT = _sum_rows(parts)
+    sums_LHT = _sum_rows(arrays)
     has_sink_LHT = sums_LHT < 1 - ROUNDING
     if has_sink_LHT.any():
         encoded["sums"] = encode(sums_LHT.astype(np.float32))
     return encoded
 
 
-def _sum_rows(parts: Parts) -> Array:
+def _sum_rows(arrays: Parts) -> Array:
     """Return the sum of each row of attention weights `[L, H, T]`."""
-    sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
+    sums_LHT = np.zeros_like(arrays["log_sums"], dtype=np.float64)
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):
         for head in range(heads):
-            weights_TT = weights(parts, layer, head)
+            weights_TT = weights(arrays, layer, head)
             sums_LHT[layer, head] = weights_TT.sum(-1)
     return sums_LHT
 
 
-def _encode_vectors(parts: Parts) -> dict[str, Any]:
+def _encode_vectors(arrays: Parts) -> dict[str, Any]:
     """Return all head arrays of a text in float32; `vectors` contains those that long texts lack."""
-    encoded = _encode_common(parts)
-    encoded["query"] = encode(parts["query"])
-    encoded["key"] = encode(parts["key"])
+    encoded = _encode_common(arrays)
+    encoded["query"] = encode(arrays["query"])
+    encoded["key"] = encode(arrays["key"])
     encoded["bits"] = 32
     vectors = {}
     for name in DIMENSIONS:
-        if name in parts and name not in HEAD_PARTS:
-            vectors[name] = encode(parts[name])
+        if name in arrays and name not in HEAD_PARTS:
+            vectors[name] = encode(arrays[name])
     encoded["vectors"] = vectors
     return encoded
 
 
-def _encode_16_bits(parts: Parts) -> dict[str, Any]:
+def _encode_16_bits(arrays: Parts) -> dict[str, Any]:
     """Return the head arrays of a text with queries and keys in 16 bits, and without the other vectors."""
-    encoded = _encode_common(parts)
+    encoded = _encode_common(arrays)
     encoded["bits"] = 16
     for name in ("query", "key"):
-        integers, scales = _quantise_to_int16(parts[name])
+        integers, scales = _quantise_to_int16(arrays[name])
         encoded[name] = encode(integers)
         encoded[f"{name}_scales"] = encode(scales)
     return encoded

@@ -430,7 +430,7 @@ def _read_heads(document: str, run: Results) -> dict[str, Parts]:
     """Return the stored head arrays of a text by checkpoint, without checkpoints that have none."""
     heads: dict[str, Parts] = {}
     for checkpoint in names.CHECKPOINT_NAMES:
-        parts = run.heads(checkpoint, document)
-        if parts:
-            heads[checkpoint] = parts
+        arrays = run.heads(checkpoint, document)
+        if arrays:
+            heads[checkpoint] = arrays
     return heads

@@ -124,7 +124,7 @@ def describe_samples(run: Results, documents: int) -> str:
     controlled = controls["documents"].max() if len(controls) else 0
     subject = "Ratios and controls" if controlled == documents else "Ratios"
     clauses = [f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"]
-    # Further clauses on the measures that were computed for a sample of the texts.
+    # Further clauses describe the measures that were computed for a sample of the texts.
     if 0 < controlled < documents:
         clauses.append(f"controls over {controlled:.0f} of them")
     tables_of_samples = {
