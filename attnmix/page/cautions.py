@@ -39,10 +39,9 @@ def _describe_scope(subject: Subject, run: Results) -> str:
     """Return sentences on the models, the intervals and the texts to which the summary is limited."""
     cautions = []
     if not subject.finetuned:
+        base = "the same model, so nothing changes"
         if subject.base:
             base = f"{subject.base}, which may be unrelated to it"
-        else:
-            base = "the same model, so nothing changes"
         cautions.append(
             f"No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to {subject.model} without "
             f"changes, and “pretrained” to {base}."

@@ -31,7 +31,7 @@ def encode_map(
         layout: The name of the layout.
         table: The coordinates of the layout, with one row per token and site.
         tokens: The tokens of the page.
-        sites: The capture points in each layer.
+        sites: The capture points and their layers.
         components: The principal components by site, for the layout `pca`.
 
     Returns:

@@ -650,7 +650,7 @@ def derivatives(run: Results) -> list[str]:
 
 
 def _write_derivative_clause(row: pd.Series, condition: str, noun: str, has_verdict: bool) -> str:
-    """Return a class name between Unicode isolates, so that right-to-left letters do not reorder the sentence."""
+    """Return a clause on the change of a kind of derivative, such as “rises if ... (+1.0 percentage points, ...)”.
 
     Without a verdict, the clause contains the change only.
     """
