@@ -297,15 +297,15 @@ def _describe_class_share(by_quantity: Mapping[str, Any], layer: int, run: Resul
         low = _format_positive_percent(after["ci_low"])
         high = _format_positive_percent(after["ci_high"])
         sample = f"95% interval {low} to {high}, {sample}"
-    was = f"{_format_positive_percent(before['mean'])} before fine-tuning"
+    earlier_share = f"{_format_positive_percent(before['mean'])} before fine-tuning"
     verdict_before = verdict(before["ci_low"], before["ci_high"], before["documents"])
     if verdict_before is Verdict.INCONCLUSIVE:
-        was = f"{was}; it is inconclusive whether it was above 0, because the interval includes 0"
+        earlier_share = f"{earlier_share}; it is inconclusive whether it was above 0, because the interval includes 0"
     share = _format_positive_percent(after["mean"])
     permuted_percentile = _format_positive_percent(permuted["mean"])
     return (
         f"In layer {layer}, {share} of the squared length of the contributions of other "
-        f"tokens is common to the texts of a predicted class ({sample}). It was {was}. If "
+        f"tokens is common to the texts of a predicted class ({sample}). It was {earlier_share}. If "
         f"classes are permuted over the texts, it is less than {permuted_percentile} in 95 of 100 draws."
     )
 
