@@ -1,6 +1,6 @@
 """Labels, colours and markers for the names in `attnmix.core.names`.
 
-They are used in figures, the page, tables and documents, but not in stages that compute measures.
+Figures, the page, tables and documents use these labels; stages that compute measures do not.
 """
 
 from typing import NamedTuple
@@ -55,7 +55,7 @@ RATIO_MARKS = {
     ),
     "layer_n": Mark("Norm-based, whole layer", "#999999", "P", "After the whole" + _LENGTH_RATIO),
 }
-"""Ratios; `meaning` explains a single value and is a template with `{layer}` and `{share}`."""
+"""Marks of the mixing ratios; `meaning` explains a single value and is a template with `{layer}` and `{share}`."""
 RATIO_LABELS = {name: mark.label for name, mark in RATIO_MARKS.items()}
 """Labels of the ratios in figures, tables and the page."""
 _MATRICES = {
@@ -69,9 +69,9 @@ _MATRICES = {
 }
 _ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
 MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout", "exchange": "Exchange of one token"}
-"""Labels of matrices, distinct from labels of other quantities in `RATIO_LABELS`."""
+"""Labels of the contribution matrices; none of them is also the label of a ratio in `RATIO_LABELS`."""
 
-# Okabe and Ito's colours can be distinguished with any common colour blindness. All points have different markers.
+# Okabe and Ito's colours remain distinct with common forms of colour blindness. All points have different markers.
 POINT_MARKS = {
     "word_embedding": Mark("Word embedding", "#000000", "o", "after the token embedding"),
     "embedding_sum": Mark("Embedding sum", "#999999", "P", "the embeddings added up, before their norm"),
@@ -122,7 +122,7 @@ CONTROL_LABELS = {
     "random_weights": "Random weights",
     "without_value_bias": "Without the value's bias",
 }
-RANDOM_MODEL = "random"  # checkpoint name in tables of controls
+RANDOM_MODEL = "random"  # the checkpoint name of the model with random weights in tables of controls
 CURVE_LOOKS = {
     "pretrained": ("#6b7485", "-"),
     "finetuned": ("#0060a0", "-"),
@@ -133,10 +133,13 @@ CURVE_LOOKS = {
 }
 """Colours and line styles of checkpoints and controls in figures and on the page."""
 SHARE_COLOURS = ("#ffffff", "#5896cc", "#00386f")
-"""The page's colour scale of shares at 0, 50 and 100 %; `LESS_COLOURS` extends it below 0."""
+"""The page's colours for shares of 0, 50 and 100 %; `LESS_COLOURS` extends this scale to negative differences."""
 LESS_COLOURS = ("#d07f45", "#7a2c00")
 TEXT_COLOURS = ("#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720")
-"""Colours of texts on maps, in order, in figures and on the page; with more texts, only one text is coloured."""
+"""Colours of the texts on maps, in their order, in figures and on the page.
+
+If there are more texts than colours, only one text is coloured.
+"""
 OTHER_TEXTS = ("all others", "#8a8f99")
 MAP_MEASURES = {
     "trustworthiness": "trustworthiness",
@@ -149,22 +152,35 @@ MAP_MEASURES = {
     "neighbour_overlap": "neighbours in common with other seeds",
     "procrustes_distance": "Procrustes distance to other seeds",
 }
-# Markers of special tokens by class: at the start (`cls`) and at the end (`sep`) of a text.
+# Markers of special tokens by token class: `cls` at the start and `sep` at the end of a text.
 SPECIAL_MARKERS = {"cls": "^", "sep": "s"}
 WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "word"}
 
 
 def layer_label(layer: int, encoder: int | None = None) -> str:
-    """Return `Layer 3`, or `Embedding` for layer 0; `Encoder 3` or `Decoder 1` if the encoder has `encoder` layers."""
-    if encoder is None or not layer:
-        return f"Layer {layer}" if layer else "Embedding"
-    return f"Encoder {layer}" if layer <= encoder else f"Decoder {layer - encoder}"
+    """Return the label of a layer, such as `Layer 3`; the label of layer 0 is `Embedding`.
+
+    In an encoder-decoder model, the first `encoder` layers are those of the encoder, and labels are `Encoder 3` or
+    `Decoder 1`.
+    """
+    if layer == 0:
+        return "Embedding"
+    if encoder is None:
+        return f"Layer {layer}"
+    if layer <= encoder:
+        return f"Encoder {layer}"
+    return f"Decoder {layer - encoder}"
 
 
 def site_label(site: Site, encoder: int | None = None) -> str:
-    """Return `Layer 3: Attention output`; labels of embedding points do not need a layer."""
-    label = POINT_MARKS[site.point].label
-    return f"{layer_label(site.layer, encoder)}: {label}" if site.point in LAYER_POINTS else label
+    """Return the label of a capture point in a layer, such as `Layer 3: Attention output`.
+
+    The label of a point outside the layers, such as the embedding output, contains no layer.
+    """
+    point_label = POINT_MARKS[site.point].label
+    if site.point not in LAYER_POINTS:
+        return point_label
+    return f"{layer_label(site.layer, encoder)}: {point_label}"
 
 
 def in_text(label: str) -> str:

@@ -36,11 +36,12 @@ from attnmix.figures.tokens import CapturedTexts
 
 # Atlas
 PANEL = 1.3  # inches, maximum height of a map including the space below it
-HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: above the first row, below it, below the last row
+HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: space above the first row, below the first row, below the last row
 TITLE_CHARACTERS = 19  # per line
 GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
 SPECIAL_COLOUR = "#535a68"  # colour of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
+OTHER_LABEL, OTHER_COLOUR = OTHER_TEXTS  # label and colour of texts without a colour of their own
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
@@ -50,9 +51,9 @@ PAGE_DPI = 200  # resolution of the raster images of earlier capture points
 # Joint grid
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's colours, and a brown
-OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in points squared
-MAX_VECTOR_DOTS = 20_000  # with more dots, those of other texts are raster images in vector formats
-AXES_SHARE = 0.998  # share of tokens within the axes of the joint grid, in each direction
+OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in square points
+MAX_VECTOR_DOTS = 20_000  # if there are more dots, vector formats contain other texts as a raster image
+AXES_SHARE = 0.998  # share of the tokens within the limits of an axis in the joint grid
 
 LABEL_BOX: dict[str, Any] = {
     "ha": "center",
@@ -62,9 +63,9 @@ LABEL_BOX: dict[str, Any] = {
 
 # Animation
 ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
-MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height
+MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height of the axes
 WORDS, WORD_SIZE = 12, 8
-FRAMES, MOVES = 5, 3  # frames per capture point, and transition frames among them
+FRAMES, MOVES = 5, 3  # number of frames per capture point, and number of transition frames among these
 LAST_POINT_TIME = 4  # display time of the last capture point, relative to the others
 MAX_TICKS = 13
 
@@ -73,11 +74,21 @@ Places = npt.NDArray[np.float64]
 
 
 class Grid(NamedTuple):
-    """A figure with one cell per site and one for the legend."""
+    """A figure with one cell per site (capture point in a layer) and one cell for the legend."""
 
     figure: Figure
     cells: dict[Site, Any]
     legend_cell: Any
+
+
+class ExampleText(NamedTuple):
+    """One text on a map."""
+
+    document: str
+    places: dict[Site, Places]
+    """The coordinates of all tokens at each site."""
+    labels: dict[Site, dict[int, str]]
+    """The labels of some tokens at each site, by the indices of the tokens."""
 
 
 class Scene(NamedTuple):
@@ -95,9 +106,13 @@ class Scene(NamedTuple):
 
 
 def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
-    """Return the coordinates of a map's tokens at each site, in forward order."""
+    """Return the coordinates of the tokens of a map at each site, in the order of the forward pass."""
     groups = table.groupby(["layer", "point"])
-    return {site: groups.get_group(tuple(site))[["x", "y"]].to_numpy(np.float64) for site in map_sites(table)}
+    places = {}
+    for site in map_sites(table):
+        rows = groups.get_group(tuple(site))
+        places[site] = rows[["x", "y"]].to_numpy(np.float64)
+    return places
 
 
 def first_text(documents: Sequence[str]) -> str:
@@ -107,71 +122,84 @@ def first_text(documents: Sequence[str]) -> str:
 
 def example_text(
     table: pd.DataFrame, captured: CapturedTexts, max_labels: int, points: Collection[str] = POINTS
-) -> tuple[str, dict[Site, Places], dict[Site, dict[int, str]]]:
-    """Return the name, coordinates by site, and labels by site and token of the example text of a map.
+) -> ExampleText:
+    """Return the example text of a map, with its coordinates and labels at the sites of `points`.
 
-    The example is the result of `first_text`. Sites with the same input tokens share a dictionary of labels.
+    The example is the first user text or, if there is none, the first review. At most `max_labels` words that are far
+    from each other in the last map have a label. Sites in the same stack (encoder or decoder) share one dictionary of
+    labels.
     """
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
     last_places = next(reversed(places.values()))
     positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
-    chosen_labels = []  # by stack: encoder, decoder
+    labels_by_stack = []  # encoder, decoder
     for labels in captured.word_labels(document, positions):
-        chosen_labels.append(style.spread_out(last_places, labels, max_labels))
-    return document, places, {site: chosen_labels[captured.reading(site)] for site in places}
+        distant_labels = style.spread_out(last_places, labels, max_labels)
+        labels_by_stack.append(distant_labels)
+    labels_by_site = {}
+    for site in places:
+        stack = captured.reading(site)
+        labels_by_site[site] = labels_by_stack[stack]
+    return ExampleText(document, places, labels_by_site)
 
 
 def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Figure:
-    """Return a figure with a grid of small maps by layer and capture point; `table` may contain a sample of the tokens.
+    """Return a figure with a grid of small maps by layer and capture point.
 
-    Tokens are coloured by text; special tokens have separate markers. Maps in a common plane (`joint`, `aligned`) share
-    their limits; other maps have individual limits.
+    Colours distinguish texts, and special tokens have separate markers. Maps in a common plane (`joint`, `aligned`)
+    have the same limits; other maps have individual limits.
+
+    Args:
+        layout: The name of the layout.
+        table: The coordinates of the tokens, or of a sample of the tokens, at each site.
+        captured: The captured texts.
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
-    special = captured.special_tokens(tokens)
+    special_by_stack = captured.special_tokens(tokens)
     captured_documents = captured.tokens["document"].unique().tolist()
     colours = text_colours(captured_documents)
     colour_T = _colour_tokens(tokens["document"], colours)
-    size = float(np.clip(900 / len(tokens), 1.5, 9))
+    size = float(np.clip(900 / len(tokens), 1.5, 9))  # smaller dots for more tokens
     all_places = table[["x", "y"]].to_numpy(np.float64)
     grid = _create_grid(list(places))
     titled: set[str] = set()  # rows and columns that have a title
     for site, cell in grid.cells.items():
         axes = _add_panel(grid.figure, cell)
         xy = places[site]
-        reading = captured.reading(site)
+        stack = captured.reading(site)  # the encoder or the decoder, whose input tokens differ
         special_masks = {}
-        for name, masks in special.items():
-            special_masks[name] = masks[reading]
+        for token_class, masks in special_by_stack.items():
+            special_masks[token_class] = masks[stack]
         _scatter_tokens(axes, xy, colour_T, special_masks, size)
         limiting_places = all_places if layout in ONE_PLANE else xy
         style.set_limits(axes, limiting_places)
         _add_titles(axes, site, captured, titled)
     documents = tokens["document"].unique().tolist()
-    marks = _list_text_marks(colours, documents)
-    for name in special:
-        class_label = captured.class_label(name)
-        mark = Mark(
-            style.printable(class_label),
-            SPECIAL_COLOUR,
-            SPECIAL_MARKERS[name],
-        )
-        marks.append(mark)
+    marks = [*_list_text_marks(colours, documents), *_list_special_marks(captured, special_by_stack)]
     _add_legend(grid, marks)
     heading = _describe_atlas(layout, documents)
     _add_heading(grid.figure, heading)
     return grid.figure
 
 
+def _list_special_marks(captured: CapturedTexts, token_classes: Iterable[str]) -> list[Mark]:
+    """Return the legend entries of classes of special tokens."""
+    marks = []
+    for token_class in token_classes:
+        label = style.printable(captured.class_label(token_class))
+        marker = SPECIAL_MARKERS[token_class]
+        marks.append(Mark(label, SPECIAL_COLOUR, marker))
+    return marks
+
+
 def _colour_tokens(documents: Iterable[str], colours: Mapping[str, str]) -> npt.NDArray[np.str_]:
-    """Return the colour of each token's text `[T]`, grey for texts without a colour."""
-    grey = OTHER_TEXTS[1]
+    """Return the colour of each of T tokens `[T]` from the names of the tokens' texts; grey for other texts."""
     token_colours = []
     for name in documents:
-        token_colours.append(colours.get(name, grey))
+        token_colours.append(colours.get(name, OTHER_COLOUR))
     return np.array(token_colours)
 
 
@@ -179,19 +207,22 @@ def _scatter_tokens(
     axes: Any,
     xy: Places,
     colour_T: npt.NDArray[np.str_],
-    special: Mapping[str, npt.NDArray[np.bool_]],
+    special_masks: Mapping[str, npt.NDArray[np.bool_]],
     size: float,
 ) -> None:
-    """Draw all tokens of a map, special tokens with larger markers."""
+    """Draw all tokens of a map as dots, but special tokens as larger markers.
+
+    `special_masks` contains a mask of the tokens for each class of special tokens; `size` is the area of a dot.
+    """
     is_plain = np.ones(len(xy), dtype=bool)
-    for name, mask in special.items():
+    for token_class, mask in special_masks.items():
         is_plain &= ~mask
         axes.scatter(
             xy[mask, 0],
             xy[mask, 1],
             c=colour_T[mask],
             s=3 * size,
-            marker=SPECIAL_MARKERS[name],
+            marker=SPECIAL_MARKERS[token_class],
             edgecolors="white",
             linewidths=0.3,
             zorder=3,
@@ -206,19 +237,19 @@ def _scatter_tokens(
 
 
 def _list_text_marks(colours: Mapping[str, str], documents: Sequence[str]) -> list[Mark]:
-    """Return the legend entries of the texts on a map, with one entry for texts without a colour."""
+    """Return the legend entries of the texts on a map; texts without a colour have one common entry."""
     marks = []
     for name, colour in colours.items():
         if name in documents:
             marks.append(Mark(style.printable(name), colour, "o"))
     has_other_texts = not set(documents) <= set(colours)
     if has_other_texts:
-        label, colour = OTHER_TEXTS
-        marks.append(Mark(label, colour, "o"))
+        marks.append(Mark(OTHER_LABEL, OTHER_COLOUR, "o"))
     return marks
 
 
 def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
+    """Return the heading of an atlas with the maps of one layout."""
     texts = f"{len(documents)} texts"
     if len(documents) == 1:
         texts = style.printable(documents[0])
@@ -228,49 +259,59 @@ def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the captured texts, as on the page; if there are too many, only of the example text."""
+    """Return the colours of the captured texts, as on the page; if there are too many, only that of the first text.
+
+    The first text is the result of `first_text`.
+    """
     if len(documents) > len(TEXT_COLOURS):
         return {first_text(documents): TEXT_COLOURS[0]}
     return dict(zip(documents, TEXT_COLOURS, strict=False))
 
 
 def _create_grid(sites: list[Site]) -> Grid:
-    """Return a figure with cells for the embeddings and the legend in the first row, then with a row per layer."""
-    levels = [site for site in sites if site.point not in LAYER_POINTS]
+    """Return a figure with a grid of cells.
+
+    The first row contains the cells of embeddings and the cell of the legend. Every further row contains the capture
+    points of one layer.
+    """
+    embedding_sites = [site for site in sites if site.point not in LAYER_POINTS]
     layer_sites = [site for site in sites if site.point in LAYER_POINTS]
     layers = sorted({site.layer for site in layer_sites})
     site_points = {site.point for site in layer_sites}
     points = [point for point in LAYER_POINTS if point in site_points]
-    columns = max(len(points), len(levels) + 2)  # the legend is to the right of the embedding's maps
+    columns = max(len(points), len(embedding_sites) + 2)  # the legend needs two columns, right of the embeddings
+
+    # The heights are in inches.
     rows = len(layers) + 1
     max_panel = (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / rows
     panel = min(PANEL, max_panel)
     height = HEAD + panel * rows + GAP + FOOT
+
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    bottom = 1 - (HEAD + panel) / height
+    first_row_bottom = 1 - (HEAD + panel) / height  # in fractions of the figure's height
     first_row = figure.add_gridspec(
         1,
         columns,
         **GRID_SIDES,
         top=1 - HEAD / height,
-        bottom=bottom,
+        bottom=first_row_bottom,
     )
     layer_rows = figure.add_gridspec(
         max(len(layers), 1),
         max(len(points), 1),
         **GRID_SIDES,
-        top=bottom - GAP / height,
+        top=first_row_bottom - GAP / height,
         bottom=FOOT / height,
         hspace=0.1,
     )
     cells = {}
-    for column, site in enumerate(levels):
+    for column, site in enumerate(embedding_sites):
         cells[site] = first_row[0, column]
     for site in layer_sites:
         row = layers.index(site.layer)
         column = points.index(site.point)
         cells[site] = layer_rows[row, column]
-    legend_cell = first_row[0, len(levels) :]
+    legend_cell = first_row[0, len(embedding_sites) :]
     return Grid(figure, cells, legend_cell)
 
 
@@ -283,6 +324,7 @@ def _add_panel(figure: Figure, cell: Any) -> Any:
 
 
 def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
+    """Draw a legend of `marks` in the legend cell of the grid."""
     axes = grid.figure.add_subplot(grid.legend_cell)
     axes.axis("off")
     axes.legend(
@@ -294,6 +336,7 @@ def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
 
 
 def _add_heading(figure: Figure, heading: str) -> None:
+    """Add a heading at the top of a figure."""
     margin = 0.1 / figure.get_figheight()
     figure.suptitle(heading, y=1 - margin, va="top", fontsize=8)
 
@@ -301,15 +344,15 @@ def _add_heading(figure: Figure, heading: str) -> None:
 def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     """Return the joint map as a grid of layers by capture points with common axes.
 
-    The tokens of one text are black, the tokens of other texts grey. A few words of the text have the same colour in
-    all panels, to follow them through the layers. Axes contain `AXES_SHARE` of the tokens in each direction; the title
-    reports the number of vectors outside the axes.
+    The tokens of one text are black, and the tokens of other texts grey. A few words of the text have the same colour
+    in all panels, so that readers can follow them through the layers. Each axis is limited to the central `AXES_SHARE`
+    of the vectors; the title contains the number of vectors outside the axes.
     """
     document, places, labels = example_text(
         table,
         captured,
-        TRACKED_WORDS,
-        [*POINTS, DECODER_INPUT],
+        max_labels=TRACKED_WORDS,
+        points=[*POINTS, DECODER_INPUT],
     )
     words_by_site = {}
     for site, words in labels.items():
@@ -363,18 +406,19 @@ def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
 
 
 def _scatter_other_texts(axes: Any, xy: Places, *, as_image: bool) -> None:
-    """Draw the tokens of other texts in grey; with `as_image`, as a raster image in vector formats."""
+    """Draw the tokens of other texts in grey; if `as_image` is True, vector formats contain them as a raster image."""
     axes.scatter(
         xy[:, 0],
         xy[:, 1],
         s=OTHER_SIZE,
-        color=OTHER_TEXTS[1],
+        color=OTHER_COLOUR,
         linewidths=0,
         rasterized=as_image,
     )
 
 
 def _scatter_tracked_words(axes: Any, xy: Places, words: Mapping[int, str]) -> None:
+    """Draw a dot in a separate colour for each of the `words`, whose keys are indices into the coordinates `xy`."""
     tracked_xy = xy[list(words)]
     axes.scatter(
         tracked_xy[:, 0],
@@ -388,18 +432,18 @@ def _scatter_tracked_words(axes: Any, xy: Places, words: Mapping[int, str]) -> N
 
 
 def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
-    """Return the legend entries of the tracked words, and of the other tokens and texts."""
+    """Return the legend entries of the coloured words, of the other tokens of the text, and of the other texts."""
     marks = []
     for word, colour in zip(words, TRACK_COLOURS, strict=False):
         marks.append(Mark(style.printable(word), colour, "o"))
     document_label = f"other tokens of {style.printable(document)}"
     marks.append(Mark(document_label, "#404040", "o"))
-    marks.append(Mark("other texts", OTHER_TEXTS[1], "o"))
+    marks.append(Mark("other texts", OTHER_COLOUR, "o"))
     return marks
 
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
-    """Return the first token of each distinct word."""
+    """Return `words` (by token index) without repeated words; the first token of each word is kept."""
     first: dict[str, int] = {}
     for index, word in words.items():
         first.setdefault(word, index)
@@ -407,34 +451,38 @@ def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:
-    """Add the capture point as title of the first panel in a column, and the layer as label of the first in a row."""
+    """Add the capture point above the first panel of a column, and the layer beside the first panel of a row.
+
+    `titled` contains the columns and rows that have a title already; those of this panel are added.
+    """
     row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
     if site.point not in titled:
         title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
         axes.set_title(title, fontsize=7, pad=3)
     if row not in titled:
         axes.set_ylabel(row, fontsize=7)
-    titled |= {site.point, row}
+    titled.update([site.point, row])
 
 
 class DotImages(Artist):
-    """Images of dots on the pages of a PDF. The file stores each image once, even if several pages show it."""
+    """Images of dots on the pages of a PDF. The PDF stores each image once, even if several pages show it."""
 
     def __init__(self, axes: Any, dpi: int) -> None:
-        """Use axes of the same position and limits as `axes`; `dpi` is the resolution of the images."""
+        """Create transparent axes with the position and limits of `axes`; `dpi` is the resolution of the images."""
         super().__init__()
         figure = Figure(figsize=axes.figure.get_size_inches(), dpi=dpi, facecolor="none")
         self.canvas = FigureCanvasAgg(figure)
         self.transparent_axes = figure.add_axes(axes.get_position(), xlim=axes.get_xlim(), ylim=axes.get_ylim())
         self.transparent_axes.axis("off")
         self.images: list[tuple[float, float, npt.NDArray[np.uint8]]] = []
+        """The left and the bottom end in points, and the pixels of each image."""
 
     def append(self, xy: Places, **options: Any) -> None:
-        """Add an image of dots with `options` of `Axes.scatter`, without its empty margins."""
+        """Add an image of dots at `xy`, drawn with the `options` of `Axes.scatter` and without empty margins."""
         dots = self.transparent_axes.scatter(xy[:, 0], xy[:, 1], **options)
         self.canvas.draw()
         dots.remove()
-        pixels = np.array(self.canvas.buffer_rgba())
+        pixels = np.array(self.canvas.buffer_rgba())  # [rows, columns, RGBA], from the top
         is_drawn = pixels[:, :, 3] > 0
         rows = np.flatnonzero(is_drawn.any(axis=1))
         columns = np.flatnonzero(is_drawn.any(axis=0))
@@ -445,7 +493,7 @@ class DotImages(Artist):
         points_per_pixel = 72 / self.canvas.figure.dpi
         x = left * points_per_pixel
         y = (len(pixels) - bottom) * points_per_pixel
-        upward_pixels = pixels[top:bottom, left:right][::-1]
+        upward_pixels = pixels[top:bottom, left:right][::-1]  # the renderer expects rows from the bottom
         self.images.append((x, y, upward_pixels))
 
     def draw(self, renderer: Any) -> None:
@@ -457,22 +505,24 @@ class DotImages(Artist):
 
 
 def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi: int = PAGE_DPI) -> None:
-    """Write the joint map as the PDF `path`: page k shows the first k capture points, the newest with a dark edge.
+    """Write the joint map as a PDF in which page k shows the first k capture points, in the order of the forward pass.
 
-    Dots of earlier capture points are drawn as raster images. `encoder` is the number of encoder layers in an
-    encoder-decoder model.
+    The dots of the newest point have a dark edge; those of earlier points are drawn as raster images with the
+    resolution `dpi`. `encoder` is the number of encoder layers in an encoder-decoder model.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     places = places_by_site(table)
     figure = Figure(figsize=PAGE_SIZE)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2", xticks=[], yticks=[])  # scales are arbitrary
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
-    newest = style.legend_handles([Mark("this page's point", "black", "o")], 4)
-    newest[0].set_markerfacecolor("none")
+    newest_mark = Mark("this page's point", "black", "o")
+    (newest_handle,) = style.legend_handles([newest_mark], 4)
+    newest_handle.set_markerfacecolor("none")
     points = {site.point for site in places}
-    handles = style.legend_handles([mark for point, mark in POINT_MARKS.items() if point in points], 5) + newest
+    point_marks = [mark for point, mark in POINT_MARKS.items() if point in points]
+    handles = [*style.legend_handles(point_marks, 5), newest_handle]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
-    size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))
+    size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))  # smaller dots for more vectors
     earlier = DotImages(axes, dpi)
     axes.add_artist(earlier)
     with PdfPages(path, metadata=style.METADATA["pdf"]) as pdf:
@@ -486,31 +536,32 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
             dots = axes.scatter(xy[:, 0], xy[:, 1], **looks, alpha=0.9, edgecolors="black", linewidths=0.5)
             axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
             pdf.savefig(figure, dpi=dpi)
+            # On the following pages, this point is an earlier one.
             dots.remove()
             earlier.append(xy, **looks, alpha=0.55, linewidths=0)
 
 
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
-    """Write an animated GIF of one captured text on a map in a common plane.
+    """Write an animated GIF that moves the tokens of one text from capture point to capture point of a map.
 
-    The background is drawn once, and the moving artists in every frame. There is no transition from the encoder to the
-    decoder, because their input tokens differ.
+    The map must have a common plane for all points. The background is drawn once, and the moving artists are drawn in
+    every frame. There is no transition from the encoder to the decoder, because their input tokens differ.
     """
     document, places, labels = example_text(table, captured, WORDS)
     scene = _create_scene(document, places, captured.encoder)
-    centres = {}
+    label_centres = {}
     for site, xy in places.items():
-        centres[site] = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
+        label_centres[site] = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
     frames: list[Image.Image] = []
     previous = next(iter(places))
     for number, site in enumerate(places):
-        has_same_tokens = labels[previous] is labels[site]
+        has_same_tokens = labels[previous] is labels[site]  # sites in the same stack share the labels
         origin = previous if has_same_tokens else site
         _mark_site(scene, site, number, captured.encoder)
         words = _add_words(scene.axes, labels[site])
         for progress in _list_transition_steps():
             xy = _interpolate(places[origin], places[site], progress)
-            word_xy = _interpolate(centres[origin], centres[site], progress)
+            word_xy = _interpolate(label_centres[origin], label_centres[site], progress)
             scene.dots.set_offsets(xy)
             _move_words(scene, words, xy, word_xy)
             frame = _draw_frame(scene, words.values())
@@ -519,14 +570,17 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
             word.remove()
         is_last = number == len(places) - 1
         display_time = LAST_POINT_TIME if is_last else 1
-        still_frames = FRAMES * display_time - MOVES - 1
-        frames.extend([frame] * still_frames)
+        repetitions = FRAMES * display_time - MOVES - 1
+        frames.extend([frame] * repetitions)  # the last frame of the transition
         previous = site
     _save_gif(frames, path)
 
 
 def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | None) -> Scene:
-    """Draw the background of an animation, and add artists without data."""
+    """Return the scene of an animation: its drawn background, and artists without data for the frames.
+
+    The background contains the name of the text (`document`), all places in grey, and the time line.
+    """
     all_places = np.concatenate(list(places.values()))
     figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
     figure.text(
@@ -562,7 +616,7 @@ def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | N
 
 
 def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) -> Any:
-    """Add the time line of an animation, with ticks at capture points and labels at layers."""
+    """Add the time line of an animation and return its axes; it has ticks at capture points and labels at layers."""
     length = max(len(sites) - 1, 1)
     timeline: Any = figure.add_axes(
         TIMELINE,
@@ -591,7 +645,7 @@ def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) ->
 
 
 def _find_layer_starts(sites: Sequence[Site]) -> list[int]:
-    """Return the indices of the first site of each layer."""
+    """Return the index of the first site of each layer."""
     starts = []
     previous_layer = None
     for number, site in enumerate(sites):
@@ -602,7 +656,10 @@ def _find_layer_starts(sites: Sequence[Site]) -> list[int]:
 
 
 def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> None:
-    """Set the title, the colours and the marker of the time line for a site."""
+    """Set the title, the colours and the position on the time line for a site.
+
+    `number` is the index of the site, and `encoder` the number of encoder layers in an encoder-decoder model.
+    """
     colour = POINT_MARKS[site.point].color
     text_colour = style.darken_for_contrast(colour, style.TEXT_CONTRAST)
     scene.title.set_text(site_label(site, encoder))
@@ -612,7 +669,7 @@ def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> No
 
 
 def _add_words(axes: Any, labels: Mapping[int, str]) -> dict[int, Any]:
-    """Add labels of tokens, and return their artists by token index."""
+    """Add the labels of tokens at the origin, and return their artists by token index."""
     words = {}
     for index, label in labels.items():
         words[index] = axes.text(
@@ -626,7 +683,10 @@ def _add_words(axes: Any, labels: Mapping[int, str]) -> dict[int, Any]:
 
 
 def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Places) -> None:
-    """Move the labels of tokens, and their lines to the tokens."""
+    """Move the labels of tokens to `word_xy`, and draw lines from the tokens to their labels.
+
+    `words` contains the artists of the labels by token index, and `xy` the positions of all tokens.
+    """
     labelled_xy = xy[list(words)]
     segments = np.stack([labelled_xy, word_xy], axis=1)
     scene.leaders.set_segments(list(segments))
@@ -635,7 +695,7 @@ def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Pla
 
 
 def _list_transition_steps() -> npt.NDArray[np.float64]:
-    """Return the progress of a transition in each of its frames `[MOVES + 1]`, up to 1; it is slow at both ends."""
+    """Return the progress of a transition in each frame `[MOVES + 1]`, up to 1; it is slow at the start and the end."""
     times = np.arange(1, MOVES + 2) / (MOVES + 1)
     return times * times * (3 - 2 * times)
 
@@ -657,7 +717,7 @@ def _draw_frame(scene: Scene, words: Iterable[Any]) -> Image.Image:
 
 
 def _save_gif(frames: Sequence[Image.Image], path: Path) -> None:
-    """Write frames with a common palette, derived from the last frame of each capture point."""
+    """Write frames as an animated GIF with one palette, derived from the last frame of each capture point."""
     final_frames = frames[FRAMES - 1 :: FRAMES]
     pixels = np.concatenate([np.asarray(frame) for frame in final_frames])
     palette = Image.fromarray(pixels).quantize(128, Image.Quantize.MAXCOVERAGE)

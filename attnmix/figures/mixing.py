@@ -1,6 +1,6 @@
-"""Figures of mixing in all texts: curves by layer, and the mean ratios of single reviews.
+"""Figures of mixing over all texts: curves by layer, and the mean ratios of single reviews.
 
-Each function returns a figure; call it within `paper_style`.
+Call the functions that return figures within `paper_style`.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ from attnmix.measures.ratios import preferred_ratio
 
 # Curves
 SHOWN_STEP_MEASURES = ("cosine_input", "cosine_previous")
-LABEL_CHARACTERS = 22  # per line
-PANEL_HEIGHT = 1.95  # inches, as the following sizes
+LABEL_CHARACTERS = 22  # maximum length of a line in the label of a curve
+PANEL_HEIGHT = 1.95  # inches, like the following sizes
 STEP_PANEL_HEIGHT = 1.7
 LEFT = 0.57
-LABELS = 1.05  # for curve labels, to the right of each panel
+LABELS = 1.05  # width of the curve labels to the right of each panel
 HEAD = 0.25
 FOOT = 0.42
 GAP = 0.32
@@ -51,7 +51,7 @@ DONOR_LINES: dict[str, tuple[Any, str]] = {
     SAME_CLASS: ("--", "the same class"),
     OTHER_CLASS: (":", "another class"),
 }
-"""Line style and name of each kind of donors."""
+"""Line style and name of each kind of donor texts, which provide the replacements of exchanged words."""
 MARKERS = {"pretrained": "o", "finetuned": "s"}
 SHOWN_CONTROLS = ("text_mean_value", "corpus_value", "shuffled_words", "random_weights")
 
@@ -60,9 +60,18 @@ REVIEWS_HEIGHT = 3.0  # inches
 REVIEW_LOOKS = {"pretrained": ("Greys", "o"), "finetuned": ("Blues", "s")}  # similar to the page's colours
 SWARM_WIDTH = 0.42  # maximum offset of a dot, in layers; halved for two checkpoints
 SWARM_BINS = 48  # bins of the y axis; reviews in one bin are drawn side by side
-DOT = 2.5  # points
+DOT = 2.5  # diameter of a dot, in points
 PANEL_WIDTH = 6.3  # inches
-MAX_VECTOR_DOTS = 5000  # with more dots, they are rasterised in PDFs
+MAX_VECTOR_DOTS = 5000  # if there are more dots, they are rasterised in PDFs
+
+
+class LabelledCurve(NamedTuple):
+    """The curve of a checkpoint or control."""
+
+    name: str
+    label: str
+    rows: pd.DataFrame
+    """Means and intervals by layer and ratio."""
 
 
 class SwarmSide(NamedTuple):
@@ -78,11 +87,11 @@ SWARM_SIDES = {
     1: [SwarmSide(0.0, "")],
     2: [SwarmSide(-0.25, " (left)"), SwarmSide(0.25, " (right)")],
 }
-"""The sides by number of checkpoints."""
+"""The sides of the checkpoints, by the number of checkpoints."""
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a figure with a panel per checkpoint of `mixing.csv` and a curve per ratio."""
+    """Return a figure of the table `mixing.csv` with a panel per checkpoint and a curve per ratio."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _create_curve_panels(1, len(by_checkpoint), PANEL_HEIGHT)
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
@@ -95,10 +104,15 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 
 
 def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a one-column figure of the preferred ratio by layer, for each checkpoint of `mixing.csv` and for controls.
+    """Return a one-column figure of the preferred ratio by layer, with a curve per checkpoint and per control.
 
-    `controls` is `mixing_controls.csv`. The figure includes the controls of the last checkpoint, and random weights if
-    they were measured. Bands are 95 % intervals over texts.
+    The controls are those of the last checkpoint, and random weights if they were measured. Bands are 95 % intervals
+    over texts.
+
+    Args:
+        mixing: The table `mixing.csv`.
+        controls: The table `mixing_controls.csv`.
+        xlabel: The label of the x axis.
     """
     methods = mixing["method"].unique()
     method = preferred_ratio(methods.tolist())
@@ -106,9 +120,9 @@ def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> 
     axes = panels[0, 0]
     title = RATIO_MARKS[method].label
     axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=title)
-    for name, label, rows in _list_control_curves(mixing, controls):
-        of_method = rows[rows["method"] == method]
-        curve = of_method.dropna(subset="mean").sort_values("layer")
+    for name, label, all_rows in _list_control_curves(mixing, controls):
+        rows = all_rows[all_rows["method"] == method]
+        curve = rows.dropna(subset="mean").sort_values("layer")
         if curve.empty:
             continue
         color, linestyle = CURVE_LOOKS[name]
@@ -129,31 +143,31 @@ def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> 
     return figure
 
 
-def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return the name, label and rows of each checkpoint and control."""
+def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[LabelledCurve]:
+    """Return the curves of the measured checkpoints, and of controls for the last checkpoint and the random model."""
     measured = set(mixing["checkpoint"])
     checkpoints = [name for name in CHECKPOINTS if name in measured]
     curves = []
     for name in checkpoints:
         rows = mixing[mixing["checkpoint"] == name]
-        curves.append((name, CHECKPOINTS[name], rows))
+        curves.append(LabelledCurve(name, CHECKPOINTS[name], rows))
     is_shown = controls["checkpoint"].isin([checkpoints[-1], RANDOM_MODEL])
     shown_controls = controls[is_shown]
     for name in SHOWN_CONTROLS:
         rows = shown_controls[shown_controls["control"] == name]
-        curves.append((name, CONTROL_LABELS[name], rows))
+        curves.append(LabelledCurve(name, CONTROL_LABELS[name], rows))
     return curves
 
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
-    """Draw a curve's interval as a band, except for means over few texts."""
+    """Draw the interval of a curve as a band; intervals over few texts are not drawn."""
     low = mask_few_texts(curve, "ci_low")
     high = mask_few_texts(curve, "ci_high")
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
 def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column, masked with NaN in rows with too few texts for an interval."""
+    """Return a column in which rows with too few texts for an interval are NaN."""
     if "documents" not in rows:
         return rows[column]
     has_interval = rows["documents"] >= MIN_INTERVAL_DOCUMENTS
@@ -161,7 +175,7 @@ def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
-    """Label all layers, or every n-th layer of deep models."""
+    """Label all layers or, in deep models, every n-th layer, so that there are at most `MAX_TICKS` labels."""
     unique_layers = rows["layer"].unique()
     layers = sorted(unique_layers)
     step = ceil(len(layers) / MAX_TICKS)
@@ -169,9 +183,11 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
-    """Return a one-column figure of the own share in `exchange.csv` by layer, checkpoint and kind of donors.
+    """Return a one-column figure of the own share by layer, with a curve per checkpoint and kind of donor texts.
 
-    Return None if there are no own shares. Only curves of all donors have intervals.
+    `exchange` is the table `exchange.csv`; without own shares, return None. The colour of a curve distinguishes
+    checkpoints, and its line style the donor texts, which provide the replacements of exchanged words. Only the
+    curves for all donors have intervals.
     """
     is_own_share = exchange["quantity"] == "own_share"
     has_shown_donors = exchange["donor"].isin(list(DONOR_LINES))
@@ -182,8 +198,8 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     axes = panels[0, 0]
     axes.set(xlabel=xlabel, ylabel=OWN_SHARE_LABEL, ylim=(0, 1))
     for checkpoint in MARKERS:
-        of_checkpoint = shares[shares["checkpoint"] == checkpoint]
-        for donor, curve in of_checkpoint.groupby("donor", sort=False):
+        checkpoint_shares = shares[shares["checkpoint"] == checkpoint]
+        for donor, curve in checkpoint_shares.groupby("donor", sort=False):
             _draw_donor_curve(axes, curve, checkpoint, str(donor))
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
@@ -198,7 +214,7 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
 
 
 def _draw_donor_curve(axes: Axes, curve: pd.DataFrame, checkpoint: str, donor: str) -> None:
-    """Draw the own share of one checkpoint and kind of donors; the curve of all donors has a label and an interval."""
+    """Draw the own share for one checkpoint and one kind of donor; only the curve for all donors has an interval."""
     color, _ = CURVE_LOOKS[checkpoint]
     layers = curve["layer"]
     means = curve["mean"]
@@ -209,25 +225,29 @@ def _draw_donor_curve(axes: Axes, curve: pd.DataFrame, checkpoint: str, donor: s
         _draw_interval(axes, curve, color, 0.25)
     else:
         linestyle, _ = DONOR_LINES[donor]
-        axes.plot(layers, means, color=color, linestyle=linestyle, label=f"_{donor}")
+        hidden_label = f"_{donor}"  # labels with an underscore are not shown
+        axes.plot(layers, means, color=color, linestyle=linestyle, label=hidden_label)
 
 
 def _describe_texts(shares: pd.DataFrame) -> str:
-    """Return a title with the number of averaged reviews and the mean number of averaged tokens of each."""
+    """Return a title with the number of averaged reviews and the mean number of averaged tokens per review."""
     documents = shares["documents"].max()
     tokens = shares["tokens"].max() / documents
     return f"{documents:.0f} reviews, {tokens:.0f} tokens of each"
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a figure of the steps in `geometry.csv`, with a row per checkpoint and a panel per cosine."""
+    """Return a figure of cosines at the steps of a layer, with a row per checkpoint and a column per kind of cosine.
+
+    `steps` contains the rows of the table `geometry.csv` on the steps of layers. Each panel has a curve per step.
+    """
     by_checkpoint = steps.groupby("checkpoint", sort=False)
     figure, panels = _create_curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), STEP_PANEL_HEIGHT)
     for row, (checkpoint, rows) in zip(panels, by_checkpoint, strict=True):
         checkpoint_label = CHECKPOINTS[str(checkpoint)]
         for axes, measure in zip(row, SHOWN_STEP_MEASURES, strict=True):
-            of_measure = rows[rows["measure"] == measure]
-            _draw_curves(axes, of_measure, "step", STEP_MARKS)
+            measure_rows = rows[rows["measure"] == measure]
+            _draw_curves(axes, measure_rows, "step", STEP_MARKS)
             axes.axhline(0, color="0.7", linewidth=0.5, zorder=0)
             axes.set_title(f"{checkpoint_label}: {STEP_MEASURES[measure]}")
         row[0].set_ylabel("Cosine (95 % interval)")
@@ -259,7 +279,7 @@ def _create_curve_panels(rows: int, columns: int, panel_height: float) -> tuple[
 
 
 def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str, Mark]) -> None:
-    """Draw a labelled curve with interval for each name in `column`."""
+    """Draw a curve with its interval for each name in `column`; `marks` contains the labels and colours by name."""
     known = rows.dropna(subset="mean")
     for name, mark in marks.items():
         curve = known[known[column] == name]
@@ -273,9 +293,14 @@ def _draw_curves(axes: Axes, rows: pd.DataFrame, column: str, marks: Mapping[str
 
 
 def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a figure of each review's mean ratio by layer, and the mean over reviews with its interval.
+    """Return a figure of the mean ratio of each review by layer, with the mean over reviews and its interval.
 
-    `reviews` is `mixing_by_review.csv`, and `weighted` is `mixing_weighted.csv`. The figure shows the preferred ratio.
+    The figure shows the preferred ratio.
+
+    Args:
+        reviews: The table `mixing_by_review.csv`.
+        weighted: The table `mixing_weighted.csv`.
+        xlabel: The label of the x axis.
     """
     methods = reviews["method"].unique()
     method = preferred_ratio(methods)
@@ -290,7 +315,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     swarm_width = SWARM_WIDTH / len(checkpoints)
     shortest = reviews["tokens"].min()
     longest = reviews["tokens"].max()
-    shading = LogNorm(shortest, longest + 1)
+    shading = LogNorm(shortest, longest + 1)  # the limits must differ
     handles = []
     for name, side in zip(checkpoints, SWARM_SIDES[len(checkpoints)], strict=True):
         rows = reviews[reviews["checkpoint"] == name]
@@ -314,7 +339,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
 
 
 def _add_review_axes(figure: Figure, reviews: pd.DataFrame, xlabel: str) -> Axes:
-    """Add axes with the limits of the reviews' ratios, and with lines between layers."""
+    """Add axes whose limits contain the ratios of all reviews, with vertical lines between layers."""
     layers = sorted(reviews["layer"].unique())
     left = layers[0] - 0.55
     right = layers[-1] + 0.55
@@ -338,10 +363,14 @@ def _draw_swarms(
     width: float,
     shading: Normalize,
 ) -> Line2D:
-    """Draw a checkpoint's reviews as dots side by side, darker for longer reviews, and return the legend entry."""
-    step = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())  # width of a dot in layers
+    """Draw the reviews of a checkpoint as dots, and return their legend entry.
+
+    `rows` contains the mean ratio of each review by layer. In each layer, dots of similar height are side by side, at
+    most `width` from the centre of `side`. Dots of longer reviews are darker, according to `shading`.
+    """
+    dot_width = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())  # in layers
     by_layer = rows.groupby("layer")["mean"]
-    offsets = by_layer.transform(_place_in_swarm, limits=axes.get_ylim(), width=width, step=step)
+    offsets = by_layer.transform(_place_in_swarm, limits=axes.get_ylim(), width=width, step=dot_width)
     cmap_name, marker = REVIEW_LOOKS[checkpoint]
     cmap = style.high_contrast_cmap(cmap_name)
     axes.scatter(
@@ -360,13 +389,16 @@ def _draw_swarms(
 
 
 def _draw_review_means(axes: Axes, means: pd.DataFrame, offset: float, width: float) -> None:
-    """Draw the means over reviews as horizontal lines with intervals; a white outline separates them from dark dots."""
+    """Draw the means over reviews as horizontal lines with intervals.
+
+    `offset` is the distance of a line's centre from its layer, and `width` is half the length of a line.
+    """
     x = means["layer"] + offset
     mean = means["mean"]
     low = mask_few_texts(means, "ci_low")
     high = mask_few_texts(means, "ci_high")
     interval = [mean - low, high - mean]
-    for color, thickness in (("white", 1.6), ("black", 0.9)):
+    for color, thickness in (("white", 1.6), ("black", 0.9)):  # the white outline separates lines from dark dots
         axes.hlines(mean, x - width, x + width, color=color, linewidth=thickness, zorder=3)
         axes.errorbar(
             x,
@@ -387,12 +419,19 @@ def _place_in_swarm(
     width: float,
     step: float,
 ) -> npt.NDArray[np.float64]:
-    """Return offsets `[N]` along x, at most `width`, that place values of similar height side by side."""
+    """Return the offset along x of each of N values `[N]`, so that values of similar height are side by side.
+
+    Args:
+        values: The positions along y.
+        limits: The limits of the y axis.
+        width: The maximum offset.
+        step: The distance between neighbouring values, unless many values require a smaller one.
+    """
     bottom, top = limits
     heights = (values - bottom) / (top - bottom)
     bin_numbers = (heights * SWARM_BINS).astype(int)
     bins = values.groupby(bin_numbers)
     counts = bins.transform("size")
-    ranks = bins.cumcount() - (counts - 1) / 2  # centred at 0 in each bin
+    centred_ranks = bins.cumcount() - (counts - 1) / 2  # ranks within a bin, with a mean of 0
     largest_step = 2 * width / max(1, counts.max() - 1)
-    return np.asarray(ranks * min(step, largest_step))
+    return np.asarray(centred_ranks * min(step, largest_step))

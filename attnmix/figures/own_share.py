@@ -1,8 +1,9 @@
-"""The main figure: the own share of one text's tokens after each layer, next to the mean over texts."""
+"""The main figure: the own share of the tokens of one text after each layer, next to the mean over texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ MIN_HEIGHT = 0.8  # minimum height of a panel
 MAX_HEIGHT = 2.4
 HEAD = 0.42
 PANEL_GAP = 0.2
-FOOT = 0.62  # without the labels of tokens
-NOT_EXCHANGED = "0.88"
-BAND = 0.25  # opacity
+FOOT = 0.62  # below the labels of tokens
+NOT_EXCHANGED = "0.88"  # grey of cells without an own share
+BAND = 0.25  # opacity of intervals
 
 
 def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: TextLayers) -> Figure | None:
@@ -52,11 +53,12 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
     means = _select_means(exchange, text)
-    part = short_part(text.tokens, MAX_TOKENS)
+    part = short_part(text.tokens, MAX_TOKENS)  # the indices of the tokens in the figure
     labels = [text.labels[place] for place in part]
     measured = set(rows["checkpoint"])
     names = [name for name in CHECKPOINTS if name in measured]
 
+    # The heights are in inches.
     rows_height = ROW_HEIGHT * len(text.layers)
     panel_height = float(np.clip(rows_height, MIN_HEIGHT, MAX_HEIGHT))
     panels_height = len(names) * (panel_height + PANEL_GAP) - PANEL_GAP
@@ -90,7 +92,7 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
 
 
 def _select_means(exchange: pd.DataFrame, text: TextLayers) -> pd.DataFrame:
-    """Return the rows of `exchange.csv` with the own share for all kinds of donors, in the layers of `text`."""
+    """Return the rows of `exchange.csv` with the mean own share over all kinds of donors, in the layers of `text`."""
     is_own_share = exchange["quantity"] == OWN_SHARE
     has_all_donors = exchange["donor"] == ALL_DONORS
     is_shown_layer = exchange["layer"].isin(text.layers)
@@ -98,12 +100,16 @@ def _select_means(exchange: pd.DataFrame, text: TextLayers) -> pd.DataFrame:
 
 
 def _measure_longest(labels: Sequence[str]) -> float:
+    """Return the width of the longest label in inches."""
     widths = [style.text_width(label, style.LABEL_SIZE) for label in labels]  # in points, 1 / 72 inch
     return max(widths) / 72
 
 
 def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, height: float) -> None:
-    """Add titles above the cells and the curves, with the positions of the shown `part` of the text."""
+    """Add titles above the cells and the curves of a figure of `height` inches.
+
+    If only a part of the text is shown, the title contains the token indices of this `part`.
+    """
     shown = ""
     if len(part) < len(text.tokens):
         shown = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
@@ -115,29 +121,32 @@ def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, he
 
 def _tabulate_shares(rows: pd.DataFrame, checkpoint: str) -> npt.NDArray[np.float64]:
     """Return the own shares `[layers, tokens]` of a checkpoint; NaN for tokens that were not exchanged."""
-    of_checkpoint = rows[rows["checkpoint"] == checkpoint]
-    table = of_checkpoint.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
+    checkpoint_rows = rows[rows["checkpoint"] == checkpoint]
+    table = checkpoint_rows.pivot_table(index="layer", columns="position", values=OWN_SHARE, dropna=False)
     return table.to_numpy(float)
 
 
 def _add_axes(
     figure: Figure, figure_height: float, left: float, bottom: float, width: float, height: float, **options: Any
 ) -> Axes:
-    """Add axes to a figure of two columns; positions and sizes are in inches."""
+    """Add axes to a two-column figure; positions and sizes are in inches."""
     figure_width = style.TWO_COLUMNS
     box = (left / figure_width, bottom / figure_height, width / figure_width, height / figure_height)
     return figure.add_axes(box, **options)
 
 
 def _draw_cells(axes: Axes, shares_LT: npt.NDArray[np.float64], text: TextLayers, colors: ScalarMappable) -> None:
-    """Draw a cell per layer and token; cells of tokens that were not exchanged are grey."""
+    """Draw own shares `[L, T]` as cells, with a row per layer and a column per token.
+
+    The cells of tokens that were not exchanged are grey.
+    """
     layers = list(text.layers)
     tokens = shares_LT.shape[1]
     extent = (-0.5, tokens - 0.5, layers[0] - 0.5, layers[-1] + 0.5)
     shades: Any = {"cmap": colors.cmap, "norm": colors.norm}
     axes.imshow(shares_LT, aspect="auto", origin="lower", extent=extent, interpolation="none", **shades)
-    axes.set_facecolor(NOT_EXCHANGED)
-    step = -(-len(layers) // MAX_TICKS)
+    axes.set_facecolor(NOT_EXCHANGED)  # visible where shares are NaN
+    step = ceil(len(layers) / MAX_TICKS)
     axes.set_yticks(layers[::step])
     axes.tick_params("y", length=0, pad=2)
     axes.spines[:].set_visible(False)
@@ -146,7 +155,10 @@ def _draw_cells(axes: Axes, shares_LT: npt.NDArray[np.float64], text: TextLayers
 def _draw_means(
     axes: Axes, means: pd.DataFrame, shares_LT: npt.NDArray[np.float64], text: TextLayers, checkpoint: str
 ) -> None:
-    """Draw the means over texts with their interval, and the means over the shown text, next to the layers' rows."""
+    """Draw the means over texts with their intervals, and the means over the tokens of one text, by layer (y axis).
+
+    `means` contains the means over texts by layer, and `shares_LT` the own shares of the text by layer and token.
+    """
     color, _ = CURVE_LOOKS[checkpoint]
     low = mask_few_texts(means, "ci_low")
     high = mask_few_texts(means, "ci_high")
@@ -157,6 +169,7 @@ def _draw_means(
     text_means = np.nanmean(shares_LT[is_known_L], axis=1)
     axes.plot(text_means, known_layers, color="black", marker="|", linestyle="none")
     if len(means):
+        # Label the mean of the last layer.
         last = means.iloc[-1]
         share = f"{last['mean']:.0%}"
         place = (last["mean"], last["layer"])
@@ -167,7 +180,7 @@ def _draw_means(
 
 
 def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
-    """Add the colour scale of all cells, at the bottom left."""
+    """Add the colour scale of all cells at the bottom left of a figure of `height` inches."""
     axes = _add_axes(figure, height, CELLS_LEFT, 0.34, 1.3, 0.08)
     bar = figure.colorbar(colors, cax=axes, orientation="horizontal", ticks=[0, 1])
     bar.ax.set_xticklabels(["0 %", "100 %"])
@@ -176,7 +189,11 @@ def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
 
 
 def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_unknown: bool) -> None:
-    """Add a legend with sample sizes for lines, bands, ticks and, if `has_unknown`, grey cells."""
+    """Add a legend of the lines, bands and ticks and, if `has_unknown` is True, of the grey cells.
+
+    The legend contains the sample sizes of `means` (the means over texts) and of `rows` (the own shares of the text's
+    tokens).
+    """
     last_layer = rows["layer"].max()
     rows_of_last = rows[rows["layer"] == last_layer]
     exchanged_tokens = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()

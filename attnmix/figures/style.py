@@ -22,28 +22,28 @@ from matplotlib.textpath import text_to_path
 
 from attnmix.figures.labels import LESS_COLOURS, SHARE_COLOURS, Mark
 
-ONE_COLUMN = 3.3  # inches, as the following sizes
+ONE_COLUMN = 3.3  # inches, like the following sizes
 TWO_COLUMNS = 7.0
 PAGE_HEIGHT = 9.5
 AXIS_MARGIN = 1.1  # length of a map's axes, in multiples of the points' extent
-CONTRAST = 3.0  # WCAG 2.2's minimum contrast to white for marks
-TEXT_CONTRAST = 4.5  # WCAG 2.2's minimum contrast to white for text
+CONTRAST = 3.0  # minimum contrast of marks to white according to WCAG 2.2
+TEXT_CONTRAST = 4.5  # minimum contrast of text to white according to WCAG 2.2
 ARIMO = ROOT / "files" / "Arimo[wght].ttf"  # same widths as Helvetica; embedded in PDFs as Type 42
-LABEL_SIZE = 5  # points, for tokens
-CURVE_LABEL_SIZE = 6  # points, for curves
+LABEL_SIZE = 5  # font size of token labels, in points
+CURVE_LABEL_SIZE = 6  # font size of curve labels, in points
 LABEL_X = 1.06  # left end of curve labels, in panel widths
 LINE_HEIGHT = 1.25  # in font sizes
 MIN_EXTENT = 1e-3  # minimum extent of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-# Costs of a label's position, relative to a displacement from its point by one font size.
-COVERED_POINT_COST = 0.3  # for each covered point
+# Costs of the position of a label. A displacement from the labelled point by one font size has a cost of 1.
+COVERED_POINT_COST = 0.3  # for each point that the label covers
 OVERLAP_COST = 100  # for a label that other labels cover completely
 OUTSIDE_COST = 1000  # for a label that extends beyond the axes
 SVG_FONTS = "'Arimo', Helvetica, Arial, 'Liberation Sans'"  # fallbacks for viewers of an SVG without Arimo
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # invisible, but affect the shape of adjacent letters
-# Dates and program versions would make files irreproducible.
+# Metadata that are omitted, because dates and program versions would make files irreproducible.
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": None},
@@ -62,8 +62,12 @@ class CurveEnd(NamedTuple):
 
 @contextmanager
 def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
-    """Configure matplotlib for papers within the context, for drawing and saving."""
-    if fontManager.ttflist[0].fname != str(ARIMO):  # prefer the packaged font to an installed one
+    """Configure matplotlib for papers within a context, which must enclose both drawing and saving.
+
+    The `fallback_fonts` are used for characters that the font of the style lacks.
+    """
+    # The first font in the list is preferred, in this case the packaged font to an installed one.
+    if fontManager.ttflist[0].fname != str(ARIMO):
         fontManager.addfont(ARIMO)
         fontManager.ttflist.insert(0, fontManager.ttflist.pop())
     with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
@@ -83,26 +87,33 @@ def _list_characters(families: tuple[str, ...]) -> frozenset[str]:
 
 
 def _find_available_characters() -> frozenset[str]:
+    """Return all characters that the currently configured fonts contain."""
     families = mpl.rcParams["font.family"]
     return _list_characters(tuple(families))
 
 
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
-    """Return installed fonts for characters of `texts` missing in the style's fonts; warn of missing glyphs."""
+    """Return installed fonts for the characters of `texts` that are missing in the fonts of the style.
+
+    Log a warning if no installed font has some of the characters.
+    """
     with paper_style():
         missing = set(filter(str.isprintable, chain.from_iterable(texts)))
         missing -= _find_available_characters()
     if not missing:
         return []
-    known = {name: _list_characters((name,)) for name in _list_installed_fonts()}
+    characters_by_font = {name: _list_characters((name,)) for name in _list_installed_fonts()}
     fonts: list[str] = []
-    while missing and known:
+    while missing and characters_by_font:
         # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.
-        best = max(known, key=lambda name: (len(missing & known[name]), "Sans" in name))
-        if missing.isdisjoint(known[best]):
+        best = max(
+            characters_by_font,
+            key=lambda name: (len(missing & characters_by_font[name]), "Sans" in name),
+        )
+        if missing.isdisjoint(characters_by_font[best]):
             break
         fonts.append(best)
-        missing -= known[best]
+        missing -= characters_by_font[best]
     if missing:
         examples = []
         for character in sorted(missing)[:10]:
@@ -131,7 +142,7 @@ def _list_installed_fonts() -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Replace characters missing in the figures' fonts by their code points, `<U+1F600>`."""
+    """Return a text in which characters missing in the fonts of figures are code points, such as `<U+1F600>`."""
     available = _find_available_characters()
     shown = []
     for character in text:
@@ -144,28 +155,30 @@ def printable(text: str) -> str:
 
 
 def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | None = None) -> None:
-    """Save a figure reproducibly as `path` with each format's suffix; call within `paper_style`.
+    """Save a figure in several formats, as `path` with the suffix of each format.
 
-    `dpi` is the resolution of PNG files, and of images in other formats; the default is the style's resolution.
+    The files contain no dates or program versions. Call this function within `paper_style`. `dpi` is the resolution of
+    PNG files, and of images in other formats; by default, the resolution of the style.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in formats:
         saved = path.with_suffix(f".{suffix}")
         figure.savefig(saved, dpi=dpi, metadata=METADATA[suffix])
         if suffix == "svg":
+            # Viewers without Arimo need the names of other fonts.
             text = saved.read_text(encoding="utf-8")
             text = text.replace("font-family: 'Arimo'", f"font-family: {SVG_FONTS}")
             saved.write_text(text, encoding="utf-8")
 
 
 def contrast_to_white(color: Any) -> float:
-    """Return the WCAG 2.2 contrast ratio of a colour to white, from 1 to 21."""
+    """Return the contrast ratio of a colour to white as defined in WCAG 2.2, from 1 to 21."""
     linear = []
-    for part in to_rgb(color):
-        if part <= 0.04045:
-            linear.append(part / 12.92)
+    for component in to_rgb(color):  # sRGB with gamma correction
+        if component <= 0.04045:
+            linear.append(component / 12.92)
         else:
-            linear.append(((part + 0.055) / 1.055) ** 2.4)
+            linear.append(((component + 0.055) / 1.055) ** 2.4)
     luminance = float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
     return 1.05 / (luminance + 0.05)
 
@@ -180,7 +193,7 @@ def darken_for_contrast(color: str, contrast: float = CONTRAST) -> str:
 
 @cache
 def high_contrast_cmap(name: str) -> ListedColormap:
-    """Return the part of a colour map with sufficient contrast to white."""
+    """Return a colour map with the colours of the colour map `name` that have sufficient contrast to white."""
     colors = mpl.colormaps[name](np.linspace(0, 1, 256))
     return ListedColormap([color for color in colors if contrast_to_white(color) >= CONTRAST])
 
@@ -198,7 +211,7 @@ def change_cmap() -> LinearSegmentedColormap:
 
 
 def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
-    """Return legend entries for `marks`."""
+    """Return a legend entry with a marker of `size` points for each mark."""
     handles = []
     for mark in marks:
         handle = Line2D(
@@ -215,41 +228,43 @@ def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
 
 
 def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
-    """Set limits around the points `[vectors, 2]`, with the same scale on both axes."""
+    """Set limits of the axes around the points `[vectors, 2]`, with the same scale along x and y."""
     low = xy.min(axis=0)
     high = xy.max(axis=0)
     figure: Any = axes.figure
     inches = np.array(axes.get_position().size) * figure.get_size_inches()
     extent = np.maximum(high - low, MIN_EXTENT)
-    units_per_inch = (extent / inches).max()
-    half = inches * units_per_inch * AXIS_MARGIN / 2
+    units_per_inch = (extent / inches).max()  # the smallest scale at which all points fit
+    half_length = inches * units_per_inch * AXIS_MARGIN / 2
     middle = (low + high) / 2
-    left, bottom = middle - half
-    right, top = middle + half
+    left, bottom = middle - half_length
+    right, top = middle + half_length
     axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
 def label_curves(axes: Axes) -> None:
-    """Write the label of each labelled curve to the right of the panel, close to its end and without overlap.
+    """Write the label of each curve to the right of the panel, close to the end of the curve and without overlap.
 
-    The panel must have its final position and limits.
+    Curves whose label starts with an underscore have no label. The panel must have its final position and limits.
     """
     ends = _list_curve_ends(axes)
     if not ends:
         return
     figure: Any = axes.figure
     bottom, top = axes.get_ylim()
-    panel_height = axes.get_position().height * figure.get_figheight() * 72
-    wanted = np.array([(end.y - bottom) / (top - bottom) for end in ends])
-    lines = np.array([end.label.count("\n") + 1 for end in ends])
-    heights = lines * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
-    # In fractions of the panel's height, `wanted` contains the ends of the curves, and `stacked` the centres that the
-    # labels would have if stacked from the bottom without gaps. Isotonic regression minimises the squared displacement.
+    panel_height = axes.get_position().height * figure.get_figheight() * 72  # in points
+    # All following positions and heights are fractions of the panel's height.
+    curve_ends = np.array([(end.y - bottom) / (top - bottom) for end in ends])
+    line_counts = np.array([end.label.count("\n") + 1 for end in ends])
+    heights = line_counts * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
+    # `stacked` contains the centres of the labels if they are stacked from the bottom without gaps. The displacements
+    # from these centres must not decrease, so that labels do not overlap. Isotonic regression minimises the squared
+    # distances between labels and curve ends under this condition.
     stacked = np.cumsum(heights) - heights / 2
-    displacements = fit_increasing(wanted - stacked)
+    displacements = fit_increasing(curve_ends - stacked)
     free_height = max(0.0, 1 - heights.sum())
-    bottoms = np.clip(displacements, 0, free_height)
-    for end, center in zip(ends, bottoms + stacked, strict=True):
+    limited_displacements = np.clip(displacements, 0, free_height)  # labels stay within the panel
+    for end, center in zip(ends, limited_displacements + stacked, strict=True):
         arrow: Any = {
             "arrowstyle": "-",
             "color": end.color,
@@ -270,18 +285,19 @@ def label_curves(axes: Axes) -> None:
 
 
 def fit_increasing(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the non-decreasing least-squares fit to `values` (isotonic regression, min-max formula).
+    """Return the non-decreasing least-squares fit to `values` (isotonic regression).
 
-    `scipy.optimize` has this function, but its import takes longer than drawing several figures.
+    By the min-max formula, the fit at i is the maximum over a <= i of the minimum over b >= i of the mean of the values
+    from a to b. `scipy.optimize` has this function, but importing it takes longer than drawing several figures.
     """
     number = len(values)
     fitted = []
     for place in range(number):
-        lower_bounds = []
+        smallest_means = []
         for start in range(place + 1):
             means = [values[start:end].mean() for end in range(place + 1, number + 1)]
-            lower_bounds.append(min(means))
-        fitted.append(max(lower_bounds))
+            smallest_means.append(min(means))
+        fitted.append(max(smallest_means))
     return np.array(fitted)
 
 
@@ -308,19 +324,29 @@ def text_width(text: str, size: float) -> float:
 def place_labels(
     axes: Axes, xy: npt.NDArray[np.float64], labels: Mapping[int, str], size: float
 ) -> npt.NDArray[np.float64]:
-    """Return the centres `[labels, 2]` of labels for some of the points `xy` `[points, 2]`, in data coordinates.
+    """Return the centres of labels for some of the points of a map, in data coordinates.
 
-    `labels` maps a point's index to its label. Labels are placed one by one near their points, within the axes, without
-    overlap of earlier labels, and covering as few points as possible.
+    Labels are placed one after the other. Each has the position of lowest cost among candidates around its point;
+    costs are high far from the point, beyond the axes, over earlier labels and over points.
+
+    Args:
+        axes: The axes of the map, with their final position and limits.
+        xy: The coordinates of all points `[points, 2]`.
+        labels: The labels by the indices of their points.
+        size: The font size in points (1 / 72 inch).
+
+    Returns:
+        The centres `[labels, 2]`.
     """
     figure: Any = axes.figure
-    pixels = figure.dpi / 72  # per typographic point
+    pixels_per_point = figure.dpi / 72
+    # The following positions and sizes are in pixels.
     points = axes.transData.transform(xy)
     bounds = axes.get_window_extent().get_points()
-    offsets = OFFSETS * size * pixels
+    offsets = OFFSETS * size * pixels_per_point
+    sizes = pixels_per_point * _measure_labels(labels.values(), size)
     directions = np.sign(OFFSETS)
-    distances = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])
-    sizes = pixels * _measure_labels(labels.values(), size)
+    distances = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])  # in font sizes
     centres = np.empty((len(labels), 2))
     for place, index in enumerate(labels):
         extent = sizes[place]
@@ -332,8 +358,8 @@ def place_labels(
         overlap = _measure_overlap(
             candidates,
             extent,
-            centres[:place],
-            sizes[:place],
+            earlier_centres=centres[:place],
+            earlier_sizes=sizes[:place],
         )
         outside = _find_outside(candidates, extent, bounds)
         costs = distances + COVERED_POINT_COST * covered
@@ -346,7 +372,7 @@ def place_labels(
 
 
 def _measure_labels(labels: Iterable[str], size: float) -> npt.NDArray[np.float64]:
-    """Return the width and height `[labels, 2]` of each label with a margin, in points."""
+    """Return the width and height `[labels, 2]` of each label with a margin, in points (1 / 72 inch)."""
     extents = []
     for label in labels:
         width = text_width(label, size) + 2
@@ -360,10 +386,14 @@ def _find_outside(
     extent: npt.NDArray[np.float64],
     bounds: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask `[C]` of the candidate centres `[C, 2]` with labels that extend beyond the bounds."""
+    """Return a mask `[C]` of the candidate centres `[C, 2]` for which a label would extend beyond the bounds.
+
+    `extent` `[2]` is the width and height of the label; `bounds` `[2, 2]` are the lower left and upper right corner.
+    """
     low = candidates - extent / 2
     high = candidates + extent / 2
-    is_outside = (low < bounds[0]) | (high > bounds[1])
+    lower_left, upper_right = bounds
+    is_outside = (low < lower_left) | (high > upper_right)
     outside: npt.NDArray[np.bool_] = is_outside.any(axis=1)
     return outside
 
@@ -371,12 +401,16 @@ def _find_outside(
 def _measure_overlap(
     candidates: npt.NDArray[np.float64],
     extent: npt.NDArray[np.float64],
-    centres: npt.NDArray[np.float64],
-    sizes: npt.NDArray[np.float64],
+    earlier_centres: npt.NDArray[np.float64],
+    earlier_sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the overlap `[C]` of each candidate with earlier labels, as a fraction of the label's area."""
-    distances = np.abs(candidates[:, None] - centres)
-    gaps = distances - (sizes + extent) / 2
+    """Return the overlap of a label with earlier labels, as a fraction of its area, for C candidate centres `[C]`.
+
+    `candidates` `[C, 2]` and `earlier_centres` `[labels, 2]` are positions; `extent` `[2]` and `earlier_sizes`
+    `[labels, 2]` are widths and heights.
+    """
+    distances = np.abs(candidates[:, None] - earlier_centres)  # [C, labels, 2]
+    gaps = distances - (earlier_sizes + extent) / 2  # negative along an axis on which the labels overlap
     overlaps = np.minimum(gaps, 0)
     areas = np.prod(overlaps, axis=-1)
     fractions: npt.NDArray[np.float64] = areas.sum(axis=1) / np.prod(extent)
@@ -388,15 +422,22 @@ def _count_covered_points(
     extent: npt.NDArray[np.float64],
     points: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
-    """Return the number of points behind the label at each candidate centre `[C]`."""
-    distances = np.abs(candidates[:, None] - points)
+    """Return the number of points that a label would cover, for C candidate centres `[C]`.
+
+    `candidates` `[C, 2]` and `points` `[points, 2]` are positions; `extent` `[2]` is the width and height of the label.
+    """
+    distances = np.abs(candidates[:, None] - points)  # [C, points, 2]
     is_covered = (distances < extent / 2).all(axis=-1)
     numbers: npt.NDArray[np.int64] = is_covered.sum(axis=1)
     return numbers
 
 
 def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:
-    """Return at most `number` labels by farthest-point sampling, starting near the centre."""
+    """Return at most `number` labels of points that are far from each other, by farthest-point sampling.
+
+    The first point is that nearest to the centre. Each further point has the largest distance to the chosen points.
+    `labels` contains the labels by the indices of their points in `xy` `[points, 2]`.
+    """
     indices = list(labels)
     points = xy[indices]
     distances_to_centre = _measure_squared_distances(points, points.mean(axis=0))
@@ -405,9 +446,10 @@ def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: i
     while len(chosen) < min(number, len(points)):
         distances_to_last = _measure_squared_distances(points, points[chosen[-1]])
         distances_to_chosen = np.minimum(distances_to_chosen, distances_to_last)
-        distances_to_chosen[chosen] = -1
+        distances_to_chosen[chosen] = -1  # excludes the chosen points
         chosen.append(int(np.argmax(distances_to_chosen)))
-    return {indices[place]: labels[indices[place]] for place in chosen}
+    chosen_indices = [indices[place] for place in chosen]
+    return {index: labels[index] for index in chosen_indices}
 
 
 def _measure_squared_distances(

@@ -1,6 +1,6 @@
-"""Figures of mixing within single texts: strips by token and layer, and contribution matrices.
+"""Figures of mixing within single texts: heat-map strips by token and layer, and contribution matrices.
 
-Each function returns a figure; call it within `paper_style`.
+Call `draw_strips` and `draw_matrices` within `paper_style`; they return figures.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,22 @@ from attnmix.measures.ratios import preferred_ratio
 MIN_TOKENS_PER_LINE = 12
 MAX_TOKENS_PER_LINE = 32  # limited for readable token labels
 MAX_STRIP_TOKENS = 128
-ROW_HEIGHT = 0.075  # inches, height of a layer
-STRIP_GAP = 0.06  # inches, space between strips and below labels
-STRIPS_HEAD = 0.3  # inches, as the following sizes
+ROW_HEIGHT = 0.075  # inches, height of the row of a layer
+STRIP_GAP = 0.06  # inches, space between strips and below the token labels
+STRIPS_HEAD = 0.3  # inches, like the following sizes
 STRIPS_FOOT = 0.45
 STRIPS_LEFT = 1.0
 STRIPS_WIDTH = 5.9
 
 # Matrices
 MAX_MATRIX_TOKENS = 20  # limited for readable row labels
-PERCENTILE = 99  # percentile of cells at the upper end of a colour scale
+PERCENTILE = 99  # percentile of the cells that is the upper end of a colour scale
 MATRIX_COLORS = "Blues"
 SIDE_COLORS = "Oranges"
-UNKNOWN = "0.8"
-MATRIX = 1.42  # inches, height
-MATRIX_GAP = 0.15  # inches, below a matrix
-MATRIX_LEFT = 0.85  # inches, as the following sizes
+UNKNOWN = "0.8"  # grey of rows with unknown contributions
+MATRIX = 1.42  # inches, height of a matrix
+MATRIX_GAP = 0.15  # inches, space below a matrix
+MATRIX_LEFT = 0.85  # inches, like the following sizes
 MATRIX_RIGHT = 0.45
 MATRIX_HEAD = 0.5
 MATRIX_FOOT = 0.9
@@ -62,7 +62,7 @@ class StripScale(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """The values `[layers, tokens]` of one strip."""
+    """A heat map with a row per layer and a column per token: its name, values `[layers, tokens]` and colour scale."""
 
     name: str
     cells: pd.DataFrame
@@ -70,10 +70,15 @@ class Strip(NamedTuple):
 
 
 def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
-    """Return heat-map strips with a column per token, wrapped like text, and a row per layer.
+    """Return a figure of heat-map strips with a row per layer and a column per token, wrapped like a text.
 
-    `rows` are the rows of `features/measure/tokens.parquet` for one text and its layers. Each checkpoint has a strip of
-    the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus pretrained.
+    Each checkpoint has a strip of the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus
+    pretrained. Lines of tokens that do not fit on a page are omitted.
+
+    Args:
+        rows: The rows of `features/measure/tokens.parquet` for the text and its layers.
+        document: The name of the text.
+        text: The layers and tokens of the text.
     """
     strips = _list_strips(rows)
     labels = text.labels[:MAX_STRIP_TOKENS]
@@ -83,31 +88,55 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     for start in range(0, len(labels), tokens_per_line):
         line = labels[start : start + tokens_per_line]
         lines.append(line)
+
+    # The heights and positions are in inches.
     strip_height = ROW_HEIGHT * len(text.layers)
     strips_height = len(strips) * (strip_height + STRIP_GAP)
-    bottoms = _stack_lines(lines, strips_height)
+    line_heights = _measure_lines(lines, strips_height)
+    shown_lines = lines[: _count_fitting_lines(line_heights)]
+    bottoms = np.cumsum(line_heights[: len(shown_lines)])  # below the top of the first line
     height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
+    tops = height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])  # above the bottom of the figure
+
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    shown_lines = lines[: len(bottoms)]
-    tops = height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])
     for line_number, token_labels in enumerate(shown_lines):
         first_token = line_number * tokens_per_line
         positions = range(first_token, first_token + tokens_per_line)
         _draw_line(figure, strips, positions, token_labels, text, tops[line_number])
     _add_strip_scales(figure, strips, height)
-    shown = sum(len(line) for line in shown_lines)
+    shown_tokens = sum(len(line) for line in shown_lines)
     part = ""
-    if shown < len(text.tokens):
-        part = f", its first {shown} of {len(text.tokens)} tokens"
+    if shown_tokens < len(text.tokens):
+        part = f", its first {shown_tokens} of {len(text.tokens)} tokens"
     title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
     return figure
 
 
+def _measure_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
+    """Return the heights `[lines]` of lines of tokens in inches: strips, token labels and the space below them."""
+    label_heights = []
+    for line in lines:
+        longest = max(style.text_width(label, style.LABEL_SIZE) for label in line)
+        label_heights.append(longest / 72)  # labels are rotated; 72 points per inch
+    return strips_height + np.array(label_heights) + STRIP_GAP
+
+
+def _count_fitting_lines(line_heights: npt.NDArray[np.float64]) -> int:
+    """Return how many of the first lines fit on a page, and at least 1."""
+    bottoms = np.cumsum(line_heights)
+    available = style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT
+    fitting = int((bottoms <= available).sum())
+    return max(1, fitting)
+
+
 def _draw_line(
     figure: Figure, strips: Sequence[Strip], positions: range, token_labels: list[str], text: TextLayers, top: float
 ) -> None:
-    """Draw the strips of one line of tokens below `top` (inches), with the token labels below the last strip."""
+    """Draw the strips of the tokens at `positions` as one line, with the token labels below the last strip.
+
+    `top` is the position of the line's top in inches above the bottom of the figure.
+    """
     height = figure.get_figheight()
     left = STRIPS_LEFT / style.TWO_COLUMNS
     width = STRIPS_WIDTH / style.TWO_COLUMNS
@@ -121,7 +150,7 @@ def _draw_line(
 
 
 def _list_strips(rows: pd.DataFrame) -> list[Strip]:
-    """Return a strip of the preferred ratio for each checkpoint, and their difference if there are two."""
+    """Return a strip of the preferred ratio for each checkpoint and, for two checkpoints, a strip of the difference."""
     method = preferred_ratio(rows.columns)
     ratio_label = f"{RATIO_MARKS[method].label}, one scale in all texts"
     ratio_colors = ScalarMappable(Normalize(0, 1), style.share_cmap())
@@ -144,24 +173,8 @@ def _list_strips(rows: pd.DataFrame) -> list[Strip]:
     return strips
 
 
-def _stack_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
-    """Return the distances `[lines]` from the top to the bottoms of lines including token labels, in inches.
-
-    Lines that do not fit on a page are omitted, except the first line.
-    """
-    label_heights = []
-    for line in lines:
-        longest = max(style.text_width(label, style.LABEL_SIZE) for label in line)
-        label_heights.append(longest / 72)  # labels are rotated; 72 points per inch
-    line_heights = strips_height + np.array(label_heights) + STRIP_GAP
-    bottoms = np.cumsum(line_heights)
-    available = style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT
-    fitting = int((bottoms <= available).sum())
-    return bottoms[: max(1, fitting)]
-
-
 def _draw_strip(axes: Axes, strip: Strip, positions: range, token_labels: list[str], text: TextLayers) -> None:
-    """Draw the tokens at `positions` of a strip, with the numbers of the first and of the last layer."""
+    """Draw the tokens at `positions` of a strip, with labels of the tokens and of the first and the last layer."""
     cells = strip.cells.reindex(columns=positions)
     colors = strip.scale.colors
     axes.imshow(cells, colors.cmap, colors.norm, aspect="auto", origin="lower")
@@ -178,7 +191,7 @@ def _draw_strip(axes: Axes, strip: Strip, positions: range, token_labels: list[s
 
 
 def _add_strip_scales(figure: Figure, strips: Sequence[Strip], height: float) -> None:
-    """Add a colour bar below the strips for each of their scales."""
+    """Add a colour bar for each distinct scale of the strips, at the bottom of a figure of `height` inches."""
     left = STRIPS_LEFT / style.TWO_COLUMNS
     width = STRIPS_WIDTH / style.TWO_COLUMNS
     bottom = (STRIPS_FOOT - 0.14) / height
@@ -192,13 +205,14 @@ def _add_strip_scales(figure: Figure, strips: Sequence[Strip], height: float) ->
 
 
 def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, methods: Sequence[str]) -> Figure:
-    """Return a figure of matrices, with a row per measure and columns for the first, a middle and the last layer.
+    """Return a figure of contribution matrices of one text.
 
-    Within a matrix, rows are tokens and columns sources, for a short part of the text. Every cell is a share of its
-    row's sum over the whole text. The much larger diagonal is drawn to the right of the matrix instead, next to the
-    contribution of the rest of the text.
+    The figure has a row per method and columns for the first, a middle and the last layer. Within a matrix, rows are
+    tokens and columns are their sources, for a short part of the text. Every cell is a share of the row's sum over the
+    whole text. The diagonal is much larger; it is drawn to the right of the matrix instead, next to the contribution of
+    the rest of the text.
     """
-    part = short_part(text.tokens, MAX_MATRIX_TOKENS)
+    part = short_part(text.tokens, MAX_MATRIX_TOKENS)  # the indices of the tokens in the figure
     labels = [text.labels[place] for place in part]
     depth = len(text.layers)
     shown_places = sorted({0, depth // 2, depth - 1})
@@ -210,9 +224,9 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     is_diagonal = np.eye(len(part), dtype=bool)
     for row, method in enumerate(methods):
         is_last = row == len(methods) - 1
-        matrices = run.matrix(checkpoint, document, method)[layer_indices]
-        shares = row_shares(matrices)[:, part]
-        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])
+        matrices = run.matrix(checkpoint, document, method)[layer_indices]  # [layers, tokens, sources]
+        shares = row_shares(matrices)[:, part]  # of the shown tokens, for all sources
+        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])  # for the other shown tokens as sources
         scale = Normalize(0, _find_scale_end(others))
         for column, layer in enumerate(layers):
             axes = grid[row, column]
@@ -224,17 +238,26 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
             _draw_sides(axes, shares[column], part, is_last)
             if row == 0:
                 axes.set_title(layer_label(layer, text.encoder), pad=3)
-        name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
-        matrix_top = MATRIX_HEAD + row * (MATRIX + MATRIX_GAP)
-        middle = 1 - (matrix_top + MATRIX / 2) / height
-        figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
+        _add_method_name(figure, method, row, height)
         _add_matrix_scale(figure, grid[row, -1], scale)
     _add_matrix_title(figure, f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}", part, len(text.tokens), height)
     return figure
 
 
+def _add_method_name(figure: Figure, method: str, row: int, height: float) -> None:
+    """Add the rotated name of a method to the left of its `row` of matrices, in a figure of `height` inches."""
+    name = MATRIX_LABELS[method].replace(" rollout", "\nrollout")
+    matrix_top = MATRIX_HEAD + row * (MATRIX + MATRIX_GAP)
+    middle = 1 - (matrix_top + MATRIX / 2) / height
+    figure.text(0.02, middle, name, rotation=90, va="center", multialignment="center")
+
+
 def _add_matrix_title(figure: Figure, subject: str, part: range, tokens: int, height: float) -> None:
-    """Add the title and the note of a figure of `height` inches, for a `part` of a text of `tokens` tokens."""
+    """Add the title above the matrices and the note below them, in a figure of `height` inches.
+
+    The title names the `subject` and, if only a part of the text is shown, the indices of the shown tokens (`part`).
+    `tokens` is the number of tokens of the text.
+    """
     shown = ""
     rest = ""
     if len(part) < tokens:
@@ -261,7 +284,7 @@ def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -
 
 
 def _find_scale_end(cells: npt.NDArray[np.float32]) -> float:
-    """Return a high percentile of the finite cells, or 1 if it is 0 or there are no finite cells."""
+    """Return a high percentile of the finite cells; 1 if the percentile is 0 or there are no finite cells."""
     known = cells[np.isfinite(cells)]
     if not len(known):
         return 1.0
@@ -279,28 +302,33 @@ def _add_matrix_scale(figure: Figure, box: Axes, scale: Normalize) -> None:
 
 
 def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -> None:
-    """Draw the contributions of other tokens; rows with unknown contributions are grey."""
+    """Draw a matrix of contributions of other tokens, without its diagonal; rows without known cells are grey."""
     number = len(cells)
     ends = [-0.5, number - 0.5]
-    cmap = colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0))
+    cmap = colormaps[MATRIX_COLORS].with_extremes(bad=(0, 0, 0, 0))  # NaN is transparent
     axes.imshow(cells, cmap, scale, aspect="auto")
     is_unknown = np.isnan(cells).all(axis=1)
     for row in np.flatnonzero(is_unknown):
         axes.fill_between(ends, row - 0.5, row + 0.5, color=UNKNOWN, linewidth=0)
-    axes.plot(ends, ends, color="0.6", linewidth=0.5)
+    axes.plot(ends, ends, color="0.6", linewidth=0.5)  # the diagonal
     frame = Rectangle((-0.5, -0.5), number, number, fill=False, edgecolor="0.6", linewidth=0.4)
     axes.add_patch(frame)
     axes.spines[:].set_visible(False)
 
 
 def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_last: bool) -> None:
-    """Draw the contributions of the token itself and of the rest of the text, with means in % below."""
+    """Draw two columns to the right of a matrix: contributions of the token itself and of the rest of the text.
+
+    `shares` `[part, tokens]` contains the contributions to each shown token; the second column is omitted if the whole
+    text is shown. The means of the columns in % are below them and, in the last row of matrices, their names.
+    """
     number = len(part)
     rows = np.arange(number)
     columns = {"itself": shares[rows, list(part)]}
     if number < shares.shape[1]:
         outside = np.delete(shares, part, axis=1)
         columns["rest of text"] = outside.sum(axis=1)
+    # In data coordinates, each cell of the matrix has a width and a height of 1.
     width = SIDE_COLUMN_WIDTH * number
     left = number - 0.5 + width / 3
     bottom = number - 0.5
@@ -321,7 +349,7 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
 
 
 def label_tokens(axes: Axes, labels: list[str], side: Any) -> None:
-    """Write the labels of tokens along the axis `side`, x or y."""
+    """Write the labels of tokens along an axis; `side` is `x` or `y`."""
     rotation = 90 if side == "x" else 0
     axes.tick_params(side, length=0, pad=1, labelsize=style.LABEL_SIZE, labelrotation=rotation)
     axis = axes.xaxis if side == "x" else axes.yaxis

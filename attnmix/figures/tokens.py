@@ -16,8 +16,8 @@ from attnmix.figures.labels import SPECIAL_MARKERS
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
-CLOSING = ("Pe", "Pf")  # Unicode categories of closing characters, part of the preceding sentence
-MAX_LABEL = 16  # characters; vocabularies can contain very long tokens, such as a hundred dashes
+CLOSING = ("Pe", "Pf")  # Unicode categories of closing characters such as brackets, which belong to the sentence before
+MAX_LABEL = 16  # maximum length in characters; vocabularies can contain long tokens, such as a hundred dashes
 
 
 class DisplayToken(NamedTuple):
@@ -28,7 +28,7 @@ class DisplayToken(NamedTuple):
     """True if the token is not directly attached to a preceding token."""
     token_class: str
     word: int = -1
-    """The index of its word; -1 for special tokens."""
+    """The index of the word that contains the token; -1 for special tokens."""
 
     @property
     def special(self) -> bool:
@@ -37,7 +37,7 @@ class DisplayToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The token's part of the text without surrounding spaces; the label if this is empty."""
+        """The part of the text that the token covers, without surrounding spaces; the label if this part is empty."""
         text = self.label.strip(SPACE)
         if not self.begins:
             text = text.removeprefix(WORDPIECE_PREFIX)
@@ -53,16 +53,21 @@ class DisplayToken(NamedTuple):
 
 
 class TextLayers(NamedTuple):
-    """A range of a model's layers with their input tokens for one text; decoder inputs are shifted right by one."""
+    """The layers of a stack (encoder or decoder) with their input tokens for one text.
+
+    The input tokens of a decoder are shifted right by one.
+    """
 
     name: str
+    """`decoder` for the decoder of an encoder-decoder model; otherwise empty."""
     layers: range
     encoder: int | None
+    """The number of encoder layers in an encoder-decoder model; otherwise None."""
     tokens: list[DisplayToken]
 
     @property
     def labels(self) -> list[str]:
-        """Labels of the tokens, short enough for an axis."""
+        """The labels of the tokens, truncated for use on an axis."""
         return [token.short_label for token in self.tokens]
 
     @property
@@ -74,16 +79,16 @@ class TextLayers(NamedTuple):
 
 
 class CapturedTexts(NamedTuple):
-    """The tokens of the captured texts, as inputs of the encoder and decoder."""
+    """The tokens of the captured texts, as inputs of the encoder and, if there is one, of the decoder."""
 
     tokens: pd.DataFrame
     readings: list[list[DisplayToken]]
-    """The input tokens of each stack, one for every row of `tokens`: encoder inputs and, if any, decoder inputs."""
+    """The input tokens of the encoder and, if any, of the decoder; each list has a token for every row of `tokens`."""
     encoder: int | None
     """The number of encoder layers in an encoder-decoder model; otherwise None."""
 
     def reading(self, site: Site) -> int:
-        """Return the index in `readings` of the input tokens at a site."""
+        """Return the index in `readings` of the input tokens at a site: 1 in a decoder with separate inputs, else 0."""
         is_decoder_layer = self.encoder is not None and site.layer > self.encoder
         is_in_decoder = is_decoder_layer or site.point == DECODER_INPUT
         if is_in_decoder and len(self.readings) > 1:
@@ -93,55 +98,61 @@ class CapturedTexts(NamedTuple):
     def class_label(self, token_class: str) -> str:
         """Return the distinct labels of a token class, such as `<s>`, joined by spaces."""
         labels: list[str] = []
-        for reading in self.readings:
-            for token in reading:
+        for input_tokens in self.readings:
+            for token in input_tokens:
                 if token.token_class == token_class and token.label not in labels:
                     labels.append(token.label)
         return " ".join(labels)
 
     def rows(self, document: str) -> npt.NDArray[np.int64]:
-        """Return the rows `[T]` of one text."""
+        """Return the row numbers in `tokens` of the T tokens of one text `[T]`."""
         is_in_document = self.tokens["document"] == document
         return np.flatnonzero(is_in_document)
 
     def text_layers(self, document: str, layers: int) -> list[TextLayers]:
-        """Return the tokens of one text with all layers of a model, with a separate entry for each stack."""
+        """Return the tokens of one text with the layers of each stack, for a model with `layers` layers.
+
+        An encoder-decoder model has two stacks; any other model has one.
+        """
         rows = self.rows(document)
+        encoder_inputs = self.readings[0]
         last_layer = layers if self.encoder is None else self.encoder
         stacks = [
             TextLayers(
                 name="",
                 layers=range(1, last_layer + 1),
                 encoder=self.encoder,
-                tokens=[self.readings[0][row] for row in rows],
+                tokens=[encoder_inputs[row] for row in rows],
             )
         ]
         if self.encoder is not None:
+            decoder_inputs = self.readings[1]
             decoder = TextLayers(
                 name="decoder",
                 layers=range(self.encoder + 1, layers + 1),
                 encoder=self.encoder,
-                tokens=[self.readings[1][row] for row in rows],
+                tokens=[decoder_inputs[row] for row in rows],
             )
             stacks.append(decoder)
         return stacks
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
-        """Return labels of special tokens and single-token words for each of `readings`.
+        """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.
 
-        If there are none, return the labels of all tokens. The keys are indices into `positions`.
+        Only tokens at the token `positions` are labelled. The keys are indices into `positions`. If there are no
+        special tokens and no single-token words, return the labels of all these tokens.
         """
         rows = self.rows(document)
         all_positions = self.tokens["position"].to_numpy()
         places = np.searchsorted(all_positions[rows], positions)
         labels = []
-        for reading in self.readings:
-            reading_words = words(reading)
+        for input_tokens in self.readings:
+            input_words = words(input_tokens)
             all_labels = {}
             word_labels = {}
             for index, row in enumerate(rows[places]):
-                token = reading[row]
-                word = reading_words[row]
+                token = input_tokens[row]
+                word = input_words[row]
                 all_labels[index] = token.short_label
                 is_whole_word = len(word) > 1 and word == token.text.strip().lower()
                 if token.special or is_whole_word:
@@ -150,26 +161,31 @@ class CapturedTexts(NamedTuple):
         return labels
 
     def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
-        """Return masks of `tokens` for each of `readings`, by class of the special tokens that occur."""
+        """Return masks of the special tokens among `tokens`, by class of special tokens.
+
+        Each class has a mask for the encoder inputs and, if any, for the decoder inputs. Classes that do not occur are
+        omitted.
+        """
         keys = ["document", "position"]
         captured = pd.MultiIndex.from_frame(self.tokens[keys])
         rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
-        classes_by_reading = []
-        for reading in self.readings:
-            classes = np.array([token.token_class for token in reading])
-            classes_by_reading.append(classes[rows])
+        classes_by_stack = []
+        for input_tokens in self.readings:
+            classes = np.array([token.token_class for token in input_tokens])
+            classes_by_stack.append(classes[rows])
         masks = {}
         for token_class in SPECIAL_MARKERS:
-            masks_by_reading = [classes == token_class for classes in classes_by_reading]
-            if np.any(masks_by_reading):
-                masks[token_class] = masks_by_reading
+            masks_by_stack = [classes == token_class for classes in classes_by_stack]
+            if np.any(masks_by_stack):
+                masks[token_class] = masks_by_stack
         return masks
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
-    """Return the texts for rows of `features/tokenize/tokens.parquet`.
+    """Return the captured texts for the rows of `features/tokenize/tokens.parquet`.
 
-    `steps` are the steps of `geometry.csv`. The decoder starts in the first layer with cross-attention.
+    `steps` contains the rows of the table `geometry.csv` on the steps of layers. In an encoder-decoder model, the
+    decoder starts in the first layer with cross-attention.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     encoder_inputs: list[DisplayToken] = []
@@ -187,20 +203,27 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
 
 
 def _create_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
-    """Return the tokens of one text, for its rows of `tokens.parquet`."""
+    """Return the tokens of one text, for its rows of `tokens.parquet`.
+
+    A token is attached to the previous token if there is no space between them and neither is a special token.
+    """
     labels = rows["label"]
     previous_labels = labels.shift(fill_value="")
     previous_ends = rows["end"].shift(fill_value=-1)
-    begins = labels.str.startswith((SPACE, NEWLINE))
-    begins |= previous_labels.str.endswith((SPACE, NEWLINE))
-    begins |= rows["start"] > previous_ends
-    begins |= previous_ends < 0
-    begins |= rows["word"] < 0
+    starts_with_space = labels.str.startswith((SPACE, NEWLINE))
+    follows_space = previous_labels.str.endswith((SPACE, NEWLINE))
+    follows_gap = rows["start"] > previous_ends
+    follows_no_text = previous_ends < 0  # the first token, or a token after a special token
+    is_special = rows["word"] < 0
+    begins = starts_with_space | follows_space | follows_gap | follows_no_text | is_special
     return list(map(DisplayToken, labels, begins, rows["token_class"], rows["word"]))
 
 
 def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> list[DisplayToken]:
-    """Return the decoder inputs of all texts, which are shifted right by one after the start token."""
+    """Return the decoder inputs of all texts: the start token and, for each text, its tokens except the last.
+
+    The class of the start token is that of the tokens with the same label, if the texts contain any.
+    """
     start_class = START_CLASS
     for token in chain.from_iterable(texts):
         if token.label == start_label:
@@ -215,7 +238,7 @@ def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> l
 
 
 def words(tokens: Sequence[DisplayToken]) -> list[str]:
-    """Return the lower-case word that starts at each token; names of unknown tokens are not changed.
+    """Return for each token the word that starts with it, in lower case; names of unknown tokens are not changed.
 
     Entries are empty for continuations of words, punctuation and special tokens.
     """
@@ -225,8 +248,9 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
         text = ""
         if not token.special and token.text != SAME_CHARACTER:
             text = token.text.strip(SPACE + NEWLINE)
-        is_same_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
-        if is_same_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
+        continues_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
+        # Unknown tokens have no text that could be joined.
+        if continues_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
             texts[start] += text
             text = ""
         else:
@@ -236,21 +260,27 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
 
 
 def _normalise_word(text: str) -> str:
-    """Return the text in lower case, or an empty string for punctuation; names of unknown tokens are not changed."""
-    if text not in UNKNOWN:
-        text = text.lower()
-    has_letters = any(char.isalnum() for char in text)
-    return text if has_letters else ""
+    """Return a word in lower case; names of unknown tokens are not changed, and punctuation becomes an empty string."""
+    has_letters = any(character.isalnum() for character in text)
+    if not has_letters:
+        return ""
+    if text in UNKNOWN:
+        return text
+    return text.lower()
 
 
 def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
-    """Return the index ranges of a text's complete sentences, including closing characters after their ends."""
+    """Return the index ranges of the complete sentences of a text.
+
+    A sentence ends with an end mark (`SENTENCE_ENDS`) and all directly following end marks and closing characters, such
+    as brackets. Special tokens separate sentences and belong to none.
+    """
     complete = []
     start = 0
-    has_ended = False
+    has_ended = False  # True after the end mark of the current sentence
     for place, token in enumerate(tokens):
-        is_closing = all(char in SENTENCE_ENDS or category(char) in CLOSING for char in token.text)
-        begins_sentence = has_ended and not is_closing
+        can_end_sentence = all(character in SENTENCE_ENDS or category(character) in CLOSING for character in token.text)
+        begins_sentence = has_ended and not can_end_sentence
         if has_ended and (token.special or begins_sentence):
             complete.append(range(start, place))
         if token.special:
@@ -259,8 +289,8 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
             continue
         if begins_sentence:
             start = place
-        has_end = not SENTENCE_ENDS.isdisjoint(token.text)
-        has_ended = is_closing and (has_ended or has_end)
+        has_end_mark = not SENTENCE_ENDS.isdisjoint(token.text)
+        has_ended = can_end_sentence and (has_ended or has_end_mark)
     if has_ended:
         complete.append(range(start, len(tokens)))
     return complete
@@ -269,7 +299,8 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
 def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:
     """Return the index range of a part of a text with at most `limit` tokens.
 
-    It is the whole text, else its longest sentence within the limit, else its first `limit` tokens.
+    The part is the whole text if it is short enough. Otherwise, it is the longest sentence within the limit or, if
+    there is none, the first `limit` tokens.
     """
     if len(tokens) <= limit:
         return range(len(tokens))

@@ -20,6 +20,10 @@ from attnmix.page.verdicts import counted, points, points_alike
 from attnmix.page.wording import model_wording_of, wording_of
 
 SHARE, RATIO = "Own share", "Mixing ratio of one layer"
+SHARE_LINK = f"{{{SHARE}}}"  # braces mark terms that the page links to its glossary
+RATIO_LINK = f"{{{RATIO}}}"
+INTERVAL_LINK = "{interval}"
+DONORS_LINK = "{donors}"
 OWN_SHARE_DEFINITION = (
     "the displacement of the vector if its own token is replaced by one of another text, divided by the sum of this "
     "displacement and the displacement if all other tokens are replaced"
@@ -29,12 +33,15 @@ TOKEN_MEANS = "Lines show means over tokens."
 
 
 def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> dict[str, Any]:
-    """Return `headline`, `sentences`, `notes` and `chart` of the summary.
+    """Return the summary of a run: its `headline`, `sentences`, `notes` and `chart`.
 
-    The headline reports the own share of a token's last vector, or the mixing ratio if own shares were not measured.
-    Notes add the sample sizes of the run to terms of the glossary. `finetuned` is False for a pipeline run without
-    fine-tuning, whose two checkpoints are models given by the user. `synthetic` is True if the texts of a pipeline run
-    are machine-generated according to the dataset card.
+    The headline reports the own share of a token's last vector (`OWN_SHARE_DEFINITION`), or the mixing ratio if own
+    shares were not measured. The notes contain the sample size of each measure, by the measure's term in the glossary.
+
+    Args:
+        run: The results of the run.
+        finetuned: False for a pipeline run without fine-tuning, in which the user provides both checkpoints.
+        synthetic: True if the texts of a pipeline run are machine-generated, according to the dataset card.
     """
     shares = own_shares(run)
     chart = _create_ratio_chart(run) if shares.empty else _create_own_share_chart(shares, model_wording_of(run).labels)
@@ -48,7 +55,7 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
 
 
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
-    """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor."""
+    """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor text."""
     table: Any = run.table("measure/exchange")
     is_own_share = table["quantity"] == OWN_SHARE
     has_donor = table["donor"] == donor
@@ -63,9 +70,14 @@ def _count_measured_texts(run: Results) -> int:
 
 
 def _write_headline(run: Results, shares: pd.DataFrame) -> str:
-    """Return the headline on the own shares of one or two models, or on their ratios if there are no own shares."""
+    """Return the headline: the own share after the last layer or, if there are no own shares, the mixing ratio.
+
+    For two models, the headline contains the values of both models. `shares` contains the own share by layer and
+    checkpoint.
+    """
     curves, differences = run.mixing
-    if shares.empty and differences.empty:
+    has_one_model = differences.empty
+    if shares.empty and has_one_model:
         return headline(curves)
     if shares.empty:
         means = preferred_means(curves)
@@ -74,20 +86,21 @@ def _write_headline(run: Results, shares: pd.DataFrame) -> str:
         states = model_wording_of(run).headline_states.format(before=before, after=after)
         return f"Tokens mix at a ratio of {states}"
     last = _select_last_layer(shares)
-    if differences.empty:
-        share = float(last["mean"].iloc[0])
-        return f"{SHARE} of a token's last vector: {percent(share)}"
-    own_share_means = last["mean"]
-    before = percent(own_share_means["pretrained"])
-    after = percent(own_share_means["finetuned"])
+    mean_shares = last["mean"]
+    if has_one_model:
+        share = percent(float(mean_shares.iloc[0]))
+        return f"{SHARE} of a token's last vector: {share}"
+    before = percent(mean_shares["pretrained"])
+    after = percent(mean_shares["finetuned"])
     states = model_wording_of(run).headline_states.format(before=before, after=after)
     return f"{SHARE} of a token's last vector: {states}"
 
 
 def _write_headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
-    """Return a clause that limits the headline to one training run and to synthetic texts, if they apply.
+    """Return a clause that limits the headline to one training run, to synthetic texts, or to both.
 
-    It is empty for texts in given models, and does not mention training for a single checkpoint.
+    The clause is empty for texts measured with the API (`TextResults`). It mentions the training run only if one was
+    made (`finetuned`) and both checkpoints were measured.
     """
     if isinstance(run, TextResults):
         return ""
@@ -102,26 +115,29 @@ def _write_headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str
 
 
 def _write_headline_verdict(shares: pd.DataFrame) -> str:
-    """Return a clause if the change of the own share is inconclusive; otherwise an empty string."""
+    """Return a clause that the change of the own share after the last layer is inconclusive.
+
+    The clause is empty if the change has a direction, if there are too few texts, or if there is one model.
+    """
     changes = shares[shares["checkpoint"] == "difference"]
     if changes.empty:
         return ""
-    place = int(changes["layer"].argmax())
-    last: Any = changes.iloc[place]
+    last_row = int(changes["layer"].argmax())
+    last: Any = changes.iloc[last_row]
     if verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.INCONCLUSIVE:
         return ": the change is inconclusive"
     return ""
 
 
 def _select_last_layer(shares: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows after the last layer by checkpoint."""
+    """Return the rows of the last layer, indexed by checkpoint."""
     is_last = shares["layer"] == shares["layer"].max()
     last: pd.DataFrame = shares[is_last]
     return last.set_index("checkpoint")
 
 
 def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
-    """Return at most three sentences, depending on the number of models and texts."""
+    """Return at most three sentences; the number of models and of texts determines their content."""
     _, differences = run.mixing
     texts = _count_measured_texts(run)
     if differences.empty:
@@ -129,12 +145,12 @@ def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     elif texts == 1:
         sentences = [
             _describe_ratio_change(run),
-            "One text is too few for an {interval}; the change may have the opposite sign in other texts.",
+            f"One text is too few for an {INTERVAL_LINK}; the change may have the opposite sign in other texts.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
         count = _format_count(run, texts)
-        few = f"{count} are too few for an {{interval}}; the change may have the opposite sign in others."
-        sentences = [_describe_ratio_change(run), few]
+        caution = f"{count} are too few for an {INTERVAL_LINK}; the change may have the opposite sign in others."
+        sentences = [_describe_ratio_change(run), caution]
     else:
         sentences = [_describe_share_change(run, shares), _describe_shares_by_class(run), _describe_ratio_change(run)]
     return [sentence for sentence in sentences if sentence]
@@ -146,27 +162,32 @@ def _format_count(run: Results, number: float) -> str:
 
 
 def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
-    """Return the sample sizes of the two measures, by their terms in the glossary."""
-    if run.mixing[1].empty or _count_measured_texts(run) == 1:
+    """Return a sentence on the sample size of each measure, by the measure's term in the glossary of the page.
+
+    The result is empty for one model or one text, because the sentences of the summary then contain the sample size.
+    """
+    _, differences = run.mixing
+    measured_texts = _count_measured_texts(run)
+    if differences.empty or measured_texts == 1:
         return {}
-    notes = {
-        RATIO.lower(): f"Here it is the mean over {_format_count(run, _count_measured_texts(run))}, weighted by tokens."
-    }
+    ratio_term = RATIO.lower()
+    notes = {ratio_term: f"Here it is the mean over {_format_count(run, measured_texts)}, weighted by tokens."}
     if len(shares):
+        share_term = SHARE.lower()
         last = shares.iloc[-1]
-        texts = _format_count(run, last["documents"])
+        sample = _format_count(run, last["documents"])
         if "tokens" in shares:
-            texts = f"{last['tokens']:.0f} tokens of {texts}"
-        notes[SHARE.lower()] = f"Here it is the mean over {texts}."
+            sample = f"{last['tokens']:.0f} tokens of {sample}"
+        notes[share_term] = f"Here it is the mean over {sample}."
     return notes
 
 
 def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
-    """Return a sentence on the texts of the mean own share; empty if there are no own shares."""
+    """Return a sentence on the texts over which the own share is averaged; empty if there are no own shares."""
     if shares.empty:
         return ""
     texts = _format_count(run, _count_measured_texts(run))
-    return f"{{{SHARE}}}: it is the mean over tokens of {texts}."
+    return f"{SHARE_LINK}: it is the mean over tokens of {texts}."
 
 
 def _describe_one_model(run: Results) -> str:
@@ -175,31 +196,32 @@ def _describe_one_model(run: Results) -> str:
     most, _ = most_and_least(curves)
     texts = _count_measured_texts(run)
     here = "this text" if texts == 1 else f"these {_format_count(run, texts)}"
-    return f"{{{RATIO}}}: in {here}, it is largest in layer {most['layer']} ({percent(most['mean'])})."
+    return f"{RATIO_LINK}: in {here}, it is largest in layer {most['layer']} ({percent(most['mean'])})."
 
 
 def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
-    """Return a sentence on the change of the own share after the last layer; empty if there is no change."""
+    """Return a sentence on the change of the own share after the last layer; empty if there is only one model."""
     rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
-    last = rows.iloc[int(rows["layer"].argmax())]
+    last_row = int(rows["layer"].argmax())
+    last = rows.iloc[last_row]
     change = points(last["mean"])
     texts = _format_count(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{{{SHARE}}}: it changes by {change} points; {texts} are too few for an {{interval}} and a verdict."
+        return f"{SHARE_LINK}: it changes by {change} points; {texts} are too few for an {INTERVAL_LINK} and a verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
-    found = verdict(last["ci_low"], last["ci_high"], last["documents"])
     reasons = {
         Verdict.INCONCLUSIVE: ", which is inconclusive",
         Verdict.TOO_FEW_TEXTS: ", which are too few for a verdict",
     }
-    reason = reasons.get(found, "")
-    return f"{{{SHARE}}}: it changes by {change} points (95% {{interval}} {low} to {high}), {texts}{reason}."
+    share_verdict = verdict(last["ci_low"], last["ci_high"], last["documents"])
+    reason = reasons.get(share_verdict, "")
+    return f"{SHARE_LINK}: it changes by {change} points (95% {INTERVAL_LINK} {low} to {high}), {texts}{reason}."
 
 
 def _describe_shares_by_class(run: Results) -> str:
-    """Return a sentence on the own share by the predicted class of the donor texts."""
+    """Return a sentence on the own share with donors of the same and of another class; empty if not measured."""
     same = _select_last_layer(own_shares(run, SAME_CLASS))
     other = _select_last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
@@ -210,25 +232,26 @@ def _describe_shares_by_class(run: Results) -> str:
     )
     other_before = percent(other["mean"]["pretrained"])
     other_after = percent(other["mean"]["finetuned"])
-    return f"With {{donors}} of the same predicted class, it is {states}; of another, {other_before} and {other_after}."
+    same_class = f"With {DONORS_LINK} of the same predicted class, it is {states}"
+    return f"{same_class}; of another, {other_before} and {other_after}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
-    """Return the preferred ratio by checkpoint, averaged over layers."""
+    """Return the ratio that the page prefers for sentences, averaged over layers, by checkpoint."""
     rows = curves[curves["method"] == preferred(curves)]
     means = rows.groupby("checkpoint", sort=False)["mean"].mean()
     return {str(checkpoint): float(mean) for checkpoint, mean in means.items()}
 
 
 def _describe_ratio_change(run: Results) -> str:
-    """Return a sentence on the preferred ratio of both models, averaged over layers."""
+    """Return a sentence with the preferred ratios of both models, averaged over layers."""
     curves, _ = run.mixing
     means = preferred_means(curves)
     before = percent(means["pretrained"])
     after = percent(means["finetuned"])
     texts = _format_count(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
-    return f"{{{RATIO}}}: it is {states}, averaged over layers, {texts}."
+    return f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
 
 
 def headline(curves: pd.DataFrame) -> str:
@@ -241,7 +264,10 @@ def headline(curves: pd.DataFrame) -> str:
 
 
 def _format_distinct(high: float, low: float) -> tuple[str, str]:
-    """Return two ratios in percent, with the fewest digits (at most 2) for which they differ and `low` is not 0."""
+    """Return two ratios in percent, with the fewest decimal places (at most 2) that show their difference.
+
+    `low` must not be rounded to 0. If two decimal places are not enough, both ratios are rounded to whole percent.
+    """
     for digits in (0, 1, 2):
         high_text = percent(high, digits)
         low_text = percent(low, digits)
@@ -252,7 +278,7 @@ def _format_distinct(high: float, low: float) -> tuple[str, str]:
 
 
 def _create_own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the chart of the own share by layer."""
+    """Return the data of a chart of the own share by layer; `labels` are the names of the models by checkpoint."""
     layers = range(1, int(shares["layer"].max()) + 1)
     is_model = shares["checkpoint"] != "difference"
     by_checkpoint = shares[is_model].groupby("checkpoint", sort=False)
@@ -269,16 +295,16 @@ def _create_own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> 
 
 
 def _create_ratio_chart(run: Results) -> dict[str, Any]:
-    """Return the chart of the preferred ratio by layer."""
+    """Return the data of a chart of the preferred ratio by layer."""
     curves, _ = run.mixing
     method = preferred(curves)
-    of_method = curves[curves["method"] == method]
+    ratio_rows = curves[curves["method"] == method]
     checkpoints = curves["checkpoint"].unique().tolist()
     layers = range(1, int(curves["layer"].max()) + 1)
     labels = model_wording_of(run).labels
     series = []
     for checkpoint in checkpoints:
-        rows = of_method[of_method["checkpoint"] == checkpoint]
+        rows = ratio_rows[ratio_rows["checkpoint"] == checkpoint]
         name = labels[checkpoint] if len(checkpoints) > 1 else "Mixing ratio"
         series.append({"name": name, **curve(rows, layers)})
     return {

@@ -1,7 +1,7 @@
 """Encoding of arrays and texts for the page; the page's script decodes the arrays.
 
-Every array is encoded as base64 of little-endian bytes. Attention heads are the largest data, so the script computes
-their weights from queries and keys.
+Every array is encoded as base64 of little-endian bytes. Attention weights would be the largest data; the page contains
+queries and keys instead, from which the script computes the weights.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -28,9 +28,9 @@ Curve = dict[str, list[float | None]]
 MAX_CODE = 65_534  # the largest code of a quantised value
 MISSING_CODE = 65_535
 MAX_INT16 = 32_767
-VECTOR_BYTES = 4_000_000  # maximum total size of texts with all vectors of heads, before compression
+VECTOR_BYTES = 4_000_000  # maximum total size of the head arrays that are encoded completely, before compression
 HEAD_BYTES = 1_400_000
-"""The maximum size of queries and keys of other texts; one text of 64 tokens then fits on a page of 4 MB."""
+"""The maximum total size of the queries and keys of other texts; one text of 64 tokens then fits on a page of 4 MB."""
 ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
 _CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
 _DELETE_AND_C1 = range(0x7F, 0xA0)
@@ -39,7 +39,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def _list_signs() -> dict[int, str]:
-    """Return a visible replacement for each control character, by the code of the character."""
+    """Return a visible replacement for each control character, by the code point of the character."""
     signs = {}
     for code in range(0x20):
         signs[code] = chr(_CONTROL_PICTURES + code)
@@ -68,32 +68,31 @@ def quantise(values: Array, low: float, high: float) -> str:
 
 
 def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
-    """Return the main sources of each row, with their shares of the row's sum in every checkpoint.
+    """Return the main source tokens (columns) of each token (row), with their shares of the row's sum.
 
-    A source is kept in a row if it is among the `keep` largest in a checkpoint or, for two checkpoints, among the
-    `keep` other tokens with the largest change of their share. The largest changes of the full matrices are therefore
-    included.
+    A source is kept if its share is among the `keep` largest of the row in any checkpoint. For two checkpoints, the
+    `keep` sources whose shares change most are also kept, except for the token itself.
 
     Args:
         matrices: By checkpoint, contributions `[..., T, T]` of one method.
         keep: The number of largest shares, and of largest changes.
 
     Returns:
-        `counts` `[..., T]`, the number of sources of each row; `sources`, the concatenated sources of all rows; and by
-        checkpoint `shares`, their square roots in the order of `sources` (for the precision of small shares), and
-        `own`, the share of the token itself `[..., T]`. All have 16 bits. Rows with NaN or a sum of 0 have missing
-        shares.
+        Encoded arrays with 16 bits: `counts` `[..., T]`, the number of kept sources of each row, and `sources`, the
+        concatenated indices of the kept sources of all rows. `checkpoints` contains for each checkpoint `shares`, the
+        square roots of the shares in the order of `sources`, and `own` `[..., T]`, the share of the token itself. Roots
+        preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     is_kept = _select_sources(list(shares.values()), keep)
     counts = is_kept.sum(axis=-1)
     sources = np.nonzero(is_kept)[-1]
     by_checkpoint = {}
-    for checkpoint, of_checkpoint in shares.items():
-        is_known = _is_known_row(of_checkpoint)
-        clipped = np.clip(of_checkpoint, 0, 1)
+    for checkpoint, checkpoint_shares in shares.items():
+        is_known = _is_known_row(checkpoint_shares)
+        clipped = np.clip(checkpoint_shares, 0, 1)
         roots = np.where(is_known, np.sqrt(clipped), np.nan)
-        own = np.diagonal(of_checkpoint, axis1=-2, axis2=-1)
+        own = np.diagonal(checkpoint_shares, axis1=-2, axis2=-1)
         by_checkpoint[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
     return {
         "counts": encode(counts.astype(np.uint16)),
@@ -103,10 +102,18 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
 
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the sources that `largest_sources` keeps, from one or two checkpoints' shares `[..., T, T]`."""
+    """Return a mask `[..., T, T]` of the main sources (columns) of each token (row).
+
+    The main sources have one of the `keep` largest shares of the row in a checkpoint or, for two checkpoints, one of
+    the `keep` largest changes among the other tokens. Rows with NaN are ignored.
+
+    Args:
+        shares: The shares `[..., T, T]` in each of one or two checkpoints.
+        keep: The number of largest shares, and of largest changes.
+    """
     is_kept = np.zeros(shares[0].shape, dtype=bool)
-    for of_checkpoint in shares:
-        known_shares = np.where(_is_known_row(of_checkpoint), of_checkpoint, 0)
+    for checkpoint_shares in shares:
+        known_shares = np.where(_is_known_row(checkpoint_shares), checkpoint_shares, 0)
         is_kept |= _is_among_largest(known_shares, keep)
     if len(shares) == 2:
         before, after = shares
@@ -118,13 +125,13 @@ def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]
 
 
 def _is_known_row(shares: Array) -> npt.NDArray[np.bool_]:
-    """Return True for the rows `[..., T, 1]` without NaN."""
+    """Return a mask `[..., T, 1]` of the rows without NaN."""
     is_known = np.isfinite(shares).all(axis=-1, keepdims=True)
     return np.asarray(is_known)
 
 
 def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
-    """Return True for the `keep` largest positive values of each row; the first of equal values are preferred."""
+    """Return a mask of the `keep` largest positive values of each row; among equal values, the first are preferred."""
     order = np.argsort(-values, axis=-1, kind="stable")[..., :keep]
     is_largest = np.zeros(values.shape, dtype=bool)
     np.put_along_axis(is_largest, order, True, axis=-1)
@@ -132,20 +139,24 @@ def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
 
 
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
-    """Return the lists `values`, `low` and `high` by layer: means and intervals. Intervals over few texts are None."""
+    """Return a curve: the lists `values` (means), `low` and `high` (interval bounds), with one entry per layer.
+
+    Entries are None if they are missing; bounds are also None if the interval is over too few texts.
+    """
     one_group_N = np.zeros(len(rows), int)
-    (only,) = _create_curves(rows, one_group_N, 1, layers)
-    return only
+    curves = _create_curves(rows, one_group_N, 1, layers)
+    return curves[0]
 
 
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
-    """Return the `curve` of each combination of values in the columns `keys`, in the order of their first rows."""
+    """Return the curve of each combination of values in the columns `keys`, in the order of their first rows."""
     known = table.dropna(subset=list(keys))
     columns = [known[key] for key in keys]
     group_by_combination: dict[tuple[Any, ...], int] = {}
     groups = []
     for combination in zip(*columns, strict=True):
-        group = group_by_combination.setdefault(combination, len(group_by_combination))
+        next_group = len(group_by_combination)
+        group = group_by_combination.setdefault(combination, next_group)
         groups.append(group)
     group_N = np.array(groups, dtype=int)
     curves = _create_curves(known, group_N, len(group_by_combination), layers)
@@ -153,7 +164,11 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
 
 
 def _create_curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
-    """Return the curve of each group of rows; `group_N` is the group index of each of the N rows."""
+    """Return one curve for each of G groups of rows.
+
+    `group_N` contains the group index of each of the N rows of `table`. Arrays `[3, G, L]` contain the means, the lower
+    and the upper bounds of the curves by group and layer.
+    """
     in_layers = table["layer"].isin(layers).to_numpy()
     rows = table[in_layers]
     group_N = group_N[in_layers]
@@ -162,6 +177,7 @@ def _create_curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, 
     for number, column in enumerate(("mean", "ci_low", "ci_high")):
         values_3GL[number, group_N, place_N] = rows[column].to_numpy(float)
     if "documents" in rows:
+        # An interval over few texts is too uncertain to draw.
         documents_N = rows["documents"].to_numpy(float, na_value=np.nan)
         is_few_N = documents_N < MIN_INTERVAL_DOCUMENTS
         values_3GL[1:, group_N[is_few_N], place_N[is_few_N]] = np.nan
@@ -193,93 +209,102 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
-    """Encode the attention heads of `texts`, which are pairs of a name and the stored parts by checkpoint.
+    """Encode the arrays of the attention heads of texts, such as queries and keys, within the size limits of a page.
 
-    Return `number` and `width` of the heads (0 if no text has heads), and `documents`, the encoded parts by name and
-    checkpoint. Short texts have all parts in float32 (`bits` 32). Other texts have queries and keys in 16 bits, with a
-    scale for each vector. Texts above the size limits are omitted.
+    Args:
+        texts: Pairs of the name of a text and its stored arrays by checkpoint.
+
+    Returns:
+        The `number` of heads per layer and their `width` (both 0 if no text has heads), and `documents`, the encoded
+        arrays by name and checkpoint. All arrays of short texts are encoded in float32. For longer texts, the vectors
+        are limited to queries and keys in 16 bits, with a scale for each vector. Texts above the limits are omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES
     head_bytes_left = HEAD_BYTES
     number = 0
     width = 0
-    for document, parts_by_checkpoint in texts:
-        if not parts_by_checkpoint:
+    for document, arrays_by_checkpoint in texts:
+        if not arrays_by_checkpoint:
             continue
-        all_parts = list(parts_by_checkpoint.values())
-        last = all_parts[-1]
-        _, number, _, width = last["query"].shape
-        vector_bytes = sum(_count_bytes(parts) for parts in all_parts)
-        head_bytes = sum(_count_bytes_in_16_bits(parts) for parts in all_parts)
-        has_vectors = "given" in last
+        arrays_of_checkpoints = list(arrays_by_checkpoint.values())
+        last = arrays_of_checkpoints[-1]
+        _, number, _, width = last["query"].shape  # [layers, heads, tokens, width]
+        vector_bytes = sum(_count_bytes(arrays) for arrays in arrays_of_checkpoints)
+        head_bytes = sum(_count_bytes_in_16_bits(arrays) for arrays in arrays_of_checkpoints)
+        has_vectors = "given" in last  # only short texts were stored with all vectors
         if has_vectors and vector_bytes <= vector_bytes_left:
             vector_bytes_left -= vector_bytes
-            encode_parts = _encode_vectors
+            encode_arrays = _encode_vectors
         elif head_bytes <= head_bytes_left:
             head_bytes_left -= head_bytes
-            encode_parts = _encode_16_bits
+            encode_arrays = _encode_16_bits
         else:
             continue
-        documents[document] = {checkpoint: encode_parts(parts) for checkpoint, parts in parts_by_checkpoint.items()}
+        documents[document] = {checkpoint: encode_arrays(arrays) for checkpoint, arrays in arrays_by_checkpoint.items()}
     return {"number": number, "width": width, "documents": documents}
 
 
-def _count_bytes(parts: Parts) -> int:
-    return sum(array.nbytes for array in parts.values())
+def _count_bytes(arrays: Parts) -> int:
+    return sum(array.nbytes for array in arrays.values())
 
 
-def _count_bytes_in_16_bits(parts: Parts) -> int:
+def _count_bytes_in_16_bits(arrays: Parts) -> int:
     """Return the size in bytes of queries and keys, stored in float32, after conversion to 16 bits."""
-    return (parts["query"].nbytes + parts["key"].nbytes) // 2
+    return (arrays["query"].nbytes + arrays["key"].nbytes) // 2
 
 
-def _encode_common(parts: Parts) -> dict[str, Any]:
-    """Return the arrays of both encodings, with the row sums `[L, H, T]` only if an attention sink reduces them."""
-    reach = parts["reach"].astype(np.uint16)
+def _encode_common(arrays: Parts) -> dict[str, Any]:
+    """Return the head arrays that are encoded for short and for long texts.
+
+    `reach` contains the first and the last visible key of each token. `sums` contains the row sums `[L, H, T]` of the
+    attention weights, only if a learned attention sink reduces them below 1.
+    """
+    reach = arrays["reach"].astype(np.uint16)
     encoded = {
-        "scores": parts["scores"].tolist(),
+        "scores": arrays["scores"].tolist(),
         "reach": encode(reach),
-        "source_norms": encode(parts["source_norms"]),
-        "key_heads": parts["key"].shape[1],
+        "source_norms": encode(arrays["source_norms"]),
+        "key_heads": arrays["key"].shape[1],  # [layers, key heads, tokens, width]
     }
-    sums_LHT = _sum_rows(parts)
+    sums_LHT = _sum_rows(arrays)
     has_sink_LHT = sums_LHT < 1 - ROUNDING
     if has_sink_LHT.any():
         encoded["sums"] = encode(sums_LHT.astype(np.float32))
     return encoded
 
 
-def _sum_rows(parts: Parts) -> Array:
-    sums_LHT = np.zeros_like(parts["log_sums"], dtype=np.float64)
+def _sum_rows(arrays: Parts) -> Array:
+    """Return the sum of each row of attention weights `[L, H, T]`."""
+    sums_LHT = np.zeros_like(arrays["log_sums"], dtype=np.float64)
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):
         for head in range(heads):
-            weights_TT = weights(parts, layer, head)
+            weights_TT = weights(arrays, layer, head)
             sums_LHT[layer, head] = weights_TT.sum(-1)
     return sums_LHT
 
 
-def _encode_vectors(parts: Parts) -> dict[str, Any]:
-    """Return all parts of a text's heads in float32."""
-    encoded = _encode_common(parts)
-    encoded["query"] = encode(parts["query"])
-    encoded["key"] = encode(parts["key"])
+def _encode_vectors(arrays: Parts) -> dict[str, Any]:
+    """Return all head arrays of a text in float32; `vectors` contains those that long texts lack."""
+    encoded = _encode_common(arrays)
+    encoded["query"] = encode(arrays["query"])
+    encoded["key"] = encode(arrays["key"])
     encoded["bits"] = 32
     vectors = {}
     for name in DIMENSIONS:
-        if name in parts and name not in HEAD_PARTS:
-            vectors[name] = encode(parts[name])
+        if name in arrays and name not in HEAD_PARTS:
+            vectors[name] = encode(arrays[name])
     encoded["vectors"] = vectors
     return encoded
 
 
-def _encode_16_bits(parts: Parts) -> dict[str, Any]:
-    """Return the queries and keys of a text's heads in 16 bits."""
-    encoded = _encode_common(parts)
+def _encode_16_bits(arrays: Parts) -> dict[str, Any]:
+    """Return the head arrays of a text with queries and keys in 16 bits, and without the other vectors."""
+    encoded = _encode_common(arrays)
     encoded["bits"] = 16
     for name in ("query", "key"):
-        integers, scales = _quantise_to_int16(parts[name])
+        integers, scales = _quantise_to_int16(arrays[name])
         encoded[name] = encode(integers)
         encoded[f"{name}_scales"] = encode(scales)
     return encoded

@@ -1,4 +1,4 @@
-"""Assembly of the page as one file from template, style, script and data."""
+"""Assembly of the page as one file from a template, a style sheet, a script and data."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from attnmix.page.arrays import as_json, pack, visible
 from attnmix.page.cautions import list_cautions
 from attnmix.page.payload import page_data, shown_tokens
 from attnmix.page.sentences import Subject, describe, details_note
+from attnmix.page.shape import Data
 from attnmix.page.static_picture import draw_result
 from attnmix.page.wording import RUN_WORDING, Wording, detailed_documents_of, wording_of
 
@@ -42,7 +43,7 @@ def write_page(run: Run, subject: Subject) -> None:
 
 
 def page_text(run: Results, subject: Subject) -> str:
-    """Return the page of `run` as a self-contained HTML file."""
+    """Return the page of `run` as self-contained HTML; `subject` describes the model and the data of the run."""
     tokens, documents_left_out = shown_tokens(run.tokens)
     words = describe(subject, tokens, run)
     wording = wording_of(run)
@@ -53,17 +54,15 @@ def page_text(run: Results, subject: Subject) -> str:
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
         raise AssertionError("bundle.js contains </script, which would end its script element")
-    points = [site["point"] for site in data["sites"]]
-    opening = data["documents"][data["opens"]["document"]]
-    absent = {}
-    for layout, encoded_map in data["maps"].items():
-        absent[layout] = {points[number] for number in encoded_map["absent"]}
-    token_names = data["readings"][0]["names"]
-    has_spaces = any(SPACE in name for name in token_names)
+    opening_number = data["opens"]["document"]
+    opening = data["documents"][opening_number]
+    encoder_inputs = data["readings"][0]
+    has_spaces = any(SPACE in name for name in encoder_inputs["names"])
+    shown_names = [document["name"] for document in data["documents"]]
     return _compile_template().render(
         policy=_write_content_security_policy(script),
-        # The template does not escape the project's own files, JSON with escaped "<", and the picture with escaped
-        # names.
+        # The template inserts three kinds of text without escaping: files of the project, JSON in which "<" is already
+        # escaped, and the picture, in which the names of tokens are already escaped.
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
         licences=LICENCES.read_text(encoding="utf-8"),
@@ -79,18 +78,27 @@ def page_text(run: Results, subject: Subject) -> str:
         picture_title=opening["title"],
         texts_noun=wording.texts,
         picture=draw_result(run, opening["name"], words["checkpoints"], data["curves"].get(OWN_SHARE, {})),
-        texts=[(each["name"], run.texts[each["name"]]) for each in data["documents"]],
+        texts=[(name, run.texts[name]) for name in shown_names],
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
-        absence_notes=absence_notes(absent, wording),
+        absence_notes=absence_notes(_list_absent_points(data), wording),
         space=SPACE if has_spaces else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
 
 
+def _list_absent_points(data: Data) -> dict[str, set[str]]:
+    """Return the capture points without a map in each layout, from the data of the page."""
+    points = [site["point"] for site in data["sites"]]
+    absent = {}
+    for layout, encoded_map in data["maps"].items():
+        absent[layout] = {points[number] for number in encoded_map["absent"]}
+    return absent
+
+
 def _remove_term_marks(sentence: str) -> str:
-    """Return a sentence without the braces around terms of the glossary."""
+    """Return a sentence without the braces that mark terms of the glossary."""
     return sentence.replace("{", "").replace("}", "")
 
 
@@ -113,24 +121,28 @@ def _note_left_out_documents(number: int, wording: Wording) -> str:
 
 
 def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING) -> list[str]:
-    """Return notes on the points that are missing in layouts, with reasons; `absent` contains the points by layout.
+    """Return notes on the capture points that are missing on maps, with the reasons.
 
-    The joint map omits points whose vectors differ in width from the residual stream, the separate map points with too
-    few distinct vectors, and the aligned map both.
+    `absent` contains the missing points by layout. The layouts distinguish two reasons: the joint map omits points
+    whose vectors differ in width from the residual stream, the separate map omits points with too few distinct vectors,
+    and the aligned map omits both.
     """
-    few_differ = f"Fewer than {MIN_UMAP_VECTORS} of their vectors are distinct, or not more than {wording.neighbours}"
-    differ = f"{few_differ}, which is too few for UMAP"
-    wide = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
-    if not {"joint", "separate"} & absent.keys():
-        return _note_absence(absent, absent.get("aligned", set()), f"{wide}, or too few of them are distinct")
-    joint = absent.get("joint", set())
-    few = absent["separate"] if "separate" in absent else absent.get("aligned", joint) - joint
-    others = set().union(*absent.values()) - few
-    return _note_absence(absent, others, wide) + _note_absence(absent, few, differ)
+    few_distinct = f"Fewer than {MIN_UMAP_VECTORS} of their vectors are distinct, or not more than {wording.neighbours}"
+    number_reason = f"{few_distinct}, which is too few for UMAP"
+    width_reason = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
+    absent_in_aligned = absent.get("aligned", set())
+    if "separate" in absent:
+        too_few = absent["separate"]
+    elif "joint" in absent:
+        too_few = absent_in_aligned - absent["joint"]
+    else:  # the aligned map alone does not show which reason applies
+        return _note_absence(absent, absent_in_aligned, f"{width_reason}, or too few of them are distinct")
+    wide = set().union(*absent.values()) - too_few
+    return _note_absence(absent, wide, width_reason) + _note_absence(absent, too_few, number_reason)
 
 
 def _note_absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
-    """Return a note on the layouts without some of the `points`; an empty list if all layouts contain them."""
+    """Return a note that names the layouts without some of the `points`; an empty list if all layouts contain them."""
     layouts = [layout for layout, names in absent.items() if names & points]
     if not layouts:
         return []
@@ -158,7 +170,11 @@ def package_versions() -> dict[str, str]:
 
 
 def short_name(name: str) -> str:
-    """Return the name of a model or dataset without its path: the package of an address, or the last part of a path."""
+    """Return the name of a model or dataset without its path.
+
+    For a model in a package (`package://NAME/FOLDER`), return the name of the package; for a local path, return the
+    last component. Identifiers of the hub are not changed.
+    """
     if "://" in name:
         _, _, location = name.partition("://")
         package, _, _ = location.partition("/")

@@ -1,4 +1,4 @@
-"""The limitations of the findings, which the page shows next to the findings that they concern."""
+"""Limitations of the findings; the page shows each limitation next to the findings that it concerns."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ UMAP = (
 
 
 class Cautions(NamedTuple):
-    """Sentences on the limitations of the findings in three parts of the page."""
+    """Sentences on the limitations of the findings, for three parts of the page."""
 
     answer: str
-    """On the headline and the sentences below it."""
+    """Limitations of the headline and of the sentences below it."""
     ratio: str
-    """On the mixing ratios, in the section “Evidence”."""
+    """Limitations of the mixing ratios, in the section “Evidence”."""
     map: dict[str, str]
-    """On the map, by layout."""
+    """Limitations of the map, by layout."""
 
 
 def list_cautions(subject: Subject, run: Results) -> Cautions:
-    """Return the limitations of the findings of a pipeline run or of texts measured with the API."""
+    """Return the limitations of the findings, for a pipeline run or for texts measured with the API."""
     by_layout = {layout: PCA if layout == "pca" else UMAP for layout in run.layouts}
     return Cautions(_describe_scope(subject, run), _describe_ratio(run), by_layout)
 
 
 def _describe_scope(subject: Subject, run: Results) -> str:
-    """Return sentences on models, intervals and texts that limit the summary."""
+    """Return sentences on the models, the intervals and the texts to which the summary is limited."""
     cautions = []
     if not subject.finetuned:
         base = "the same model, so nothing changes"
@@ -46,10 +46,10 @@ def _describe_scope(subject: Subject, run: Results) -> str:
             f"No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to {subject.model} without "
             f"changes, and “pretrained” to {base}."
         )
-    intervals = "Intervals are over reviews, for one fine-tuning seed."
     if subject.dataset is None:
-        intervals = "Results differ for other texts."
-    cautions.append(intervals)
+        cautions.append("Results differ for other texts.")
+    else:
+        cautions.append("Intervals are over reviews, for one fine-tuning seed.")
     if subject.synthetic:
         noun = wording_of(run).texts
         cautions.append(
@@ -68,7 +68,7 @@ def _describe_ratio(run: Results) -> str:
 
 
 def _has_rollouts(run: Results) -> bool:
-    """Return True if a captured text has a matrix over several layers."""
+    """Return True if a captured text has a rollout, which is a contribution matrix over several layers."""
     curves, _ = run.mixing
     checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():
@@ -80,7 +80,10 @@ def _has_rollouts(run: Results) -> bool:
 
 
 def _describe_agreement(run: Results) -> str:
-    """Return a sentence on the rank correlation of the preferred ratio with derivatives; empty if there are none."""
+    """Return a sentence on the rank correlation of the preferred ratio with derivatives in the same layer.
+
+    The sentence contains the lowest and the highest mean correlation of a layer. It is empty if there are none.
+    """
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"
     is_within_layer = table["reference"] == "layer_input"
@@ -90,11 +93,12 @@ def _describe_agreement(run: Results) -> str:
     most, least = most_and_least(rows)
     correlations = []
     for row in (least, most):
-        text = f"{signed(row['mean'])} (layer {row['layer']})"
-        if text not in correlations:
-            correlations.append(text)
-    means = " to ".join(correlations)
+        correlation = f"{signed(row['mean'])} (layer {row['layer']})"
+        if correlation not in correlations:
+            correlations.append(correlation)
+    correlation_range = " to ".join(correlations)
     number = counted(rows["documents"].max(), wording_of(run).texts)
     ratio = RATIO_LABELS[least["method"]]
     model = CHECKPOINTS[least["checkpoint"]].lower()
-    return f" In {number}, the rank correlation of “{ratio}” with derivatives in the {model} model is {means}."
+    finding = f"the rank correlation of “{ratio}” with derivatives in the {model} model is {correlation_range}"
+    return f" In {number}, {finding}."

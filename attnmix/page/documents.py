@@ -22,7 +22,7 @@ MAX_LETTERS = 0.5  # fraction of single letters among word tokens that leads to 
 
 
 def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
-    """Return the description of each text in `tokens`, with the keys in `attnmix.page.shape`."""
+    """Return the description of each text in `tokens`; `attnmix.page.shape` documents its keys."""
     details = _read_details(run)
     detailed = detailed_documents_of(run)
     truncation = wording_of(run).truncation
@@ -31,6 +31,7 @@ def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
     for document, rows in tokens.groupby("document", sort=False):
         name = str(document)
         row = details[name]
+        # If only some texts have token-level measures, `detailed` contains their names; otherwise it is empty.
         lacks_details = bool(detailed) and name not in detailed
         description = {
             "name": document,
@@ -47,7 +48,7 @@ def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
 
 
 def _read_details(run: Results) -> dict[str, Data]:
-    """Return the row of each text, with its prediction if there is a classifier; None for missing values."""
+    """Return the columns of each text, and its prediction if there is a classifier; missing values are None."""
     table = run.documents
     if len(run.predictions) > 0:
         table = table.merge(run.predictions, on="document")
@@ -61,7 +62,11 @@ def _read_details(run: Results) -> dict[str, Data]:
 
 
 def _read_classes(row: Mapping[str, Any]) -> Data:
-    """Return the label and the prediction of a text; None for missing values."""
+    """Return the `label` of a text, its `predicted` class and the `probability` of this class; None if missing.
+
+    `reads` is the position of the token whose vector the classifier reads, or None if it reads several vectors or there
+    is no classifier.
+    """
     label = row["label_name"]
     label_text = None if label is None else visible(label, kept="")
     if "predicted" not in row:
@@ -132,9 +137,10 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
         verb = "is" if unknown == 1 else "are"
         sentences.append(f"{unknown} of the text's {len(tokens)} tokens {verb} unknown to the model.")
     words = tokens[tokens["token_class"].isin(["word", "subword"])]
-    pieces = words[words["token_class"] == "subword"]  # a word of one letter, such as "I", is a word
+    pieces = words[words["token_class"] == "subword"]  # without complete words of one letter, such as "I"
     letters = sum(_is_letter(str(token)) for token in pieces["token"])
-    if letters >= MAX_LETTERS * len(words) > 0:
+    has_many_letters = letters >= MAX_LETTERS * len(words)
+    if len(words) > 0 and has_many_letters:
         sentences.append(
             f"The vocabulary has few words of this text: {letters} of {len(words)} tokens are single letters."
         )
@@ -142,6 +148,6 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
 
 
 def _is_letter(token: str) -> bool:
-    """Return True for a token with a single alphabetic letter; East Asian wide characters are not letters."""
+    """Return True for a token that is a single letter of an alphabet, which East Asian wide characters are not."""
     character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
     return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

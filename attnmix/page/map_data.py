@@ -25,24 +25,26 @@ def encode_map(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> Data:
-    """Return the encoded coordinates of tokens in a layout, as fractions of a square, and the `sites` without a map.
+    """Return the encoded coordinates of the tokens of a page in a layout.
 
-    Layouts in a single plane have one square for all sites. For principal components, each site has a separate centre,
-    and all layers with the same point have a common scale.
+    Args:
+        layout: The name of the layout.
+        table: The coordinates of the layout, with one row per token and site.
+        tokens: The tokens of the page.
+        sites: The capture points and their layers.
+        components: The principal components by site, for the layout `pca`.
+
+    Returns:
+        `x` and `y` `[sites, tokens]`, as fractions of a square, and `absent`, the indices of the sites without a map.
     """
     site_N = find_sites(table, sites)
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
     xy = np.moveaxis(xy_2ST, 0, -1)  # [sites, tokens, 2]
     if layout == "pca":
+        # The stored coordinates have the same extent at all sites; these factors restore the lengths.
         scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
-    if layout in ONE_PLANE:
-        limits = square_limits(xy.reshape(-1, 2))[None]  # [1 or sites, axes, ends]
-    else:
-        limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
-    if layout == "pca":
-        groups = [site.point if site in components else str(site) for site in sites]
-        limits = _equalise_scales(limits, groups)
+    limits = _find_map_limits(layout, xy, sites, components)
     low = limits[:, None, :, 0]
     high = limits[:, None, :, 1]
     fractions = (xy - low) / (high - low)
@@ -54,8 +56,29 @@ def encode_map(
     }
 
 
+def _find_map_limits(
+    layout: str,
+    xy: npt.NDArray[np.float64],
+    sites: Sequence[Site],
+    components: Mapping[Site, Components],
+) -> npt.NDArray[np.float64]:
+    """Return the low and high limits of x and y `[sites, 2, 2]` of a square for each site, from `[sites, tokens, 2]`.
+
+    Layouts in a single plane have one square for all sites `[1, 2, 2]`. For principal components, each site has its own
+    centre, and all layers of a capture point have the same scale.
+    """
+    if layout in ONE_PLANE:
+        common_limits = square_limits(xy.reshape(-1, 2))
+        return common_limits[None]
+    limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
+    if layout == "pca":
+        groups = [site.point if site in components else str(site) for site in sites]
+        limits = _equalise_scales(limits, groups)
+    return limits
+
+
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the limits of x and y `[2, 2]` of a square around the non-NaN points `[vectors, 2]`."""
+    """Return the low and high limits of x and y `[2, 2]` of a square around the points `[vectors, 2]`, ignoring NaN."""
     is_known = np.isfinite(xy).all(axis=1)
     points = xy[is_known]
     if not len(points):
@@ -69,7 +92,10 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return squares `[sites, 2, 2]` with the same centres, enlarged to the largest square of the same group."""
+    """Return the limits of squares `[sites, 2, 2]` with unchanged centres, enlarged to the largest square of the group.
+
+    `limits` contains for each site the low and high limits of x and y, and `groups` the name of the site's group.
+    """
     lengths = limits[:, 0, 1] - limits[:, 0, 0]
     halves = pd.Series(lengths / 2)
     largest_halves = halves.groupby(list(groups)).transform("max")
@@ -79,9 +105,10 @@ def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> 
 
 
 def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
-    """Return the nearest neighbours of each token in the full space `[sites, tokens, neighbours]`.
+    """Return the K nearest neighbours of each token in the full vector space, as token indices `[sites, tokens, K]`.
 
-    Neighbours that are not on the page have the code `MISSING_CODE`.
+    Each of the N rows of `table` contains the neighbours of one token at one site, as row indices of all captured
+    tokens. Neighbours that are not on the page have the code `MISSING_CODE`.
     """
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     neighbours = row_NK.shape[1]
@@ -101,9 +128,10 @@ def list_kept_neighbours(
     layout: str,
     sites: Sequence[Site],
 ) -> list[list[float | None]]:
-    """Return for each site the share of neighbours kept by a map, and the share by chance; None for missing shares.
+    """Return for each site the share of nearest neighbours that a map preserves, and the share expected by chance.
 
-    Neighbours within the site are used if they were measured.
+    Missing shares are None. If neighbours among the vectors of the same site were measured, these are used; otherwise,
+    neighbours among all vectors.
     """
     is_of_site = (quality["layout"] == layout) & quality["point"].notna()
     rows = quality[is_of_site]

@@ -27,10 +27,17 @@ def choose_opening(
     texts: CapturedTexts,
     run: Results,
 ) -> Data:
-    """Return the initially selected text, and the position of the initially selected token in each text.
+    """Return the index of the initially selected `document`, and the initially selected token position in each text.
 
-    The text is that with the median mean ratio in the layer of `most`. If only some texts have token-level own shares,
-    the median is over these texts.
+    The selected text has the median of the texts' mean ratios in one layer. If only some texts have token-level own
+    shares, the median is over these texts.
+
+    Args:
+        tokens: The tokens of the page.
+        ratios: The ratios of the tokens by checkpoint and layer.
+        most: The checkpoint, the layer and the ratio (`method`) that determine the selection.
+        texts: The captured texts.
+        run: The results of the run.
     """
     is_chosen = (ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])
     rows = ratios[is_chosen]
@@ -40,10 +47,11 @@ def choose_opening(
     if OWN_SHARE in rows:
         own_share_T = arrange_column(rows, tokens, OWN_SHARE)
         is_measured_T = np.isfinite(own_share_T)
+    encoder_inputs = texts.readings[0]
     positions = []
     for name in document_names:
         text_tokens = np.flatnonzero(tokens["document"] == name)
-        pieces = [texts.readings[0][number] for number in text_tokens]
+        pieces = [encoder_inputs[number] for number in text_tokens]
         candidates = list_candidates(pieces, is_measured_T[text_tokens])
         position = _choose_word(name, candidates, ratio_T[text_tokens], most, run)
         positions.append(position)
@@ -58,7 +66,10 @@ def _choose_document(
     mean_ratio_D: npt.NDArray[np.float64],
     detailed: Sequence[str],
 ) -> int:
-    """Return the index of the text with the median ratio, among the `detailed` texts if there are any."""
+    """Return the index of the text with the median ratio.
+
+    If there are names in `detailed`, only these texts are candidates.
+    """
     candidates = np.arange(len(document_names))
     if detailed:
         candidates = np.flatnonzero(np.isin(document_names, detailed))
@@ -68,10 +79,10 @@ def _choose_document(
 
 
 def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the positions from which the initially selected token is chosen.
+    """Return the positions of a text from which the initially selected token is chosen.
 
-    They are the first available of: long words with a measured own share, words with a measured own share, long words,
-    words, all tokens.
+    The candidates are the first non-empty group of: long words with a measured own share, words with a measured own
+    share, long words, words, all tokens.
     """
     words = []
     long_words = []
@@ -87,7 +98,8 @@ def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.
             return measured
     if long_words:
         return long_words
-    return words or list(range(len(pieces)))
+    all_positions = list(range(len(pieces)))
+    return words or all_positions
 
 
 def _choose_word(
@@ -97,18 +109,20 @@ def _choose_word(
     most: pd.Series,
     run: Results,
 ) -> int:
-    """Return the candidate position with the largest single source among the other candidates.
+    """Return the position of the candidate to which another candidate contributes most.
 
-    Sources are compared by the preferred contribution matrix in the layer of `most`. If there is no matrix, return the
-    candidate with the largest ratio.
+    Contributions are shares from the first available contribution matrix in the checkpoint and layer of `most`. If
+    there is no matrix, return the candidate with the largest mixing ratio.
     """
     strength_T = np.nan_to_num(ratio_T)
     checkpoint = most["checkpoint"]
     stored = run.matrices(checkpoint, document)
     methods = [method for method in ("alti", *MATRICES) if method in stored]
     if methods:
-        matrices = run.matrix(checkpoint, document, methods[0])
-        shares = row_shares(matrices[most["layer"] - 1])
+        first_method = methods[0]
+        matrices = run.matrix(checkpoint, document, first_method)  # [layers, tokens, sources]
+        layer_index = most["layer"] - 1
+        shares = row_shares(matrices[layer_index])
         is_other = ~np.eye(len(ratio_T), dtype=bool)
         others = np.nan_to_num(shares) * is_other
         strength_T = others[:, candidates].max(axis=1)

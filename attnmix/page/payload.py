@@ -31,7 +31,7 @@ from attnmix.page.wording import model_wording_of, wording_of
 
 MAX_TOKENS = 4096  # maximum total length of the texts on a page
 CONTRIBUTION_BYTES = 8_000_000  # maximum size of the contribution matrices on a page, before compression
-SOURCES = 12  # number of the largest sources of each token and checkpoint, and of its largest changes
+SOURCES = 12  # number of the largest sources of a token in each checkpoint, and of the sources that change most
 MAX_REVIEWS = 1000  # maximum number of reviews with mean ratios on a page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
@@ -56,7 +56,11 @@ PROBE_LABELS = {
 
 
 def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return the token rows of the first texts (`row` is the index in the stores), and the number of other texts."""
+    """Return the tokens of the texts on the page, and the number of texts that are not on the page.
+
+    The page contains as many of the first texts as `MAX_TOKENS` allows, and at least one. The new column `row` contains
+    the row numbers of the tokens in `tokens`.
+    """
     lengths = tokens.groupby("document", sort=False).size()
     is_first = np.arange(len(lengths)) == 0
     is_within_limit = lengths.cumsum() <= MAX_TOKENS
@@ -75,25 +79,30 @@ def page_data(
     finetuned: bool = True,
     synthetic: bool = False,
 ) -> Data:
-    """Return the page's data for `tokens`.
+    """Return the data of the page, with the schema `SHAPE`.
 
-    `checkpoints` contains labels, with the captured checkpoint last. `finetuned` is False for a pipeline run without
-    fine-tuning. `synthetic` is True if the texts are machine-generated.
+    Args:
+        run: The results of the run.
+        tokens: The tokens on the page.
+        checkpoints: The labels of the checkpoints by name, with the captured checkpoint last.
+        cautions: The limitations of the findings.
+        finetuned: False for a pipeline run without fine-tuning.
+        synthetic: True if the texts are machine-generated.
     """
     documents = tokens["document"].unique().tolist()
     steps = run.steps.dropna(subset="mean")
     texts = read_captured(tokens, steps)
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
-    most, _ = most_and_least(run.mixing[0])
+    mixing_curves, _ = run.mixing
+    most, _ = most_and_least(mixing_curves)
     derivatives = _read_derivatives(run)
     contributions = _encode_contributions(documents, run)
-    matrices = {name for by_method in contributions.values() for name in by_method}
+    matrices: set[str] = set().union(*contributions.values())  # the names of all matrices
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
     opening = choose_opening(tokens, ratios, most, texts, run)
     opening_document = documents[opening["document"]]
-    layer = _find_last_layer(texts, layers) if names.INPUT_PARTS in matrices else int(most["layer"])
     has_classifier = len(run.predictions) > 0
     return {
         "wording": _describe_wording(run),
@@ -102,7 +111,7 @@ def page_data(
         "captured": list(checkpoints)[-1],
         "ownBasis": sorted(names.OWN_BASIS),
         "method": most["method"],
-        "layer": layer,
+        "layer": _choose_layer(texts, layers, matrices, most),
         "importance": _encode_importance(tokens, run) if has_classifier else {},
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
@@ -135,18 +144,26 @@ def page_data(
 
 
 def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens: pd.DataFrame, run: Results) -> Data:
-    """Return the coordinates by layout, the variance shares of two principal components, and the nearest vectors."""
+    """Return the coordinates by layout, the nearest vectors, and the explained variances by site.
+
+    `variances` contains the explained variance ratios of the two principal components on the map, None if unknown.
+    """
     components = run.components if "pca" in maps else {}
-    unknown_shares = [None, None]
+    variances: list[list[float | None]] = []
+    for site in sites:
+        shares: tuple[float | None, ...] = (None, None)
+        if site in components:
+            shares = components[site].shares
+        variances.append(list(shares))
     return {
         "maps": {layout: encode_map(layout, table, tokens, sites, components) for layout, table in maps.items()},
-        "variances": [list(components[site].shares) if site in components else unknown_shares for site in sites],
+        "variances": variances,
         "nearest": encode_nearest(run.nearest, tokens, sites),
     }
 
 
 def _describe_wording(run: Results) -> Data:
-    """Return the wording of texts and of the change between models."""
+    """Return the words for the texts and for the change between models, which depend on the origin of the results."""
     wording: Data = wording_of(run)._asdict()
     model_wording = model_wording_of(run)
     wording["change"] = model_wording.change
@@ -160,7 +177,11 @@ def _list_labels(
     layers: range,
     encoder: int | None,
 ) -> Data:
-    """Return the labels of all measures and layers; `derivatives` are the names of the measured derivatives."""
+    """Return the labels of all measures and layers.
+
+    `derivatives` contains the names of the measured derivatives, and `encoder` is the number of encoder layers in an
+    encoder-decoder model.
+    """
     derivative_labels = {}
     for name, label in DERIVATIVE_LABELS.items():
         if name in derivatives:
@@ -177,7 +198,10 @@ def _list_labels(
 
 
 def _describe_reading(pieces: Sequence[DisplayToken]) -> Data:
-    """Return the labels, texts and classes of the input tokens of an encoder or decoder."""
+    """Return the labels, texts and classes of the input tokens of an encoder or decoder.
+
+    `apart` is 1 for tokens that are not directly attached to the previous token.
+    """
     return {
         "names": [visible(piece.label, kept="") for piece in pieces],
         "words": [visible(piece.text, kept="") for piece in pieces],
@@ -187,9 +211,9 @@ def _describe_reading(pieces: Sequence[DisplayToken]) -> Data:
 
 
 def _describe_site(site: Site, texts: CapturedTexts) -> Data:
-    """Return the layer, capture point and label of a site; points outside of layers have layer 0."""
+    """Return the layer, capture point and label of a site, and the index of its input tokens in `texts.readings`."""
     return {
-        "layer": site.layer if site.point in names.LAYER_POINTS else 0,
+        "layer": site.layer if site.point in names.LAYER_POINTS else 0,  # 0 for points outside the layers
         "point": site.point,
         "label": labels.site_label(site, texts.encoder),
         "reading": texts.reading(site),
@@ -197,7 +221,7 @@ def _describe_site(site: Site, texts: CapturedTexts) -> Data:
 
 
 def _list_class_names(texts: CapturedTexts) -> list[str]:
-    """Return the names of token classes; names of special tokens that do not occur are empty."""
+    """Return the names of the token classes; the name is empty for special tokens that do not occur."""
     class_names = []
     for token_class in labels.SPECIAL_MARKERS:
         label = texts.class_label(token_class)
@@ -211,19 +235,25 @@ def _select_names(ordered: Sequence[str], available: Set[str]) -> list[str]:
     return [name for name in dict.fromkeys(ordered) if name in available]
 
 
-def _find_last_layer(texts: CapturedTexts, layers: range) -> int:
-    """Return the last layer with parts from the input, which is the last encoder layer in encoder-decoder models."""
-    return texts.encoder or layers[-1]
+def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most: pd.Series) -> int:
+    """Return the initially selected layer: the layer of `most`, the row with the highest mixing ratio.
+
+    If the contributions of input embeddings were measured, it is the last layer in which they are defined, which is the
+    last encoder layer in encoder-decoder models.
+    """
+    if names.INPUT_PARTS in matrices:
+        return texts.encoder or layers[-1]
+    return int(most["layer"])
 
 
 def _read_derivatives(run: Results) -> pd.DataFrame:
-    """Return the means of derivatives with respect to the inputs of layers."""
+    """Return the mean norms of derivatives of outputs of layers with respect to the inputs of the same layers."""
     rows = run.table("measure/derivatives").dropna(subset="mean")
     return rows.query("quantity == 'level' and reference == 'layer_input'")
 
 
 def _list_class_share_curves(run: Results, layers: range) -> Data:
-    """Return the curves of `class_shares`, except for differences, by display label."""
+    """Return the curves of the class shares by display label; quantities without a label are omitted."""
     shares = class_shares(run)
     quantity_labels = shares["quantity"].map(CLASS_SHARE_LABELS)
     labelled_shares = shares.assign(quantity=quantity_labels).dropna(subset="quantity")
@@ -231,7 +261,7 @@ def _list_class_share_curves(run: Results, layers: range) -> Data:
 
 
 def _nest_curves(table: pd.DataFrame, layers: range, *keys: str) -> Data:
-    """Return means and intervals by layer, in dictionaries nested by the columns `keys`."""
+    """Return curves (means and intervals by layer) in dictionaries that are nested by the columns `keys`."""
     is_shown = table["layer"].isin(layers) & table["mean"].notna()
     nested: Data = {}
     for path, values in curves_by(table[is_shown], keys, layers).items():
@@ -242,8 +272,8 @@ def _nest_curves(table: pd.DataFrame, layers: range, *keys: str) -> Data:
     return nested
 
 
-def _count_texts(table: pd.DataFrame, layers: range) -> Data:
-    """Return the curves by method and checkpoint, with the number of texts of each curve."""
+def _list_curves_with_counts(table: pd.DataFrame, layers: range) -> Data:
+    """Return the curves by method and checkpoint, each with the number of averaged texts as `texts`."""
     curves = _nest_curves(table, layers, "method", "checkpoint")
     texts = table.groupby(["method", "checkpoint"])["documents"].max()
     for method, by_checkpoint in curves.items():
@@ -255,21 +285,24 @@ def _count_texts(table: pd.DataFrame, layers: range) -> Data:
 def _list_curves(run: Results, derivatives: pd.DataFrame, layers: range) -> Data:
     """Return the curves of ratios, derivatives and own shares by method and checkpoint."""
     ratios_and_derivatives = pd.concat([run.table("measure/mixing"), derivatives])
-    curves = _count_texts(ratios_and_derivatives, layers)
+    curves = _list_curves_with_counts(ratios_and_derivatives, layers)
     shares = own_shares(run).assign(method=OWN_SHARE)
-    curves.update(_count_texts(shares, layers))
+    curves.update(_list_curves_with_counts(shares, layers))
     return curves
 
 
 def _list_source_curves(run: Results, layers: range) -> Data:
-    """Return the curves of contributions by group of sources."""
+    """Return the curves of contributions by ratio, checkpoint and group of source tokens."""
     table = run.table("measure/mixing_by_group")
     by_source = table[table["grouping"] == "source"]
     return _nest_curves(by_source, layers, "method", "checkpoint", "group")
 
 
 def _list_probe_curves(run: Results, layers: range) -> Data:
-    """Return the accuracies of probes by checkpoint and label, each followed by the control with permuted labels."""
+    """Return the accuracy curves of probes by checkpoint and display label.
+
+    The curve of each probe is followed by the curve of its control task, a probe trained with permuted labels.
+    """
     table = run.table("faithfulness/class_use")
     nested = _nest_curves(table, layers, "checkpoint", "quantity", "group")
     curves: Data = {}
@@ -287,11 +320,15 @@ def _list_probe_curves(run: Results, layers: range) -> Data:
 
 
 def _encode_reviews(table: pd.DataFrame) -> Data:
-    """Return the mean ratios of all reviews, or of equally spaced reviews if there are more than `MAX_REVIEWS`."""
+    """Return the mean ratios `[L, R]` of R reviews in L layers, by checkpoint and method.
+
+    If there are more than `MAX_REVIEWS` reviews, every n-th review is included, for the smallest sufficient n. `total`
+    is the number of all reviews.
+    """
     documents = table["document"].unique()
     step = ceil(len(documents) / MAX_REVIEWS)
     reviews = documents[::step]
-    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))
+    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))  # -1 for omitted reviews
     layer_N, layers = pd.factorize(table["layer"], sort=True)
     rows_of_reviews = table.assign(place=place_N, layer_place=layer_N)[place_N >= 0]
     values: Data = {}
@@ -308,7 +345,7 @@ def _encode_reviews(table: pd.DataFrame) -> Data:
 
 
 def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
-    """Return the ratios and own shares `[layers, tokens]` by checkpoint and method."""
+    """Return the mixing ratios and, if measured, the own shares `[layers, tokens]`, by checkpoint and method."""
     methods = [method for method in RATIOS if method in table]
     columns = list(methods)
     if OWN_SHARE in table:
@@ -316,9 +353,9 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
         layer_N, layers = pd.factorize(rows["layer"], sort=True)
-        value_CLT = arrange_by_token(rows, tokens, layer_N, len(layers), columns)
+        arranged = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
         by_method = {}
-        for column, value_LT in zip(columns, value_CLT, strict=True):
+        for column, value_LT in zip(columns, arranged, strict=True):
             by_method[column] = quantise(value_LT, 0, 1)
         values[checkpoint] = by_method
     return {
@@ -329,23 +366,27 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 
 
 def _encode_importance(tokens: pd.DataFrame, run: Results) -> Data:
-    """Return the importance scores of tokens by method."""
+    """Return the importance scores of the tokens by method, encoded between `-limit` and `limit`."""
     scores = run.token_scores
-    known = list(names.IMPORTANCE_NAMES)
-    name_N = pd.Index(known).get_indexer(pd.Index(scores["method"]))
-    (score_XT,) = arrange_by_token(scores, tokens, name_N, len(known), ["score"])
+    methods = list(names.IMPORTANCE_NAMES)
+    method_N = pd.Index(methods).get_indexer(pd.Index(scores["method"]))
+    columns = arrange_by_token(scores, tokens, method_N, len(methods), ["score"])  # [columns, methods, tokens]
+    scores_by_method = columns[0]
     importance = {}
-    for name, score_T in zip(known, score_XT, strict=True):
+    for method, score_T in zip(methods, scores_by_method, strict=True):
         if np.isnan(score_T).all():
             continue
         largest = float(np.nanmax(np.abs(score_T)))
-        limit = max(largest, 1e-9)
-        importance[name] = {"limit": limit, "values": quantise(score_T, -limit, limit)}
+        limit = max(largest, 1e-9)  # avoids a division by 0 if all scores are 0
+        importance[method] = {"limit": limit, "values": quantise(score_T, -limit, limit)}
     return importance
 
 
 def _encode_contributions(documents: Sequence[str], run: Results) -> Data:
-    """Return the main sources of every token by document and method, for the first texts within the size limit."""
+    """Return the main sources of every token by document and method.
+
+    The result contains as many of the first texts as `CONTRIBUTION_BYTES` allows, and at least one.
+    """
     contributions: Data = {}
     size = 0
     for document in documents:
@@ -361,11 +402,12 @@ def _encode_contributions(documents: Sequence[str], run: Results) -> Data:
 
 
 def _encode_matrices(document: str, run: Results) -> Data:
-    stored = {checkpoint: run.matrices(checkpoint, document) for checkpoint in names.CHECKPOINT_NAMES}
+    """Return the main sources of every token of a text, for each contribution matrix with stored values."""
+    methods_by_checkpoint = {name: run.matrices(name, document) for name in names.CHECKPOINT_NAMES}
     entries = {}
     for method in dict.fromkeys(MATRIX_ORDER):
         matrices = {}
-        for checkpoint, methods in stored.items():
+        for checkpoint, methods in methods_by_checkpoint.items():
             if method in methods:
                 matrices[checkpoint] = run.matrix(checkpoint, document, method)
         if matrices:
@@ -374,17 +416,21 @@ def _encode_matrices(document: str, run: Results) -> Data:
 
 
 def _encode_attention(opening_document: str, documents: Sequence[str], steps: Set[str], run: Results) -> Data:
-    """Return the attention heads of texts within the size limit, starting with the initially shown text."""
-    ordered = dict.fromkeys([opening_document, *documents])
-    encoded = encode_heads((document, _read_heads(document, run)) for document in ordered)
+    """Return the attention heads of texts within the size limit, starting with the initially shown text.
+
+    `skip` is True if a skip connection follows attention, according to the measured `steps` of a layer.
+    """
+    distinct_documents = dict.fromkeys([opening_document, *documents])
+    encoded = encode_heads((document, _read_heads(document, run)) for document in distinct_documents)
     encoded["skip"] = not steps.isdisjoint({"attention_skip", "attention_norm"})
     return encoded
 
 
 def _read_heads(document: str, run: Results) -> dict[str, Parts]:
+    """Return the stored head arrays of a text by checkpoint, without checkpoints that have none."""
     heads: dict[str, Parts] = {}
     for checkpoint in names.CHECKPOINT_NAMES:
-        parts = run.heads(checkpoint, document)
-        if parts:
-            heads[checkpoint] = parts
+        arrays = run.heads(checkpoint, document)
+        if arrays:
+            heads[checkpoint] = arrays
     return heads

@@ -30,37 +30,42 @@ DERIVATIVE_FORMS = {
 EDITS = ("text_mean", "corpus_mean", "other_class")
 VALUE_CONTROL = "corpus_value"
 SHARE_WORDS = ((0.5, "mostly"), (0.1, "partly"), (-1.0, "to a small extent"))
-"""Adverbs for the share of a class in the squared length, with the lower bounds of the share."""
+"""Lower bounds of the class share, and the adverb for each bound; the first bound that the share reaches applies."""
+CLASS_SHARE_QUANTITIES = ("before", "after", "difference", "permuted")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model and data of a page. If `dataset` is None, the page shows texts measured with the API.
+    """The model and the data of a page. If `dataset` is None, the page shows texts measured with the API.
 
-    All fields except the first are keyword-only, because many strings could be confused.
+    All fields except the first are keyword-only, because positional strings would be easy to confuse.
     """
 
     model: str
     _: KW_ONLY
     revision: str | None = None
     base: str | None = None
-    """The pretrained model, if different from `model`."""
+    """The pretrained model, if it differs from `model`."""
     dataset: str | None = None
     finetuned: bool = True
     synthetic: bool = False
     """True if a program wrote the texts, according to the dataset card."""
     changed: Sequence[tuple[str, str, str]] = ()
-    """Key, value and default of each changed parameter."""
+    """The key, the value and the default value of each changed parameter."""
     origins: Sequence[str] = ()
     """Sentences on the origin of each model and dataset."""
     left_out: str = ""
-    """A sentence on data omitted from a small page."""
+    """A sentence on data that were omitted to reduce the size of the page."""
     selection: str = ""
     """Sentences on the selection of the captured texts."""
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the page's text by template variable. `checkpoints` contains labels, with the captured checkpoint last."""
+    """Return the text of the page, by the names of the variables in the template of the page.
+
+    `checkpoints` contains the labels of the checkpoints, with the captured checkpoint last. `tokens` are the tokens on
+    the page.
+    """
     if subject.dataset is None:
         return _describe_texts(subject, tokens, run)
     measure = run.metrics("measure")
@@ -95,7 +100,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
 
 
 def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the page's text by template variable, for a few texts in one or two unchanged models."""
+    """Return the text of the page by template variable, for texts measured with the API in one or two models."""
     curves, differences = run.mixing
     labels = {"pretrained": "The model as it is"}
     if len(differences):
@@ -113,31 +118,36 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
 
 
 def describe_samples(run: Results, documents: int) -> str:
-    """Return sentences on the sample sizes of the measures in a pipeline run."""
+    """Return sentences on the sample sizes of the measures in a pipeline run with `documents` measured texts."""
     noun = wording_of(run).texts
     controls = run.table("measure/mixing_controls")
     controlled = controls["documents"].max() if len(controls) else 0
-    has_sample = 0 < controlled < documents
     subject = "Ratios and controls" if controlled == documents else "Ratios"
-    means = f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"
-    others = [f"controls over {controlled:.0f} of them"] if has_sample else []
-    sampled = {
+    clauses = [f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"]
+    # Further clauses describe the measures that were computed for a sample of the texts.
+    if 0 < controlled < documents:
+        clauses.append(f"controls over {controlled:.0f} of them")
+    tables_of_samples = {
         "exact parts (the contributions of input tokens to a vector)": "measure/parts",
         "derivatives": "measure/derivatives",
     }
-    for name, table in sampled.items():
+    for name, table in tables_of_samples.items():
         rows = run.table(table)
         if len(rows):
             texts = rows["documents"].max()
-            others.append(f"{name} over {texts:.0f} of them")
-    if others:
-        before_last = ", ".join([means, *others[:-1]])
-        means = f"{before_last}, and {others[-1]}"
-    return f"{means}. The maps show the captured texts, which are examples."
+            clauses.append(f"{name} over {texts:.0f} of them")
+    sentence = clauses[0]
+    if len(clauses) > 1:
+        before_last = ", ".join(clauses[:-1])
+        sentence = f"{before_last}, and {clauses[-1]}"
+    return f"{sentence}. The maps show the captured texts, which are examples."
 
 
 def _describe_selection(subject: Subject, run: Results) -> str:
-    """Return sentences on the selection of the captured texts, and on captured texts above the length limit."""
+    """Return sentences on the selection of the captured texts, and on captured texts above the length limit.
+
+    The result is empty if `subject` contains no sentence on the selection.
+    """
     if not subject.selection:
         return ""
     texts = run.documents
@@ -156,7 +166,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred ratio in the captured checkpoint, or in the first one if it is missing."""
+    """Return the rows of the preferred ratio in the captured checkpoint; if it is missing, in the first checkpoint."""
     names = table["checkpoint"].unique().tolist()
     checkpoint: str = names[0]
     if CAPTURED_CHECKPOINT in names:
@@ -167,12 +177,15 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred(table: pd.DataFrame) -> str:
-    """Return the preferred ratio of a table."""
+    """Return the mixing ratio that sentences report, among the ratios in the column `method`."""
     return preferred_ratio(table["method"].unique().tolist())
 
 
 def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the rows of the layers with the highest and lowest mean of the preferred ratio (see `shown_rows`)."""
+    """Return the row of the layer with the highest mean of the preferred ratio, and the row with the lowest mean.
+
+    `shown_rows` selects the checkpoint.
+    """
     rows = shown_rows(curves)
     highest = int(rows["mean"].argmax())
     lowest = int(rows["mean"].argmin())
@@ -180,10 +193,12 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def class_shares(run: Results) -> pd.DataFrame:
-    """Return the share of the predicted class in other tokens' contributions by layer; no rows if there are no classes.
+    """Return the class share by layer: the share of the predicted class in the contributions of other tokens.
 
-    The column `quantity` is `before`, `after`, `difference` or `permuted` (the 95th percentile for randomly permuted
-    classes).
+    It is the share of the squared length of the contributions that is common to the texts of a class. There are no rows
+    if there are no classes. The column `quantity` contains `CLASS_SHARE_QUANTITIES`: the share `before` and `after`
+    fine-tuning, their `difference`, and `permuted`. For `permuted`, the column `mean` contains the 95th percentile of
+    the share over random permutations of the classes.
     """
     geometry = run.table("measure/geometry")
     chosen = {
@@ -202,19 +217,21 @@ def class_shares(run: Results) -> pd.DataFrame:
 
 
 def class_evidence(run: Results) -> list[str]:
-    """Return sentences on the class share, the change of the ratio, and the dependence of predictions on the values.
+    """Return sentences on the class share, the change of the ratio, and the dependence of predictions on value vectors.
 
-    The list is empty if there was no fine-tuning or there are no classes.
+    The class share is that of the layer in which it is largest, or of the last layer if there are too few texts for
+    this choice. The list is empty if there was no fine-tuning or there are no classes.
     """
     shares = class_shares(run)
-    if run.mixing[1].empty or shares.empty:
+    _, ratio_differences = run.mixing
+    if ratio_differences.empty or shares.empty:
         return []
     rows = shares.set_index(["quantity", "layer"])
     after_by_layer: Any = rows.loc["after"]
     layer = int(after_by_layer.index.max())
-    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, the largest share is random
+    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, chance determines the largest share
         layer = int(after_by_layer["mean"].idxmax())
-    by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in ("before", "after", "difference", "permuted")}
+    by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in CLASS_SHARE_QUANTITIES}
     return [
         _describe_class_evidence(by_quantity, layer, run),
         _describe_ratio_change(run),
@@ -224,21 +241,26 @@ def class_evidence(run: Results) -> list[str]:
 
 
 def _describe_class_evidence(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return the sentence on whether other tokens' contributions have a component common to texts of one class."""
+    """Return a sentence on whether the contributions of other tokens have a component common to texts of one class.
+
+    `by_quantity` contains the rows of the class share in `layer`, by quantity (see `class_shares`). There is evidence
+    if the share rises with fine-tuning and afterwards exceeds the share with randomly permuted classes.
+    """
     common = "contributions of other tokens are common to texts of one predicted class, but not to all texts"
     after = by_quantity["after"]
     difference = by_quantity["difference"]
-    chance = by_quantity["permuted"]["mean"]
+    permuted = by_quantity["permuted"]
+    chance_share = permuted["mean"]  # the 95th percentile over random permutations
     noun = wording_of(run).texts
     documents = after["documents"]
     change = verdict(difference["ci_low"], difference["ci_high"], documents)
     if change is Verdict.TOO_FEW_TEXTS:
         reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
         return f"It is not known whether {common}: {reason}."
-    if change is Verdict.HIGHER and after["ci_low"] > chance:
-        much = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
+    if change is Verdict.HIGHER and after["ci_low"] > chance_share:
+        extent = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
         where = f"contributions of other tokens in layer {layer}"
-        return f"After fine-tuning, {where} are {much} common to texts of one predicted class, but not to all texts."
+        return f"After fine-tuning, {where} are {extent} common to texts of one predicted class, but not to all texts."
     return (
         f"It is inconclusive whether {common}: the interval of the class's share, or of the share's change, does not "
         "exclude chance."
@@ -246,58 +268,64 @@ def _describe_class_evidence(by_quantity: Mapping[str, Any], layer: int, run: Re
 
 
 def _describe_ratio_change(run: Results) -> str:
-    """Return a sentence on the change of the preferred ratio, averaged over layers, and its interval."""
+    """Return sentences on the change of the preferred ratio, averaged over layers, with its interval."""
     change = overall_change(run)
     noun = wording_of(run).texts
-    found = verdict(change["ci_low"], change["ci_high"], change["documents"])
+    ratio_verdict = verdict(change["ci_low"], change["ci_high"], change["documents"])
     between = f"{percent(change['before'], 1)} before fine-tuning and {percent(change['after'], 1)} after it"
     interval = interval_text(change["ci_low"], change["ci_high"], change["documents"], noun)
     means = f"over all layers, it is {between}, a change of {points(change['mean'])} percentage points ({interval})"
     definition = "The ratio is others / (others + own), where others and own are the lengths of the contributions."
-    if found in (Verdict.HIGHER, Verdict.LOWER):
-        return f"The mixing ratio {VERBS[found]} with fine-tuning: {means}. {definition}"
+    if ratio_verdict in (Verdict.HIGHER, Verdict.LOWER):
+        return f"The mixing ratio {VERBS[ratio_verdict]} with fine-tuning: {means}. {definition}"
     reason = why_no_verdict(change["ci_low"], change["ci_high"], change["documents"], noun)
-    return f"The change of the mixing ratio with fine-tuning {VERBS[found]}: {means}, and {reason}. {definition}"
+    change_verdict = f"The change of the mixing ratio with fine-tuning {VERBS[ratio_verdict]}"
+    return f"{change_verdict}: {means}, and {reason}. {definition}"
 
 
 def _describe_class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
-    """Return sentences on the share of the predicted class in other tokens' contributions in a layer."""
+    """Return sentences on the share of the predicted class in the contributions of other tokens in a layer.
+
+    `by_quantity` contains the rows of the share `before` and `after` fine-tuning, and `permuted`. The `mean` of
+    `permuted` is the 95th percentile of the share over random permutations of the classes.
+    """
     before = by_quantity["before"]
     after = by_quantity["after"]
-    chance = by_quantity["permuted"]
-    extent = counted(after["documents"], wording_of(run).texts)
+    permuted = by_quantity["permuted"]
+    sample = counted(after["documents"], wording_of(run).texts)
     if after["documents"] >= MIN_INTERVAL_DOCUMENTS:
         low = _format_positive_percent(after["ci_low"])
         high = _format_positive_percent(after["ci_high"])
-        extent = f"95% interval {low} to {high}, {extent}"
-    was = f"{_format_positive_percent(before['mean'])} before fine-tuning"
+        sample = f"95% interval {low} to {high}, {sample}"
+    earlier_share = f"{_format_positive_percent(before['mean'])} before fine-tuning"
     verdict_before = verdict(before["ci_low"], before["ci_high"], before["documents"])
     if verdict_before is Verdict.INCONCLUSIVE:
-        was = f"{was}; it is inconclusive whether it was above 0, because the interval includes 0"
+        earlier_share = f"{earlier_share}; it is inconclusive whether it was above 0, because the interval includes 0"
     share = _format_positive_percent(after["mean"])
-    chance_share = _format_positive_percent(chance["mean"])
+    permuted_percentile = _format_positive_percent(permuted["mean"])
     return (
         f"In layer {layer}, {share} of the squared length of the contributions of other "
-        f"tokens is common to the texts of a predicted class ({extent}). It was {was}. If "
-        f"classes are permuted over the texts, it is less than {chance_share} in 95 of 100 draws."
+        f"tokens is common to the texts of a predicted class ({sample}). It was {earlier_share}. If "
+        f"classes are permuted over the texts, it is less than {permuted_percentile} in 95 of 100 draws."
     )
 
 
 def _format_positive_percent(share: float) -> str:
-    """Return a share in percent; 0% for the negative estimate of a share near 0."""
+    """Return a share in percent; an estimate below 0 becomes 0%."""
     return percent(max(share, 0))
 
 
 def overall_change(run: Results) -> pd.Series:
-    """Return the change of the preferred ratio, averaged over layers.
+    """Return the change of the preferred mixing ratio with fine-tuning, averaged over layers and weighted by tokens.
 
-    The entries are `mean`, `ci_low`, `ci_high` and `documents`, and the ratios `before` and `after`.
+    The entries are the change (`mean`), its interval (`ci_low`, `ci_high`), the number of texts (`documents`), and the
+    ratios `before` and `after` fine-tuning.
     """
     table = run.table("measure/mixing_weighted")
-    is_by_token = table["weight"] == "token"
+    is_weighted_by_token = table["weight"] == "token"
     is_over_tokens = table["tokens_of"] == "all"
     is_over_layers = table["layer"] == "all"
-    rows = table[is_by_token & is_over_tokens & is_over_layers]
+    rows = table[is_weighted_by_token & is_over_tokens & is_over_layers]
     is_preferred = rows["method"] == preferred(rows)
     rows = rows[is_preferred].set_index("checkpoint")
     means = rows["mean"]
@@ -308,27 +336,33 @@ def overall_change(run: Results) -> pd.Series:
 
 
 def _describe_edited_values(run: Results) -> list[str]:
-    """Return a sentence on the effect of edited values on predictions; [] if no values of another class were used."""
+    """Return sentences on the share of predictions that do not change if value vectors are replaced.
+
+    The list is empty unless all three replacements (`EDITS`) were measured.
+    """
     table = run.table("faithfulness/class_use")
     rows = table[table["quantity"] == "class_kept"]
-    kept = rows.pivot(index="layer", columns="group", values="mean")
-    if not set(EDITS) <= set(kept):
+    kept_by_layer = rows.pivot(index="layer", columns="group", values="mean")
+    if not set(EDITS) <= set(kept_by_layer):
         return []
-    first = len(kept) // 2 + 1
+    first_layer = len(kept_by_layer) // 2 + 1  # values are replaced in this layer and in all later layers
     predicted = run.table("faithfulness/margins")["predicted"]
     shares_of_classes = predicted.value_counts(normalize=True)
     constant = percent(shares_of_classes.max())
-    text, corpus, other = [percent(float(kept[name][first])) for name in EDITS]
+    text_mean, corpus_mean, other_class = [percent(float(kept_by_layer[name][first_layer])) for name in EDITS]
     return [
         "Replacing value vectors tests whether the prediction depends on the tokens that they come from. A constant "
-        f"prediction would keep {constant} of the predicted classes. If every value vector from layer {first} on is "
-        f"replaced by the mean over its own text, {text} are kept. With the mean over other texts, {corpus} are kept, "
-        f"and with the mean over texts of the other class, {other}."
+        f"prediction would keep {constant} of the predicted classes. If every value vector from layer {first_layer} on "
+        f"is replaced by the mean over its own text, {text_mean} are kept. With the mean over other texts, "
+        f"{corpus_mean} are kept, and with the mean over texts of the other class, {other_class}."
     ]
 
 
 def class_lens(run: Results) -> list[str]:
-    """Return sentences on the classifier's head, applied to tokens that it does not read; [] if not measured."""
+    """Return sentences on the predictions of the classifier's head for tokens that it does not read.
+
+    The list is empty if these predictions were not measured.
+    """
     table = run.table("faithfulness/class_use")
     is_agreement = table["quantity"] == "lens_agreement"
     is_of_others = table["group"] == "others"
@@ -385,7 +419,7 @@ def details_note(detailed: Sequence[str], documents: int) -> str:
 
 
 def _isolate(name: str) -> str:
-    """Return a class name in Unicode isolates, because right-to-left letters would reorder the sentence."""
+    """Return a class name between Unicode isolate characters, so that right-to-left letters do not reorder the text."""
     text = visible(name, kept="")
     if text.isascii():
         return text
@@ -393,7 +427,10 @@ def _isolate(name: str) -> str:
 
 
 def _describe_classes(run: Results) -> list[str]:
-    """Return a sentence on the classes with the best and the worst F1; [] for two classes or too few test texts."""
+    """Return a sentence on the classes with the highest and the lowest F1 score.
+
+    The list is empty for two classes or too few test texts.
+    """
     table = run.table("finetune/finetune_by_class")
     if len(table) == 2 or run.metrics("download")["test"] < MIN_SIMULTANEOUS:
         return []
@@ -411,12 +448,12 @@ class _DifferenceInterval(NamedTuple):
 
     low: float
     high: float
-    documents: float  # number of texts in the mean
-    noun: str  # for the texts, in the plural
+    documents: float  # number of averaged texts
+    noun: str  # the noun for the texts, in the plural
 
 
 def _select_changes(run: Results) -> pd.DataFrame:
-    """Return the changes of the preferred ratio by layer; no rows if there is a single checkpoint."""
+    """Return the changes of the preferred ratio by layer; there are no rows if there is a single checkpoint."""
     _, differences = run.mixing
     if differences.empty:
         return differences
@@ -433,54 +470,90 @@ def _find_largest_change(run: Results) -> pd.Series | None:
 
 
 def _describe_controls(run: Results) -> list[str]:
-    """Return sentences on the preferred ratio and its controls, averaged over layers, and on its largest change."""
+    """Return sentences on the preferred ratio and its controls, averaged over layers, and on the ratio's change."""
     curves, _ = run.mixing
     ratios = shown_rows(curves)
-    checkpoint, method = ratios[["checkpoint", "method"]].iloc[0]
+    method = ratios["method"].iloc[0]
     table = run.table("measure/mixing_controls")
-    rows = table[table["method"] == method].dropna(subset="mean")
-    means = rows.groupby(["control", "checkpoint"])["mean"].mean()
-    control = means.to_dict()
+    controls = table[table["method"] == method].dropna(subset="mean")
+    means = controls.groupby(["control", "checkpoint"])["mean"].mean()
+    control_means: dict[Any, float] = means.to_dict()
+    sentences = _describe_control_means(ratios, controls, control_means)
+    changes = _select_changes(run)
+    if len(changes):
+        sentences.append(_describe_layer_change(run))
+        sentences.append(_describe_mean_change(run, changes, controls, control_means))
+        sentences.extend(_compare_change_with_control(run, controls))
+    return sentences
+
+
+def _describe_control_means(
+    ratios: pd.DataFrame, controls: pd.DataFrame, control_means: Mapping[Any, float]
+) -> list[str]:
+    """Return sentences that compare the preferred ratio with its controls, averaged over layers.
+
+    Args:
+        ratios: The rows of the ratio by layer, in one checkpoint.
+        controls: The rows of the ratio's controls by control, checkpoint and layer.
+        control_means: The means of the controls over layers, by control and checkpoint.
+    """
+    checkpoint = ratios["checkpoint"].iloc[0]
     changed_inputs = {
         ("shuffled_words", checkpoint): "the words in random order",
         ("random_weights", RANDOM_MODEL): "random weights",
     }
     clauses = []
-    for key, what in changed_inputs.items():
-        if key in control:
-            clauses.append(f"{percent(control[key])} with {what}")
-    mean_ratio = ratios["mean"].mean()
+    for key, changed_input in changed_inputs.items():
+        if key in control_means:
+            clauses.append(f"{percent(control_means[key])} with {changed_input}")
     sentences = []
     if clauses:
-        ratio = percent(_find_ratio_of_same_texts(rows, "shuffled_words", checkpoint, mean_ratio))
+        mean_ratio = ratios["mean"].mean()
+        ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_ratio))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
-    if (VALUE_CONTROL, checkpoint) in control:
+    if (VALUE_CONTROL, checkpoint) in control_means:
         sentences.append(
             f"If every value is replaced by the mean over tokens of other texts with the same token class and a "
-            f"similar position, the mixing ratio is {percent(control[VALUE_CONTROL, checkpoint])}. This removes the "
-            "content of the text from the values and keeps its attention weights."
+            f"similar position, the mixing ratio is {percent(control_means[VALUE_CONTROL, checkpoint])}. This removes "
+            "the content of the text from the values and keeps its attention weights."
         )
-    changes = _select_changes(run)
-    if changes.empty:
-        return sentences
+    return sentences
+
+
+def _describe_mean_change(
+    run: Results, changes: pd.DataFrame, controls: pd.DataFrame, control_means: Mapping[Any, float]
+) -> str:
+    """Return sentences on the changes of the preferred ratio and of its control with replaced values.
+
+    Both changes are averaged over layers and, if the control was measured, over the same texts. `changes` contains the
+    change of the ratio by layer, `controls` the rows of its controls, and `control_means` the means of the controls
+    over layers, by control and checkpoint.
+    """
     change = model_wording_of(run).change
-    mean_change = points(_find_ratio_of_same_texts(rows, VALUE_CONTROL, "difference", changes["mean"].mean()))
-    over_layers = f"Over all layers, {change} changes the ratio by {mean_change} percentage points."
-    if (VALUE_CONTROL, "difference") in control:
-        control_change = points(control[VALUE_CONTROL, "difference"])
-        over_layers += f" With the replaced values, {change} changes it by {control_change}."
-    return [*sentences, _describe_layer_change(run), over_layers, *_compare_change_with_control(run, rows)]
+    ratio_change = _find_ratio_of_same_texts(controls, VALUE_CONTROL, "difference", changes["mean"].mean())
+    sentence = f"Over all layers, {change} changes the ratio by {points(ratio_change)} percentage points."
+    if (VALUE_CONTROL, "difference") not in control_means:
+        return sentence
+    control_change = points(control_means[VALUE_CONTROL, "difference"])
+    return f"{sentence} With the replaced values, {change} changes it by {control_change}."
 
 
 def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
-    """Return the mean ratio in the texts of a control, or `mean_of_all` if the control was not measured."""
+    """Return the mean ratio over the texts in which a control was measured, or `mean_of_all` if there are none.
+
+    The table `controls` contains the mean of each control, and the ratio minus the control in the same texts.
+    """
     rows = controls[(controls["control"] == control) & (controls["checkpoint"] == checkpoint)]
-    mean = (rows["mean"] + rows["ratio_minus_control"]).mean()
+    ratios = rows["mean"] + rows["ratio_minus_control"]
+    mean = ratios.mean()
     return mean_of_all if np.isnan(mean) else float(mean)
 
 
 def _describe_layer_change(run: Results) -> str:
-    """Return a sentence on the layer with the largest change of the preferred ratio, or the reason if it is unknown."""
+    """Return sentences on the layer with the largest change of the preferred ratio.
+
+    If there are too few texts to determine this layer, return a sentence with this reason.
+    """
     noun = wording_of(run).texts
     largest = _find_largest_change(run)
     if largest is None:
@@ -510,7 +583,11 @@ def _describe_layer_change(run: Results) -> str:
 
 
 def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[str]:
-    """Return a sentence on the change of the ratio minus that of its control, in the layer of the largest change."""
+    """Return a sentence on the change of the ratio minus the change of its control with values of other texts.
+
+    Both changes are those in the layer with the largest change of the ratio. The list is empty if this layer is not
+    known, or if the control was not measured in it.
+    """
     largest = _find_largest_change(run)
     if largest is None:
         return []
@@ -539,9 +616,10 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
 
 
 def derivatives(run: Results) -> list[str]:
-    """Return a sentence on how fine-tuning changes the Jacobian norms in a layer; [] if there are no derivatives.
+    """Return sentences on how fine-tuning changes the Jacobian norms in a layer.
 
     The layer is that of the largest change of the ratio or, if this change is not known, the last layer.
+    The list is empty if there is a single checkpoint or there are no derivatives.
     """
     table = run.table("measure/derivatives")
     changes = _select_changes(run)
@@ -557,25 +635,31 @@ def derivatives(run: Results) -> list[str]:
     is_within_layer = (rows["reference"] == "layer_input") & (rows["layer"] == layer)
     rows = rows[is_within_layer].set_index("method")
     noun = wording_of(run).texts
-    dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     documents = rows["documents"].max()
     has_verdicts = documents >= MIN_SIMULTANEOUS
     clauses = []
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
-        change = f"{points(row['mean'])} percentage points"
-        if has_verdicts:
-            difference = _DifferenceInterval(row["ci_low"], row["ci_high"], row["documents"], noun)
-            direction = verdict(difference.low, difference.high, difference.documents)
-            numbers = f"{change}, {interval_text(*difference)}"
-            clauses.append(f"{VERBS[direction]} {condition} ({numbers})")
-        else:
-            clauses.append(f"by {change} {condition}")
+        clauses.append(_write_derivative_clause(row, condition, noun, has_verdicts))
     joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."
+    dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     if has_verdicts:
         return [f"With fine-tuning, {dependence} {joined}"]
     reason = why_no_verdict(np.nan, np.nan, documents, noun)
     return [f"Fine-tuning changes {dependence} {joined} {_make_sentence(reason)}"]
+
+
+def _write_derivative_clause(row: pd.Series, condition: str, noun: str, has_verdict: bool) -> str:
+    """Return a clause on the change of a kind of derivative, such as “rises if ... (+1.0 percentage points, ...)”.
+
+    Without a verdict, the clause contains the change only.
+    """
+    change = f"{points(row['mean'])} percentage points"
+    if not has_verdict:
+        return f"by {change} {condition}"
+    difference = _DifferenceInterval(row["ci_low"], row["ci_high"], row["documents"], noun)
+    direction = verdict(difference.low, difference.high, difference.documents)
+    return f"{VERBS[direction]} {condition} ({change}, {interval_text(*difference)})"
 
 
 def _make_sentence(text: str) -> str:
@@ -585,14 +669,14 @@ def _make_sentence(text: str) -> str:
 
 
 def map_note(run: Results) -> str:
-    """Return a note on the reason why there is no UMAP of the captured texts; an empty string if there is one."""
+    """Return a note on the reason why there is no UMAP map of the captured texts; an empty string if there is one."""
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())
     if tokens >= run.min_umap_tokens:
         return ""
-    counted = "1 token is" if tokens == 1 else f"{tokens} tokens are"
+    number = "1 token is" if tokens == 1 else f"{tokens} tokens are"
     return (
-        f"UMAP was not computed, because it needs at least {run.min_umap_tokens} tokens and {counted} on this map. "
+        f"UMAP was not computed, because it needs at least {run.min_umap_tokens} tokens and {number} on this map. "
         "The map shows the two principal components of their vectors (PCA)."
     )

@@ -1,6 +1,6 @@
-"""The schema of the page's data, for tests of the data and for the TypeScript types of the page's script.
+"""The schema of the page's data, from which the TypeScript types of the page's script are derived.
 
-To write the types:
+To write the TypeScript types:
 
     python -m attnmix.page.shape > attnmix/page/src/payload.d.ts
 """
@@ -14,7 +14,7 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-# Means and intervals by layer; `texts` is the number of texts, for series that are cited in a sentence.
+# Means and intervals by layer; `texts` is the number of averaged texts, for series that a sentence of the page cites.
 _SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER], "texts?": int}
 _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
@@ -38,21 +38,21 @@ SHAPE: Data = {
     "answer": {
         "headline": str,
         "sentences": [str],
-        "notes": _NAMES,  # additions for this run, by term of the glossary
+        "notes": _NAMES,  # sentences on this run that the page adds to its glossary, by term
         "chart": {"title": str, "series": [{"name": str, **_SERIES}], "unit": str, "means": str},
     },
-    "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of the map by layout
-    "sinceInput": [str],  # matrices with input tokens as sources, rather than inputs of the layer
-    "opens": {"document": int, "positions": [int]},  # initially selected text, and token position in each text
+    "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of each layout of the map
+    "sinceInput": [str],  # matrices whose sources are the tokens of the model's input instead of the layer's input
+    "opens": {"document": int, "positions": [int]},  # the initially selected text, and a token position in each text
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
-    "sources": _BY_MEASURE,  # for pairs of texts, by ratio, checkpoint and group of other tokens
+    "sources": _BY_MEASURE,  # contributions in pairs of texts, by ratio, checkpoint and group of source tokens
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
-    "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share by chance
-    # `name` is the key, `title` the name in sentences, `heading` the name in lists; `start` is the index of the first
-    # token, `direction` is ltr or rtl, `caution` describes unknown tokens and single letters.
-    # `label` is the true class, `predicted` the predicted class with its `probability`;
+    "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share expected by chance
+    # `name` identifies the text, `title` is its name in sentences, and `heading` its name in lists. `start` is the
+    # index of its first token, `direction` is ltr or rtl, and `caution` describes unknown tokens and single letters.
+    # `label` is the true class, and `predicted` the predicted class with its `probability`.
     # `reads` is the position of the token that the classifier reads, if it reads a single token.
     "documents": [
         {
@@ -62,25 +62,25 @@ SHAPE: Data = {
         }
     ],
     "encoder": int | None,  # number of encoder layers in an encoder-decoder model
-    # The input tokens of each stack. `apart` is 1 for tokens that are not attached to the previous token; `classes` are
-    # indices into `classNames`.
+    # The input tokens of the encoder and, if any, of the decoder. `apart` is 1 for tokens that are not attached
+    # to the previous token, and `classes` are indices into `classNames`.
     "readings": [{"names": [str], "words": [str], "apart": [int], "classes": [int]}],
     "classNames": [str],
     "specialClasses": [int],  # indices of the classes for special tokens
     "wordClasses": [int],  # indices of the classes for words and subwords
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # By document and method: the main sources of each token, and by checkpoint their shares and the token's own share.
+    # By document and method: the main sources of each token and, by checkpoint, their shares and the token's own share.
     "contributions": {
         ...: {...: {"counts": str, "sources": str, "checkpoints": {...: {"shares": str, "own": str}}}},
     },
-    "sourcesKept": int,  # the number of a token's largest shares, and of its largest changes
+    "sourcesKept": int,  # the number of sources with the largest shares, and of those with the largest changes
     "partsLimit": int,  # maximum length of a text with exact parts
     "exchangeLimit": int,  # maximum number of tokens of a text with own shares by exchange
     "matrices": [str],
     # The number of heads per layer and their width; `skip` is true if a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
-    "mapNote": str,  # the reason for a missing UMAP map, or empty
+    "mapNote": str,  # the reason if there is no UMAP map, otherwise empty
     "maps": {...: {"x": str, "y": str, "absent": [int]}},  # coordinates `[sites, tokens]`, and sites without them
     "variances": [[_NUMBER]],  # by site, the explained variance ratios of the two principal components on the map
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
@@ -92,13 +92,16 @@ Keys with a final `?` are optional. Tokens and sites are identified by their ind
 
 
 HEADS_SHAPE: Data = {...: {...: _HEADS}}
-"""The vectors and norms of heads, by document and checkpoint. They are half of a page and have a separate element."""
+"""The vectors and norms of heads, by document and checkpoint, which the page stores in a separate element.
+
+They take up half of a page.
+"""
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 
 
 def typescript(shape: Any = SHAPE) -> str:
-    """Return the shape as a TypeScript type."""
+    """Return a shape as a TypeScript type; shapes in `TYPES` are represented by their names."""
     for name, named_shape in TYPES.items():
         if named_shape is shape:
             return name
@@ -108,19 +111,21 @@ def typescript(shape: Any = SHAPE) -> str:
             item = f"({item})"
         return f"{item}[]"
     if isinstance(shape, dict):
-        if ... in shape:
-            return f"Record<string, {typescript(shape[...])}>"
+        if ... in shape:  # a dictionary with any keys
+            value_type = typescript(shape[...])
+            return f"Record<string, {value_type}>"
         fields = [f"{key}: {typescript(value)}" for key, value in shape.items()]
         joined = "; ".join(fields)
         return f"{{ {joined} }}"
     if isinstance(shape, UnionType):
         members = [typescript(member) for member in get_args(shape)]
-        return " | ".join(dict.fromkeys(members))
+        distinct_members = dict.fromkeys(members)
+        return " | ".join(distinct_members)
     scalars = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
     return scalars[shape]
 
 
 if __name__ == "__main__":
     print("// Written by attnmix/page/shape.py.")
-    for name, each in {**TYPES, "Payload": SHAPE}.items():
-        print(f"export type {name} = {typescript(dict(each))};")  # a copy: `typescript` would return the name
+    for name, shape in {**TYPES, "Payload": SHAPE}.items():
+        print(f"export type {name} = {typescript(dict(shape))};")  # a copy: `typescript` would return the name

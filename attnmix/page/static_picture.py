@@ -1,6 +1,7 @@
 """Static SVG picture of tokens by layers: the own share of each token in each model, and the means over texts.
 
-A page shows it until its script has drawn the interactive picture; a notebook shows it below the cell of a result.
+A page shows the static picture until the script of the page has drawn the interactive one. A notebook shows the
+static picture below the cell that returns the result.
 Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs without `color-mix`
 and `light-dark` use the attributes `fill` and `stroke`, mixed in sRGB.
 """
@@ -20,7 +21,7 @@ from attnmix.page.arrays import visible
 
 
 class SchemeColour(NamedTuple):
-    """A colour of the light and of the dark scheme."""
+    """A colour in the light and in the dark scheme."""
 
     light: str
     dark: str
@@ -33,7 +34,7 @@ class SchemeColour(NamedTuple):
 
 # Sizes and positions are in pixels.
 WIDTH = 1232
-LEVELS_WIDTH = 44  # for the layer numbers, left of the cells
+LEVELS_WIDTH = 44  # width of the column of layer numbers, left of the cells
 LEVELS_X = 36  # right end of the layer numbers
 MARGIN_WIDTH = 108  # for the means, right of the cells
 CELLS_WIDTH = WIDTH - LEVELS_WIDTH - MARGIN_WIDTH
@@ -61,7 +62,7 @@ MIDDLE = SchemeColour("#5896cc", "#3d7fb5")
 END = SchemeColour("#00386f", "#b5e0ff")
 """The colour of a share of 1."""
 BEFORE = SchemeColour("#6b7485", "#a3adbd")
-"""The colour of the means of all models but the last, as in `page.css`."""
+"""The colour of the means of all models except the last, as in `page.css`."""
 AFTER = SchemeColour("#0060a0", "#88cfff")
 """The colour of the means of the last model, as in `page.css`."""
 
@@ -70,17 +71,17 @@ Point = tuple[float, float]
 
 
 class ModelShares(NamedTuple):
-    """The own shares of one text in a model, and their means over the texts of a run."""
+    """The own shares of the tokens of one text in a model, and the mean own shares over the texts of a run."""
 
     title: str
     shares_LT: npt.NDArray[np.float64]
     """Own shares by layer and token; NaN if missing."""
     corpus: Mapping[str, Sequence[float | None]] | None = None
-    """The lists `values`, `low` and `high` by layer; None if there are no intervals."""
+    """The lists `values` (means), `low` and `high` (interval bounds) by layer; None if there are no intervals."""
 
 
 class Block(NamedTuple):
-    """The position and size of the title, the rows and the margin of one model, in pixels."""
+    """The layout of the part of the picture for one model, in pixels: the title, a row per layer, and the margin."""
 
     top: float
     layers: int
@@ -105,7 +106,7 @@ class Block(NamedTuple):
 
     @property
     def row_middles(self) -> npt.NDArray[np.floating[Any]]:
-        """The vertical centres of the cells by layer."""
+        """The vertical centres of the cells by layer, from the first layer (the lowest row) to the last."""
         rows_above_L = self.layers - 0.5 - np.arange(self.layers)
         return self.rows_top + (rows_above_L - GAP / 2) * self.row_height
 
@@ -122,7 +123,7 @@ def draw_result(results: Results, document: str, labels: Mapping[str, str], curv
         results: The measured texts.
         document: The name of the text.
         labels: The names of the models by checkpoint.
-        curves: The means of the own share over texts by checkpoint, in the format of the page's data.
+        curves: The lists `values`, `low` and `high` of the mean own share over texts by layer, by checkpoint.
     """
     ratios = results.captured_ratios([document])
     if OWN_SHARE not in ratios:
@@ -148,11 +149,11 @@ def _has_interval(means: Mapping[str, Any] | None) -> bool:
 
 
 def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str:
-    """Return the picture as SVG.
+    """Return the picture of the own shares of a text as SVG, with a block of rows for each model.
 
     Args:
         tokens: The labels of the tokens.
-        models: The own shares in each model, which is drawn as a block of rows.
+        models: The own shares in each model.
     """
     max_tokens = CELLS_WIDTH // MIN_CELL_WIDTH
     names = [visible(token, kept="") for token in tokens[:max_tokens]]
@@ -175,11 +176,12 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
     label = "Own share of each token's vector after each layer"
     if len(tokens) > columns:
         label += f", the first {columns} of {len(tokens)} tokens"
+    content = "".join(parts)
     return _wrap_in_svg(
-        "".join(parts),
+        content,
         label,
-        margin_left + MARGIN_WIDTH,
-        names_top + NAMES_HEIGHT,
+        width=margin_left + MARGIN_WIDTH,
+        height=names_top + NAMES_HEIGHT,
     )
 
 
@@ -197,7 +199,7 @@ def _choose_row_height(rows: int) -> float:
 
 
 def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
-    """Return the SVG with an accessible label and the colours of both schemes."""
+    """Return the SVG element with an accessible label and the colours of the light and the dark scheme."""
     variables = [
         f"--p:{PAPER.css}",
         f"--m:{MIDDLE.css}",
@@ -220,7 +222,7 @@ def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
 
 
 def _format_element(tag: str, content: str | None = None, **attributes: str | float) -> str:
-    """Return an SVG element with escaped `content` and attributes.
+    """Return an SVG element; `content` and attributes must be escaped already.
 
     Numbers are rounded to one decimal place. Underscores in the names of attributes become hyphens.
     """
@@ -268,7 +270,7 @@ def _draw_levels(title: str, block: Block) -> str:
 
 
 def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
-    """Return the SVG paths of a block's cells, one for each colour."""
+    """Return the SVG paths of a block's cells `[L, T]` (layers by tokens), with one path per colour."""
     width = block.cell_width - 1
     height = block.row_height * (1 - GAP)
     rectangle = f"h{width:.1f}v{height:.1f}h{-width:.1f}z"
@@ -278,7 +280,7 @@ def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         rows_above = block.layers - 1 - layer
         y = block.rows_top + rows_above * block.row_height
         share = float(np.clip(shares_LT[layer, token], 0, 1))
-        step = round(share * COLOUR_STEPS)
+        step = round(share * COLOUR_STEPS)  # shares with the same step have the same colour
         cells = cells_by_step.setdefault(step, [])
         cells.append(f"M{x:.1f},{y:.1f}{rectangle}")
     paths = []
@@ -295,7 +297,10 @@ def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
 
 
 def _mix_in_css(share: float) -> str:
-    """Return the colour of a share as a CSS mixture in CIELAB, as in the page's script."""
+    """Return the colour of a share as a CSS mixture in CIELAB.
+
+    The CSS variables `--p`, `--m` and `--e` are the colours of the shares 0, 0.5 and 1.
+    """
     if share < 0.5:
         from_colour = "p"
         to_colour = "m"
@@ -308,20 +313,20 @@ def _mix_in_css(share: float) -> str:
 
 
 def _mix_in_srgb(share: float) -> str:
-    """Return the colour of a share in the light scheme, mixed in sRGB."""
+    """Return the colour of a share in the light scheme, interpolated in sRGB between three colours."""
     stops = []
     for colour in (PAPER, MIDDLE, END):
         hex_digits = colour.light.removeprefix("#")
         stops.append(list(bytes.fromhex(hex_digits)))
     mixture = []
-    for channel_stops in np.array(stops, float).T:
+    for channel_stops in np.array(stops, float).T:  # red, green, blue
         value = np.interp(share, (0, 0.5, 1), channel_stops)
         mixture.append(round(float(value)))
     return f"#{bytes(mixture).hex()}"
 
 
 def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
-    """Return the SVG of the means over all texts and over the shown text, with values for the last layer."""
+    """Return the SVG of the means over all texts and of the means over the shown text, with the last layer's values."""
     parts = [_draw_scale(block)]
     if model.corpus is not None:
         colour = AFTER if is_last else BEFORE
@@ -348,18 +353,10 @@ def _draw_scale(block: Block) -> str:
 
 def _label_scale(block: Block) -> str:
     """Return the SVG labels of both ends of the scale."""
-    labels = []
-    for share, anchor in ((0, {}), (1, {"text_anchor": "end"})):
-        label = _format_element(
-            "text",
-            f"{share:.0%}",
-            x=block.scale_x(share),
-            y=block.rows_bottom + 10,
-            **anchor,
-            fill_opacity="0.7",
-        )
-        labels.append(label)
-    return "".join(labels)
+    y = block.rows_bottom + 10
+    low = _format_element("text", "0%", x=block.scale_x(0), y=y, fill_opacity="0.7")
+    high = _format_element("text", "100%", x=block.scale_x(1), y=y, text_anchor="end", fill_opacity="0.7")
+    return low + high
 
 
 def _draw_corpus_means(
@@ -367,11 +364,14 @@ def _draw_corpus_means(
     block: Block,
     colour: SchemeColour,
 ) -> str:
-    """Return the SVG curve of the means over all texts with its interval, and the value of the last layer."""
+    """Return the SVG curve of the means over all texts with their intervals, and the value of the last layer.
+
+    `corpus` contains the lists `values` (means), `low` and `high` (interval bounds) by layer.
+    """
     means = _locate_means(corpus["values"], block)
     lows = _locate_means(corpus["low"], block)
     highs = _locate_means(corpus["high"], block)
-    outline = [*lows, *highs[::-1]]
+    outline = [*lows, *highs[::-1]]  # up along the lower bounds, and back along the upper bounds
     interval = _format_element(
         "path",
         d=f"{_format_line(outline)}Z",
@@ -400,7 +400,7 @@ def _draw_corpus_means(
 
 
 def _draw_last_corpus_mean(mean: float, block: Block) -> str:
-    """Return the SVG of the last layer's mean over all texts: its mark and its value, next to the title."""
+    """Return the SVG of the last layer's mean over all texts, as a circle and a number above the margin."""
     mark = _draw_circle(block.margin_left + 6, block.title_baseline - 4)
     value = _format_element(
         "text",
@@ -413,7 +413,7 @@ def _draw_last_corpus_mean(mean: float, block: Block) -> str:
 
 
 def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
-    """Return the positions of the means by layer in the margin, without missing means."""
+    """Return the positions in the margin of the means by layer; missing means have no position."""
     points = []
     for mean, y in zip(means, block.row_middles, strict=True):
         if mean is not None:
@@ -432,7 +432,10 @@ def _draw_circle(x: float, y: float) -> str:
 
 
 def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
-    """Return the SVG ticks at the means over the tokens of the shown text, and the value of the last layer."""
+    """Return the SVG of the means over the tokens of the shown text: a tick per layer, and the last layer's value.
+
+    `shares_LT` contains the own shares by layer and token. Layers without own shares have no tick.
+    """
     is_known_L = np.isfinite(shares_LT).any(axis=1)
     middles = block.row_middles[is_known_L]
     means = [float(np.nanmean(row)) for row in shares_LT[is_known_L]]
@@ -442,6 +445,7 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         ticks.append(f"M{x:.1f},{y - 5:.1f}v10")
     parts = []
     if means:
+        # The value of the last layer is above the margin, next to a tick as its key.
         x = block.margin_left + 56
         y = block.title_baseline - 9
         ticks.append(f"M{x:.1f},{y:.1f}v10")
@@ -463,7 +467,7 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
-    """Return the SVG names of the tokens below their columns, rotated by 90 degrees in narrow columns."""
+    """Return the SVG names of the tokens below their columns; in narrow columns, names are rotated by 90 degrees."""
     longest = max(len(token) for token in tokens)
     letters = min(longest, NAME_LETTERS)
     is_narrow = cell_width < letters * FONT_SIZE * LETTER_WIDTH

@@ -1,4 +1,4 @@
-"""Arrangement of table rows by token of the page.
+"""Arrangement of the rows of tables as arrays by token of the page.
 
 Shapes: N rows of a table, T tokens of the page.
 """
@@ -15,7 +15,11 @@ from attnmix.core.names import Site
 
 
 def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the index `[N]` into `tokens` (of complete texts) for each of the `rows`; -1 if the token is missing."""
+    """Return the index in `tokens` of the token of each of the N `rows`; -1 for tokens of other texts.
+
+    Both tables have the columns `document` and `position`. `tokens` contains complete texts, so that a token's index is
+    the index of the text's first token plus the token's position.
+    """
     first_tokens = tokens[tokens["position"] == 0]
     documents = pd.Index(first_tokens["document"])
     document_N = documents.get_indexer(pd.Index(rows["document"]))
@@ -25,7 +29,7 @@ def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int6
 
 
 def find_sites(rows: pd.DataFrame, sites: Sequence[Site]) -> npt.NDArray[np.int64]:
-    """Return the index `[N]` into `sites` for each of the `rows`; -1 if the site is missing."""
+    """Return the index in `sites` of the layer and point of each of the N `rows`; -1 for missing sites."""
     pairs = pd.MultiIndex.from_frame(rows[["layer", "point"]])
     return pd.MultiIndex.from_tuples(sites).get_indexer(pairs)
 
@@ -37,9 +41,10 @@ def arrange_by_token(
     places: int,
     columns: Sequence[str],
 ) -> npt.NDArray[np.float64]:
-    """Return the `columns` of the N `rows` as `[columns, places, tokens]`; NaN for missing rows.
+    """Return the `columns` of the N `rows` as an array `[columns, places, tokens]`; NaN for missing rows.
 
-    `place_N` is the index of each row along `places`, or -1.
+    `place_N` contains the index of each row on the axis `places`, such as the index of the row's layer. Rows with index
+    -1, and rows of tokens that are not in `tokens`, are ignored.
     """
     token_N = find_tokens(rows, tokens)
     is_shown_N = (token_N >= 0) & (place_N >= 0)
@@ -50,7 +55,7 @@ def arrange_by_token(
 
 
 def arrange_column(rows: pd.DataFrame, tokens: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
-    """Return one value per token `[tokens]`, for rows of one layer."""
+    """Return the values of a column by token `[tokens]`, for rows of one layer; NaN for tokens without a row."""
     one_place_N = np.zeros(len(rows), int)
     values = arrange_by_token(rows, tokens, one_place_N, 1, [column])
     value_T: npt.NDArray[np.float64] = values[0, 0]

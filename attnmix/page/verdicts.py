@@ -1,7 +1,7 @@
-"""Text for differences and their intervals, with the same verdicts everywhere on the page.
+"""Texts for differences and their intervals, with the same verdicts everywhere on the page.
 
-The rule follows `attnmix.compare`: no verdict below `MIN_SIMULTANEOUS` texts, "inconclusive" if the interval includes
-0, and never "no change".
+The rule is that of `attnmix.compare`: there is no verdict for fewer than `MIN_SIMULTANEOUS` texts, a difference is
+"inconclusive" if its interval includes 0, and no verdict states that there is no change.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def points(difference: float) -> str:
 
 
 def points_alike(*differences: float) -> list[str]:
-    """Return differences in percentage points with the same number of digits, so that nonzero values differ from 0.
+    """Return differences in percentage points, with the fewest decimal places for which nonzero values differ from 0.
 
-    If the limit of an interval were rounded to 0, readers could not see whether the interval includes 0. At most three
-    digits are used.
+    If the limit of an interval were rounded to 0, readers could not see whether the interval includes 0. All
+    differences have the same number of decimal places. If three are not enough, one is used.
 
     Example:
         >>> points_alike(-0.0004, 0.001)
@@ -50,7 +50,7 @@ def points_alike(*differences: float) -> list[str]:
 
 
 def _rounds_to_zero(difference: float, digits: int) -> bool:
-    """Return True for a nonzero difference that is 0 if it is rounded to `digits` digits in percentage points."""
+    """Return True for a nonzero difference that becomes 0 in percentage points with `digits` decimal places."""
     if difference == 0:
         return False
     text = f"{100 * difference:.{digits}f}"
@@ -79,12 +79,12 @@ def interval_text(low: float, high: float, documents: float, noun: str, kind: st
 
 
 def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
-    """Return the reason for a missing direction of a difference; an empty string if it has a direction."""
-    found = verdict(low, high, documents)
-    if found is Verdict.TOO_FEW_TEXTS:
+    """Return the reason why a difference has no direction; an empty string if it has one."""
+    outcome = verdict(low, high, documents)
+    if outcome is Verdict.TOO_FEW_TEXTS:
         return f"{counted(documents, noun)} are too few for a verdict, which needs {MIN_SIMULTANEOUS} or more"
-    if found is Verdict.NO_INTERVAL:
+    if outcome is Verdict.NO_INTERVAL:
         return f"the difference is the same in all {noun}, so it has no interval"
-    if found is Verdict.INCONCLUSIVE:
+    if outcome is Verdict.INCONCLUSIVE:
         return "the interval includes 0"
     return ""

@@ -1,4 +1,4 @@
-"""Display of a page below a notebook cell or in a web browser, and writing of pages to files."""
+"""Display of a page below a notebook cell or in a web browser, and a function that writes pages to files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_in_notebook() -> bool:
 
 
 def show(page: str) -> Any:
-    """Return the page for display in a notebook; elsewhere open it in a web browser and return None."""
+    """Return an object that displays the page in a notebook; elsewhere, open a web browser and return None."""
     if is_in_notebook():
         return _create_frame(page)
     file = Path(tempfile.mkdtemp(prefix="attnmix-"), "page.html")

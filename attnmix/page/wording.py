@@ -1,7 +1,7 @@
 """Wording that depends on the origin of a page's numbers: a pipeline run, or texts measured with the API.
 
-The page of a run refers to parameters and folders. A page of `attnmix show`, `attnmix serve` or `Measures.to_html` has
-neither, so it refers to Python calls instead.
+The page of a pipeline run refers to parameters and folders. A page from `attnmix show`, `attnmix serve` or
+`Measures.to_html` refers to Python calls instead, because it has no parameters and folders.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Wording(NamedTuple):
     matrices_elsewhere: str
     """A sentence with the location of contribution matrices that are not on the page."""
     no_matrices: str
-    """A sentence for the case that no text has contribution matrices."""
+    """A sentence that is shown if no text has contribution matrices."""
     heads_elsewhere: str
     """A sentence with the location of queries and keys that are not on the page."""
     map_limit: str
-    """The parameter that limits the number of tokens on a map, or an empty string."""
+    """The parameter that limits the number of tokens on a map; empty if there is none."""
     neighbours: str
     """The parameter or phrase for the number of neighbours in UMAP."""
 
@@ -61,13 +61,13 @@ class ModelWording(NamedTuple):
     """Wording for two models: a model before and after fine-tuning, or two named models."""
 
     labels: Mapping[str, str]
-    """The models' labels by checkpoint."""
+    """The labels of the models, by checkpoint."""
     states: str
-    """A format for the values in both models, with the fields `before` and `after`."""
+    """A format string for the values in both models, with the fields `before` and `after`."""
     headline_states: str
-    """The same format for headlines."""
+    """A format string with the same fields, for headlines."""
     by_change: str
-    """The cause of a change, following a noun."""
+    """The cause of a change, as a phrase that follows a noun."""
     change: str
     """The cause of a change, as the subject of a sentence."""
 
@@ -82,12 +82,15 @@ FINETUNING_WORDING = ModelWording(
 
 
 def model_wording_of(run: Results) -> ModelWording:
-    """Return the wording for the two models of a page."""
+    """Return the wording for the two models of a page: two named models, or a model before and after fine-tuning."""
     if not isinstance(run, TextResults) or run.model_names is None:
         return FINETUNING_WORDING
-    first, second = (_replace_braces(name) for name in run.model_names)
+    first_name, second_name = run.model_names
+    first = _replace_braces(first_name)
+    second = _replace_braces(second_name)
+    first_checkpoint, second_checkpoint = CHECKPOINTS
     return ModelWording(
-        labels=dict(zip(CHECKPOINTS, (first, second), strict=True)),
+        labels={first_checkpoint: first, second_checkpoint: second},
         states=f"{{before}} in {first} and {{after}} in {second}",
         headline_states=f"{{before}} in {first}, {{after}} in {second}",
         by_change=f"from {first} to {second}",
