@@ -118,7 +118,7 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the texts with True in the column named `kind` (`measured` or `removed`), in the order of the test split."""
+    """Return the texts with the value True in the column `kind` (`measured` or `removed`), in test-split order."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_parse_number_in_test_split)
 
