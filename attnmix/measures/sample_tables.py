@@ -88,7 +88,7 @@ def derivative_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables `derivatives` and `derivatives_by_review` by name.
 
-    The argument `derivatives` contains the sums of the results of `DocumentMeasurer.derivatives` over the tokens of each
+    The argument `derivatives` contains the results of `DocumentMeasurer.derivatives`, summed over the tokens of each
     text, by checkpoint and quantity. `documents`, `methods` and `matrices` contain the names of texts, ratios and
     matrices. Without texts, the tables are empty. Intervals are simultaneous over all cells of a quantity.
     """
