@@ -71,7 +71,7 @@ class DocumentMeasures:
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
-    `unit_sums`  [sites, largest width]: vectors of norm 1, padded with zeros
+    `unit_sums`  [sites, largest width]: vectors scaled to norm 1, padded with zeros
     `steps`      [layers, steps, measures]
     `by_head`    [heads, layers]: the ratio of each head
     `others`     [layers, D]: the contributions of other tokens, sum_{j!=i} F_ij
@@ -255,7 +255,7 @@ class SiteMeasures(NamedTuple):
     sites: list[Site]
     measures_BXm: Tensor  # `GEOMETRY_MEASURES`, with NaN in place of the effective rank
     ranks_BX: Future[Tensor]  # the effective ranks
-    unit_sums_BXD: Tensor  # sums of each text's vectors, scaled to norm 1
+    unit_sums_BXD: Tensor  # sums over each text's vectors after scaling to norm 1
 
 
 class RatioMeasures(NamedTuple):
@@ -423,10 +423,10 @@ class BatchPass:
     ) -> RatioMeasures:
         """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
 
-        The splits divide each vector into the parts from the token itself and from the other tokens. Three groups of
-        statistics are sums over tokens of quantities derived from them: the lengths of the parts, the ratios under
-        controls, and the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). `control_values` is None
-        if no controls were requested.
+        The splits divide each vector into the parts from the token itself and from the other tokens. They also determine
+        three groups of statistics, which are sums over tokens: the lengths of the parts, the ratios under controls, and
+        the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). Without requested controls,
+        `control_values` is None.
         """
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)  # N = B * T
@@ -532,8 +532,9 @@ class BatchPass:
     ) -> list[SiteMeasures]:
         """Return the geometry of the vectors `[B, T, D]` at each site in `vectors`.
 
-        They are compared with the layer's input or, before the first layer, with the word embeddings `words_BTD`. Sites
-        with the same reference vectors and equal shapes are measured together.
+        The vectors are compared with the layer's input or, before the first layer, with the word embeddings `words_BTD`.
+        Sites with the same reference vectors and equal shapes are measured together. `words` contains the distinct word
+        embeddings of each text.
         """
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
@@ -600,11 +601,11 @@ class BatchPass:
         return self._join(lambda measures: measures.statistics[name], axis=1)
 
     def _join_heads(self) -> npt.NDArray[Any]:
-        """Return the sums of each head's ratio `[B, heads, layers]`; NaN pads layers with fewer heads."""
+        """Return the sums of each head's ratio `[B, heads, layers]`. Layers with fewer heads are padded with NaN."""
         by_layer = []
         for layer in self.layers:
             sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
-            by_layer.append(sums_BH.T)
+            by_layer.append(sums_BH.T)  # `pad_sequence` pads the first axis
         sums_LHB = pad_sequence(by_layer, batch_first=True, padding_value=torch.nan)
         sums_BHL = sums_LHB.permute(2, 1, 0)
         return np.asarray(sums_BHL.cpu().numpy())
