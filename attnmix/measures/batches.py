@@ -423,7 +423,7 @@ class BatchPass:
     ) -> RatioMeasures:
         """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
 
-        The splits divide each vector into the parts from the token itself and from the other tokens. They also determine
+        The splits divide each vector into the parts from the token itself and from other tokens. They also determine
         three groups of statistics, which are sums over tokens: the lengths of the parts, the ratios under controls, and
         the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). Without requested controls,
         `control_values` is None.
@@ -532,7 +532,7 @@ class BatchPass:
     ) -> list[SiteMeasures]:
         """Return the geometry of the vectors `[B, T, D]` at each site in `vectors`.
 
-        The vectors are compared with the layer's input or, before the first layer, with the word embeddings `words_BTD`.
+        The vectors are compared with the layer's input or, before the first layer, with word embeddings (`words_BTD`).
         Sites with the same reference vectors and equal shapes are measured together. `words` contains the distinct word
         embeddings of each text.
         """

@@ -84,7 +84,7 @@ class Task(NamedTuple):
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
-    """Yield tasks for batches of texts with similar lengths. They do not depend on the number of processes.
+    """Yield tasks for batches of texts with similar lengths. The tasks do not depend on the number of processes.
 
     Args:
         texts: The texts.
@@ -401,7 +401,8 @@ class Engine:
         ids = measurements.texts.document(number).ids
         with few_threads(len(ids)):
             if needs_heads:
-                matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
+                matrices, heads = self.single.matrices_and_heads(ids, missing)
+                measurements.heads[number] = heads
             else:
                 matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
