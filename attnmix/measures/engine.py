@@ -499,7 +499,7 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token IDs `[T]` of a document after the exchange of its words with each donor, by kind of donor.
+        """Return the token IDs `[T]` of a document with its words replaced by those of each donor, by kind of donor.
 
         `number` is the index of the document, or of the longer text of which it is the beginning.
         """

@@ -145,7 +145,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the token IDs `[T]` of a document after the exchange of its words with each of `number` donors.
+    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for each of `number` donors.
 
     The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
     extended with the following candidates.
@@ -167,9 +167,9 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the token IDs `[T]` of a document after the exchange of its words with random donors, by kind of donor.
+    """Return the token IDs `[T]` of a document with its words replaced by those of a random donor, by kind of donor.
 
-    The list is empty for a kind without donors.
+    There is one array of token IDs per donor. The list is empty for a kind without donors.
 
     Args:
         document: The text with index `number`, or its first tokens.
@@ -194,7 +194,7 @@ def measure_exchange(
     """Return the mean squared displacements and squared lengths of the vectors at `positions` of a document.
 
     Args:
-        base: The model without task head, in evaluation mode.
+        base: The model without a task head, in eval mode.
         document: The text.
         donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
         positions: Positions of the measured tokens.
@@ -223,7 +223,7 @@ def exchange_matrix(
     """Return the displacement of each vector after replacement of one token, relative to the vector's length.
 
     Args:
-        base: The model without task head, in evaluation mode.
+        base: The model without a task head, in eval mode.
         document: The text.
         donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
         batch_tokens: Maximum number of tokens in a forward pass.
@@ -268,7 +268,7 @@ def _exchange_single_tokens(
 
 
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
-    """Return the sums over tokens `[1 + K, L]` of each quantity; the keys are `QUANTITIES`.
+    """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
 
     The first row covers all donors. It contains the mean over the kinds of donors for each token or, for total effects,
     the sum over the kinds. If there is only one kind, this row is omitted, and the shape is `[1, L]`.
@@ -389,16 +389,16 @@ def _measure_squares(
     reader = _Reader(base, positions)
 
     # The complete texts share a forward pass with the first hybrids, because a pass with few rows is almost as slow.
-    first_hybrids = max(0, batch_rows - len(complete_ids))
-    first_places = hybrids.places_R[:first_hybrids]
-    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:first_hybrids], first_places)
+    in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
+    first_places = hybrids.places_R[:in_first_pass]
+    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], first_places)
     # For each level, `complete` contains the text and its exchanged texts [1 + X, S, D], and `hybrid_vectors` [R, D].
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
     originals = [level[0] for level in complete]
     displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, first_places)]
 
-    for start in range(first_hybrids, len(hybrids.ids_RT), batch_rows):
+    for start in range(in_first_pass, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
         hybrid_vectors = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
@@ -479,7 +479,7 @@ class _Reader:
 
     @torch.inference_mode()
     def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
-        """Return the vectors `[N, D]` of each level in the forward pass of a batch of texts.
+        """Return selected vectors `[N, D]` of each level (the embeddings, then each layer) for a batch of texts.
 
         `rows` and `columns` `[N]` contain the text and the position of each vector.
         """
