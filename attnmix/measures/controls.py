@@ -107,7 +107,7 @@ class CorpusValues:
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
         counts_BG = self.counts_G - members_BGT.sum(-1)
         counts_BG1 = counts_BG.unsqueeze(-1)
-        by_class = (len(CLASSES), len(POSITIONS))  # the G groups in the order of `members_within`
+        by_class = (len(CLASSES), len(POSITIONS))  # A group is a combination of token class (C) and group of positions.
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
         # If the count is 0, the sum is only a rounding error of the difference, and the mean is undefined.

@@ -145,7 +145,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for each of `number` donors.
+    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for `number` donors.
 
     The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
     extended with the following candidates.

@@ -270,9 +270,9 @@ def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str
 
 
 def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
-    """Return the cells of the rows of `table_rows` by column of the table. Columns without values are NaN.
+    """Return the cells of each column of a table, with one row per combination of the labels.
 
-    Raise `KeyError` for a label or a column that the table does not have.
+    Columns without values contain NaN. Raise `KeyError` for a label or a column that the table does not have.
     """
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
@@ -356,7 +356,8 @@ def weighted_table(
             "layer": ["all", *measured.layers],
             "method": measured.methods,
         }
-        has_depth = subset == "all" and weight == "token"  # The correlation with depth is computed for all tokens only.
+        # The rank correlation with depth is computed only for the mean over all tokens.
+        has_depth = subset == "all" and weight == "token"
         mean = Mean(
             "mixing_weighted",
             labels,
