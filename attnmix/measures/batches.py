@@ -161,7 +161,7 @@ class BatchMeasurer:
     """Computes the measures of batches of documents with the model of one checkpoint."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
-        """Prepare the measurement of those ratios in `methods` that are defined for the model's family."""
+        """Select the ratios in `methods` that are defined for the model's family."""
         self.base = base
         self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
@@ -389,7 +389,7 @@ class BatchPass:
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
         if WORDS not in features:
-            # The module named in families.yaml has not run yet. Its infinite error raises an `InputError`.
+            # The module in the family's entry has not run yet. The error is therefore infinite, and is raised here.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:

@@ -68,7 +68,7 @@ SEED = 111
 EXCHANGE_POSITIONS = 8  # measured positions per text, if there are several texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
-DEVICE_PASSES_AHEAD = 1  # passes of a GPU that are started while the host computes eigenvalues of the previous batch
+DEVICE_PASSES_AHEAD = 1  # number of passes started on a GPU while the host computes eigenvalues of the previous batch
 MEASURES = "measures"
 """The kind of task that measures the ratios and the `STATISTICS`."""
 

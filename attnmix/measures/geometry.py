@@ -268,7 +268,7 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
     """Return the linear CKA `[...]` of two clouds."""
-    # The product |X^T Y|_F^2 is the elementwise product of the Gram matrices X X^T and Y Y^T, summed over all elements.
+    # |X^T Y|_F^2 equals the sum of the elementwise product of the Gram matrices X X^T and Y Y^T.
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:

@@ -224,9 +224,9 @@ Statistic = TypeVar("Statistic", bound=Paired)
 
 
 def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statistic]:
-    """Return the statistics by checkpoint, and their difference by the name `DIFFERENCE`.
+    """Return the statistics by checkpoint, with a paired difference as the additional checkpoint `DIFFERENCE`.
 
-    The difference is that of the fine-tuned and the pretrained checkpoint. It is omitted if one of them is missing.
+    It is the fine-tuned minus the pretrained checkpoint, and is omitted if one of these checkpoints is missing.
     """
     statistics = dict(by_checkpoint)
     if "finetuned" in statistics and "pretrained" in statistics:

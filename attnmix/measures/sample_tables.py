@@ -28,7 +28,7 @@ from attnmix.measures.swaps import DONORS, SWAPS
 SAME_MINUS_OTHER = "same_minus_other"
 """The donor in rows with the own share for donors of the same class minus that for donors of the other class."""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Sums of squared displacements divided by that of all tokens instead of by the number of tokens."""
+"""Quantities with the squared displacement by all tokens as the divisor instead of the number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
