@@ -121,7 +121,7 @@ class Words:
 
 
 def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Return the positions of the first occurrence of each distinct token ID in the texts `ids` `[..., T]`, `[..., W]`.
+    """Return the positions `[..., W]` of the first occurrence of each distinct token ID in texts with `ids` `[..., T]`.
 
     W is the largest number of distinct IDs in a text. Texts with fewer distinct IDs are padded with one of these
     positions.
@@ -155,9 +155,9 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
+    """Return the result of `geometry` without `effective_rank`, which is NaN; `effective_ranks` computes it separately."""
     tokens = cloud.tokens.expand_as(cloud.norm)
-    # The squared length of the sum of unit vectors is the sum over all pairs, including each token with itself.
+    # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, including T pairs i = j.
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
     mean_cosine = sum_of_cosines / (tokens * (tokens - 1))
     cka = _compute_cka(cloud, start)
@@ -181,11 +181,11 @@ def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: 
 
 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
-    """Start the computation of the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
+    """Return a future for the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
 
     `lengths` contains the number of tokens of each text. Eigenvalues are computed on the CPU, because solvers on other
     devices process matrices sequentially. Gram matrices on other devices are copied by a separate thread, while the
-    device continues.
+    device continues. For a cloud on the CPU, the future is already complete.
     """
     sizes = lengths  # of each text's Gram matrices
     if not cloud.by_tokens:
