@@ -155,7 +155,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return the result of `geometry` without `effective_rank`, which is NaN; `effective_ranks` computes it separately."""
+    """Return the result of `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
     tokens = cloud.tokens.expand_as(cloud.norm)
     # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, including T pairs i = j.
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
