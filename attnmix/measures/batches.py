@@ -1,10 +1,10 @@
 """Measures of a batch of documents, computed layer by layer during one padded forward pass.
 
-Each layer is processed in micro-batches, each with several tasks. The measures of all layers stay on the model's device
-and are transferred to the host together after the forward pass.
+Each layer is processed in micro-batches, and each micro-batch in several parallel tasks. The measures of all layers
+stay on the model's device and are transferred to the host together after the forward pass.
 
-Shapes: B documents, L layers, X sites (layer and capture point), H heads, T tokens, M methods, C controls, E = heads *
-head width, D hidden, I identities, S groups of sources.
+Shapes: B documents, L layers, X sites (layer and capture point), H heads, T tokens, M methods (mixing ratios), C
+controls, E = heads * head width, D hidden, I identities, S groups of sources, m measures.
 """
 
 import time
@@ -41,7 +41,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Stack, family_of, optional_modules
 
 WORDS = Site(0, "word_embedding")
-# Maximum relative error of the identities; float32 rounding reaches 1e-6 in pretrained models.
+# Maximum relative error of an identity. Rounding errors of float32 reach 1e-6 in pretrained models.
 IDENTITY_TOLERANCE = 1e-4
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 """Names of the groups of tokens, by grouping."""
@@ -49,11 +49,11 @@ GROUPS = {"token_class": CLASSES, "position": POSITIONS}
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
-"""Quantities that a forward pass can measure in addition to the ratios; `PAIR_SOURCES` require pairs of texts."""
+"""Quantities that a forward pass can measure in addition to the ratios. Those in `PAIR_SOURCES` require text pairs."""
 RATIO_SUMS = (*(f"ratios_by_{grouping}" for grouping in GROUPS), "to_first")
-"""Names of the sums that are computed for every document, with or without `STATISTICS`."""
+"""Names of the sums that are computed for every document, regardless of the requested `STATISTICS`."""
 DocumentSums = dict[str, Sums]
-"""The sums of one document by quantity."""
+"""Sums over the tokens of one document, by name of the quantity."""
 
 
 @dataclass(frozen=True)
@@ -63,55 +63,64 @@ class DocumentMeasures:
     document: Document
     ratios: npt.NDArray[np.float32]  # [methods, layers, tokens]
     to_first: npt.NDArray[np.float32]  # [layers, tokens]: attention weight on the first token, mean over heads
-    identities: npt.NDArray[np.float64]  # errors [1 + layers, identities], embedding first; NaN if unchecked
+    identities: npt.NDArray[np.float64]  # errors [1 + layers, identities], embeddings first; NaN if not checked
     statistics: Mapping[str, npt.NDArray[np.floating]]
-    """The requested `STATISTICS`; except for `geometry` and `sinks`, they are sums over the document's tokens.
+    """The requested `STATISTICS`. Except for `geometry` and `sinks`, they are sums over the document's tokens.
+
+    F_ij is the contribution of token j to the attention output of token i, and x_i the layer's input.
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
-    `unit_sums`  [sites, largest width]: vectors of norm 1, padded with zeros
+    `unit_sums`  [sites, largest width]: vectors scaled to norm 1, padded with zeros
     `steps`      [layers, steps, measures]
-    `by_head`    [heads, layers]: each head's ratio
-    `others`     [layers, D]: attention contributions of other tokens, sum_{j!=i} F_ij
-    `lengths`    [layers, 3]: squared norm and norm of a token's `others`, norm of its own part with the skip connection
-    each control of `SAME_PASS`, and for pairs of texts each of `PAIR_SOURCES`: its ratios [layers, methods]
+    `by_head`    [heads, layers]: the ratio of each head
+    `others`     [layers, D]: the contributions of other tokens, sum_{j!=i} F_ij
+    `lengths`    [layers, 3]: |sum_{j!=i} F_ij|^2, |sum_{j!=i} F_ij| and |F_ii + x_i|
+    each control of `SAME_PASS` and, for pairs of texts, each of `PAIR_SOURCES`: its ratios [layers, methods]
     """
 
     def sums(self) -> DocumentSums:
-        """Return the sums of `statistics` and of `ratio_sums` by name; their shapes do not depend on the text length.
+        """Return the ratios by group of tokens, `to_first` and each of the `statistics`, as sums by name.
 
-        If the control `corpus_value` is undefined in the document, its count is 0.
+        Their shapes do not depend on the text length.
         """
-        tokens = len(self.document)
         sums = ratio_sums(self.document, self.ratios)
         to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)  # of all tokens but the first
-        sums["to_first"] = _create_sums(to_first_L, tokens - 1)
+        sums["to_first"] = _create_sums(to_first_L, len(self.document) - 1)
         for name, values in self.statistics.items():
-            if name in ("geometry", "sinks"):
-                is_defined = ~np.isnan(values)
-                sums[name] = _create_sums(np.nan_to_num(values), is_defined)
-            elif name in PAIR_SOURCES:
-                assert self.document.segments is not None
-                is_in_text = self.document.segments >= 0
-                sums[name] = _create_sums(values, int(is_in_text.sum()))
-            elif name == "corpus_value" and np.isnan(values).any():
-                sums[name] = _create_sums(np.zeros_like(values), 0)
-            else:
-                sums[name] = _create_sums(values, tokens)
+            sums[name] = self._count_statistic(name, values)
         return sums
+
+    def _count_statistic(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
+        """Return one of the `statistics` with its counts, by which a mean divides the sums.
+
+        The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
+        values of these two, and of the control `corpus_value`, have a sum and a count of 0.
+        """
+        if name in ("geometry", "sinks"):
+            is_defined = ~np.isnan(values)
+            return _create_sums(np.nan_to_num(values), is_defined)
+        if name in PAIR_SOURCES:
+            assert self.document.segments is not None
+            is_in_text = self.document.segments >= 0
+            return _create_sums(values, int(is_in_text.sum()))
+        if name == "corpus_value" and np.isnan(values).any():
+            return _create_sums(np.zeros_like(values), 0)
+        return _create_sums(values, len(self.document))
 
 
 def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> DocumentSums:
     """Return the sums `[groups, layers, methods]` of a document's ratios over each group of its tokens.
 
-    The keys are `ratios_by_<grouping>` for the groupings in `GROUPS`.
+    `ratios_MLT` contains the ratios by method, layer and token. The keys of the result are `ratios_by_<grouping>` for
+    the groupings in `GROUPS`.
     """
     sums = {}
-    by_grouping: dict[str, npt.NDArray[Any]] = {
+    group_by_grouping: dict[str, npt.NDArray[Any]] = {
         "token_class": document.classes,
         "position": position_groups(len(document)),
     }
-    for grouping, group_T in by_grouping.items():
+    for grouping, group_T in group_by_grouping.items():
         groups = len(GROUPS[grouping])
         membership_TG = np.eye(groups)[group_T]  # one-hot
         tokens_G11 = membership_TG.sum(0)[:, None, None]
@@ -131,36 +140,36 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
 
 
 def _create_sums(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
-    """Return the sums `values` with their `counts`, as float64 with the same number of dimensions."""
+    """Return the sums `values` with their `counts`, which are converted to float64 and to as many axes as `values`."""
     counts_as_values = np.array(counts, dtype=np.float64, ndmin=values.ndim)
     return Sums(values, counts_as_values)
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the index of the length class in `LENGTHS` for each number of `tokens`."""
+    """Return the index in `LENGTHS` of the length class of each text, from its number of `tokens`."""
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
 class LayerConstants(NamedTuple):
-    """Text-independent arrays of one layer."""
+    """Tensors of one layer that do not depend on the text."""
 
     value_bias_E: Tensor  # b_V
-    head_factors_HdR: Tensor  # from `head_factors`
+    head_factors_HdR: Tensor  # the result of `head_factors`: d head width, R = min(d, D)
 
 
 class BatchMeasurer:
     """Computes the measures of batches of documents with the model of one checkpoint."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], pad_token_id: int) -> None:
-        """Prepare the measurement of those ratios in `methods` that are defined for the model's family."""
+        """Select the ratios in `methods` that are defined for the model's family."""
         self.base = base
         self.pad_token_id = pad_token_id
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
-        """The values of the control `corpus_value`; if None, the control is NaN."""
+        """The values of the control `corpus_value`; None if they are unknown, and the control is then NaN."""
         self.waiting_seconds = 0.0
-        """Time from the end of each forward pass to its results, in which a GPU completes its queued kernels."""
+        """Total time between forward passes and their results, during which a GPU completes its queued kernels."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Compute `corpus` from batches of sampled documents."""
@@ -174,24 +183,27 @@ class BatchMeasurer:
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
-        """Measure the `documents` of a control in a forward pass, and return their sums of ratios as `{name: sums}`."""
+        """Return the sums `{name: sums}` of each document's ratios, from a forward pass of these documents alone.
+
+        `name` is the name of a control, and `documents` are the texts as modified for this control.
+        """
         batch = MicroBatch(documents, slice(None), self.base.device)
         ratios_LMBT = self.ratios(documents)
         ratios_BTLM = ratios_LMBT.permute(2, 3, 0, 1)
         sums_BLM = batch.sums(ratios_BTLM).cpu().numpy()
-        rows = []
+        sums_by_document = []
         for sums_LM, tokens in zip(sums_BLM, batch.lengths, strict=True):
-            rows.append({name: _create_sums(sums_LM, tokens)})
-        return rows
+            sums_by_document.append({name: _create_sums(sums_LM, tokens)})
+        return sums_by_document
 
     @cached_property
     def sites(self) -> list[Site]:
-        """The sites at which the geometry is measured, found by a forward pass of one token."""
+        """The sites at which the geometry is measured, determined by a forward pass of one token."""
         return list(widths(self.base))
 
     @cached_property
     def layer_constants(self) -> list[LayerConstants]:
-        """The constants of each layer, found by a forward pass of one token."""
+        """The constants of each layer, computed in a forward pass of one token."""
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
             heads = layer_pass.attention.value.shape[-3]
@@ -209,8 +221,8 @@ class BatchMeasurer:
     ) -> list[DocumentMeasures]:
         """Return the ratios and `statistics` of each document of one padded batch.
 
-        `SAMPLED_IDENTITIES` are only checked in `sampled` documents (default: all). Raise `InputError` if an identity
-        fails or a ratio is not finite.
+        The identities in `SAMPLED_IDENTITIES` are checked only in documents for which `sampled` is True (default: all).
+        Raise `InputError` if an identity fails or a ratio is not finite.
         """
         return self.start(documents, sampled, statistics).wait_for_results()
 
@@ -221,7 +233,10 @@ class BatchMeasurer:
         sampled: Sequence[bool] | None = None,
         statistics: Collection[str] = STATISTICS,
     ) -> "BatchPass":
-        """Start the pass of `measures` and return it; a GPU continues to work until `wait_for_results` is called."""
+        """Run the forward pass of a batch for the same measures as `measures`, without waiting for the results.
+
+        A GPU may still compute them when this method returns; `BatchPass.wait_for_results` returns them.
+        """
         batch_pass = BatchPass(self, documents, sampled, statistics)
         points = (*POINTS, PROJECTED, PREACTIVATION)
         read_layer = batch_pass.read_layer
@@ -238,24 +253,24 @@ class SiteMeasures(NamedTuple):
     """The geometry of a micro-batch at sites with vectors of equal width."""
 
     sites: list[Site]
-    measures_BXm: Tensor  # `GEOMETRY_MEASURES`, NaN for effective ranks
-    ranks_BX: Future[Tensor]
-    unit_sums_BXD: Tensor  # sums of vectors of norm 1
+    measures_BXm: Tensor  # `GEOMETRY_MEASURES`, with NaN in place of the effective rank
+    ranks_BX: Future[Tensor]  # the effective ranks
+    unit_sums_BXD: Tensor  # sums over each text's vectors after scaling to norm 1
 
 
 class RatioMeasures(NamedTuple):
     """The ratios of a micro-batch in one layer, and sums computed from the same `LayerSplits`."""
 
     ratios_BMT: Tensor
-    to_first_BT: Tensor
-    sums: dict[str, Tensor]  # sums [B, ...] of ratios by control and by source, and of contributions of other tokens
+    to_first_BT: Tensor  # attention weight of each token on the first token, mean over heads
+    sums: dict[str, Tensor]  # by statistic, [B, ...]: controls, `PAIR_SOURCES`, `others` and `lengths`
 
 
 class VectorMeasures(NamedTuple):
     """Measures of a micro-batch in one layer that do not depend on its `LayerSplits`."""
 
     statistics: dict[str, Tensor]  # keys "steps", "by_head" and "sinks"; values [B, ...]
-    sites: list[SiteMeasures]
+    sites: list[SiteMeasures]  # the geometry, by group of sites
 
 
 class MicroBatchMeasures(NamedTuple):
@@ -310,7 +325,7 @@ class BatchPass:
         sampled: Sequence[bool] | None,
         statistics: Collection[str],
     ) -> None:
-        """Prepare the inputs and micro-batches. `sampled` is the argument of `BatchMeasurer.measures`."""
+        """Prepare the inputs and micro-batches. The arguments are those of `BatchMeasurer.measures`."""
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
@@ -323,20 +338,23 @@ class BatchPass:
         self.outputs: list[Tensor] = []  # by layer
         self.words: list[Words] = []  # by micro-batch
         self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
-        # Read sites and constants here, because they need separate forward passes.
-        self.unread_sites = measurer.sites if self.has_geometry else []
+        # Sites and constants are determined before this forward pass, because they need separate ones.
+        self.unread_sites = measurer.sites if self.has_geometry else []  # sites without geometry so far
         needs_constants = bool(self.controls) or "by_head" in statistics
         self.constants = measurer.layer_constants if needs_constants else []
 
     def read_layer(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Measure one layer after its forward pass, in micro-batches."""
+        """Measure one layer after its forward pass, in micro-batches.
+
+        `features` contains the vectors captured so far, by site.
+        """
         if not self.layers:
             self._read_embedding(layer_pass.call.stack, features)
         self.outputs.append(layer_pass.features["layer_output"])
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        # Several tasks per micro-batch let even a single text use several cores.
+        # With several tasks per micro-batch, even a single text uses several cores.
         all_tasks = []
         for number in range(len(self.micro_batches)):
             tasks = self._submit_tasks(number, layer_pass, features, new_sites)
@@ -351,25 +369,27 @@ class BatchPass:
     def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
-        """Submit the tasks of one micro-batch in one layer, including the geometry of `new_sites`."""
+        """Submit the tasks of the micro-batch with index `number` in one layer, with the geometry of `new_sites`."""
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
-        without_padding = layer_pass.documents(micro_batch.places, micro_batch.tokens)
+        pass_of_texts = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
         if self.controls:
-            control_values = submit(self._compute_control_values, micro_batch, without_padding)
+            control_values = submit(self._compute_control_values, micro_batch, pass_of_texts)
         return MicroBatchTasks(
             control_values,
-            ratios=submit(self._measure_ratios, micro_batch, without_padding, control_values),
-            vectors=submit(self._measure_vectors, number, without_padding, features, new_sites),
+            ratios=submit(self._measure_ratios, micro_batch, pass_of_texts, control_values),
+            vectors=submit(self._measure_vectors, number, pass_of_texts, features, new_sites),
             errors_BI=submit(self._measure_identity_errors, micro_batch, layer_pass),
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Check the embeddings and store the word embeddings, before the first layer."""
-        base, ids_BT = self.measurer.base, self.inputs["input_ids"]
+        """Check the embeddings and store the word embeddings, before the first layer, which belongs to `stack`."""
+        base = self.measurer.base
+        ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        if WORDS not in features:  # The module in the family's entry runs after the first layer.
+        if WORDS not in features:
+            # The module in the family's entry has not run yet. The error is therefore infinite, and is raised here.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
@@ -380,14 +400,14 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the controls' replacements for the layer's values, and their attention-weighted sums."""
-        number = layer_pass.call.number
+        """Return the vectors with which controls replace the layer's values, and their attention-weighted sums."""
+        layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
         if corpus is not None and "corpus_value" in self.controls:
-            corpus_BTE = corpus.mean_over_others(number, micro_batch, layer_pass.value)
+            corpus_BTE = corpus.mean_over_others(layer, micro_batch, layer_pass.value)
         values = ControlValues(
-            bias_E=self.constants[number - 1].value_bias_E,
+            bias_E=self.constants[layer - 1].value_bias_E,
             corpus_BTE=corpus_BTE,
             mean_B1E=micro_batch.means(layer_pass.value),
             special_SB=micro_batch.special_positions(self._is_shifted(layer_pass)),
@@ -401,22 +421,31 @@ class BatchPass:
         layer_pass: LayerPass,
         control_values: Future[tuple[ControlValues, AttendedValues]] | None,
     ) -> RatioMeasures:
-        """Return the ratios, and the sums that are computed from the same splits."""
+        """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
+
+        The splits divide each vector into the parts from the token itself and from other tokens. They also determine
+        three groups of statistics, which are sums over tokens: the lengths of the parts, the ratios under controls, and
+        the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). Without requested controls,
+        `control_values` is None.
+        """
         splits = split_layer(layer_pass)
-        ratios_MN = apply_formulas(self.measurer.methods, splits)
+        ratios_MN = apply_formulas(self.measurer.methods, splits)  # N = B * T
         ratios_MBT = ratios_MN.unflatten(-1, micro_batch.mask_BT.shape)
-        to_first_BTH = layer_pass.attention.to_first()
+        weight_on_first_BTH = layer_pass.attention.to_first()
+
         sums: dict[str, Tensor] = {}
-        if "others" in self.statistics or "lengths" in self.statistics:
+        needs_lengths = "others" in self.statistics or "lengths" in self.statistics
+        needs_sources = any(name in self.statistics for name in PAIR_SOURCES)
+        if needs_lengths:
             sums.update(_sum_contributions(micro_batch, splits))
         if control_values is not None:
             values, attended = control_values.result()
             sums.update(self._sum_controls(micro_batch, layer_pass, splits, values, attended))
-        if any(name in self.statistics for name in PAIR_SOURCES):
+        if needs_sources:
             sums.update(self._sum_sources(micro_batch, layer_pass, splits))
         return RatioMeasures(
             ratios_BMT=ratios_MBT.transpose(0, 1),
-            to_first_BT=to_first_BTH.mean(-1),
+            to_first_BT=weight_on_first_BTH.mean(-1),
             sums=sums,
         )
 
@@ -424,7 +453,10 @@ class BatchPass:
     def _measure_vectors(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
-        """Return the measures of a layer's steps and heads, and the geometry of `new_sites`."""
+        """Return the requested statistics of a layer's steps, heads and sinks, and the geometry of `new_sites`.
+
+        `number` is the index of the micro-batch, and `features` contains the vectors of the whole batch by site.
+        """
         micro_batch = self.micro_batches[number]
         statistics = {}
         if "steps" in self.statistics:
@@ -437,15 +469,18 @@ class BatchPass:
         if "sinks" in self.statistics:
             statistics["sinks"] = sink_measures(layer_pass, micro_batch.mask_BT, micro_batch.lengths)
         if not self.has_geometry:
-            return VectorMeasures(statistics, [])
+            return VectorMeasures(statistics, sites=[])
         vectors = {site: micro_batch.part(features[site]) for site in new_sites}
         words_BTD = micro_batch.part(features[WORDS])
-        geometry = self._measure_sites(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
-        return VectorMeasures(statistics, geometry)
+        sites = self._measure_sites(micro_batch, layer_pass, vectors, words_BTD, self.words[number])
+        return VectorMeasures(statistics, sites)
 
     @torch.inference_mode()
     def _measure_identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
-        """Return the identities' errors `[B, I]`. Padding is included, so that scores round as in the forward pass."""
+        """Return the errors of the identities `[B, I]`.
+
+        The computation includes padding, so that attention scores have the same rounding errors as in the forward pass.
+        """
         places = micro_batch.places
         with_padding = layer_pass.documents(places)
         return identity_errors(with_padding, self.mask_BT[places], self.sampled[places])
@@ -458,7 +493,7 @@ class BatchPass:
         values: ControlValues,
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
-        """Return the sums of the ratios `[B, M]` by control."""
+        """Return the sums of the ratios `[B, M]` by control; NaN for `corpus_value` if the corpus was not read."""
         methods = self.measurer.methods
         ratios = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
@@ -478,7 +513,7 @@ class BatchPass:
         if segments_BT is None:
             return {}
         ratios_SMBT = source_ratios(self.measurer.methods, layer_pass, splits, segments_BT)
-        is_in_text_BT = (segments_BT == 0) | (segments_BT == 1)
+        is_in_text_BT = (segments_BT == 0) | (segments_BT == 1)  # neither a special token nor padding
         text_ratios_SMBT = ratios_SMBT.masked_fill(~is_in_text_BT, 0)
         sums_BSM = micro_batch.sums(text_ratios_SMBT.permute(2, 3, 0, 1))
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
@@ -495,7 +530,12 @@ class BatchPass:
         words_BTD: Tensor,
         words: Words,
     ) -> list[SiteMeasures]:
-        """Return the geometry of the sites in `vectors`; sites of equal shape and start are measured together."""
+        """Return the geometry of the vectors `[B, T, D]` at each site in `vectors`.
+
+        The vectors are compared with the layer's input or, before the first layer, with word embeddings (`words_BTD`).
+        Sites with the same reference vectors and equal shapes are measured together. `words` contains the distinct word
+        embeddings of each text.
+        """
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
             is_in_layer = site.layer == layer_pass.call.number
@@ -507,10 +547,11 @@ class BatchPass:
         for (is_in_layer, shape), sites in groups.items():
             vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
             cloud = Cloud(vectors_BXTD, mask_B1T)
-            start_BTD = layer_pass.x if is_in_layer else words_BTD
-            start = Cloud(start_BTD.unsqueeze(1), mask_B1T)
-            is_comparable = is_first_stack and shape == words_BTD.shape
-            measures_BXm = geometry_but_rank(cloud, start, words if is_comparable else None)
+            reference_BTD = layer_pass.x if is_in_layer else words_BTD
+            reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
+            # Nearest word embeddings require vectors of the same width and, unlike in a decoder, of the same tokens.
+            has_word_embeddings = is_first_stack and shape == words_BTD.shape
+            measures_BXm = geometry_but_rank(cloud, reference, words if has_word_embeddings else None)
             site_measures = SiteMeasures(
                 sites=sites,
                 measures_BXm=measures_BXm,
@@ -524,9 +565,9 @@ class BatchPass:
     def wait_for_results(self) -> list[DocumentMeasures]:
         """Wait for the measures of each document, and return them."""
         start = time.perf_counter()
-        ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), 2)
+        ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), axis=2)
         errors_BLI = self._collect_errors(ratios_BMLT)
-        to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), 1)
+        to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), axis=1)
         statistics = self._join_statistics()
         results = []
         for place, document in enumerate(self.documents):
@@ -543,9 +584,10 @@ class BatchPass:
         return results
 
     def _join_statistics(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the statistics `[B, ...]` of all layers and sites on the host; the keys are their names."""
+        """Return the requested statistics `[B, ...]` of all layers and sites by name, as arrays on the host."""
         statistics = {}
-        for name in self.layers[0][0].statistics:
+        first_micro_batch = self.layers[0][0]  # All layers and micro-batches have the same statistics.
+        for name in first_micro_batch.statistics:
             if name == "by_head":
                 statistics[name] = self._join_heads()
             elif name in self.statistics:
@@ -556,64 +598,74 @@ class BatchPass:
 
     def _join_statistic(self, name: str) -> npt.NDArray[Any]:
         """Return one statistic of all layers `[B, L, ...]`."""
-        return self._join(lambda measures: measures.statistics[name], 1)
+        return self._join(lambda measures: measures.statistics[name], axis=1)
 
     def _join_heads(self) -> npt.NDArray[Any]:
-        """Return the sums of each head's ratio `[B, heads, layers]`; NaN pads layers with fewer heads."""
+        """Return the sums of each head's ratio `[B, heads, layers]`. Layers with fewer heads are padded with NaN."""
         by_layer = []
         for layer in self.layers:
             sums_BH = torch.cat([measures.statistics["by_head"] for measures in layer])
-            by_layer.append(sums_BH.T)
+            by_layer.append(sums_BH.T)  # `pad_sequence` pads the first axis
         sums_LHB = pad_sequence(by_layer, batch_first=True, padding_value=torch.nan)
         sums_BHL = sums_LHB.permute(2, 1, 0)
         return np.asarray(sums_BHL.cpu().numpy())
 
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the geometry `[B, X, m]` of all sites, and the sums of unit vectors, padded to the largest width."""
+        """Return the geometry `[B, X, m]` and the sums of unit vectors `[B, X, largest width]` of all sites.
+
+        The sums of narrower sites are padded with zeros.
+        """
         sites: list[Site] = []
         measures = []  # by group of sites
         ranks = []
         unit_sums = []
-        for layer in self.layers:
-            for place, first_measures in enumerate(layer[0].vectors.sites):
-                sites.extend(first_measures.sites)
-                group = [measures_of_batch.vectors.sites[place] for measures_of_batch in layer]
-                measures.append(torch.cat([part.measures_BXm for part in group]))
-                ranks.append(torch.cat([part.ranks_BX.result() for part in group]))
-                unit_sums.append(torch.cat([part.unit_sums_BXD for part in group]))
+        for micro_batches_of_layer in self.layers:
+            # All micro-batches of a layer have the same groups of sites.
+            for group, group_measures in enumerate(micro_batches_of_layer[0].vectors.sites):
+                sites.extend(group_measures.sites)
+                parts = [micro_batch.vectors.sites[group] for micro_batch in micro_batches_of_layer]
+                measures.append(torch.cat([part.measures_BXm for part in parts]))
+                ranks.append(torch.cat([part.ranks_BX.result() for part in parts]))
+                unit_sums.append(torch.cat([part.unit_sums_BXD for part in parts]))
         # The groups contain the sites in order of computation; `order` restores the order of `measurer.sites`.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)
-        width = max(sums_BXD.shape[-1] for sums_BXD in unit_sums)
-        padded_sums = []
-        for sums_BXD in unit_sums:
-            missing = width - sums_BXD.shape[-1]
-            padded_sums.append(pad(sums_BXD, (0, missing)))
-        unit_sums_BXD = torch.cat(padded_sums, 1).float().cpu()
+        unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return the identities' errors `[B, 1 + L, I]`; raise `InputError` for large errors or non-finite ratios."""
+        """Return the errors of the identities `[B, 1 + L, I]`, first for the embeddings.
+
+        Raise `InputError` for large errors or non-finite ratios.
+        """
         hidden_states = list(IDENTITIES).index("hidden_states")
-        layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, 1)
+        layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, axis=1)
         layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
+        has_broken_ratio_BL = self._find_broken_ratios(ratios_BMLT)
+        self._check_errors(0, errors_BLI[:, 0])
+        for layer in range(1, errors_BLI.shape[1]):
+            self._check_finite(layer, has_broken_ratio_BL[:, layer - 1])
+            self._check_errors(layer, errors_BLI[:, layer])
+        return errors_BLI
+
+    def _find_broken_ratios(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Return True `[B, L]` for each document and layer with a non-finite ratio; padding is ignored."""
         lengths_B = np.array([len(document) for document in self.documents])
         positions_T = np.arange(ratios_BMLT.shape[-1])
         is_token_BT = positions_T < lengths_B[:, None]
         is_broken_BMLT = ~np.isfinite(ratios_BMLT) & is_token_BT[:, None, None]
-        is_broken_BL = np.asarray(is_broken_BMLT.any((1, 3)))
-        self._check_errors(0, errors_BLI[:, 0])
-        for number in range(1, errors_BLI.shape[1]):
-            self._check_finite(number, is_broken_BL[:, number - 1])
-            self._check_errors(number, errors_BLI[:, number])
-        return errors_BLI
+        return np.asarray(is_broken_BMLT.any((1, 3)))
 
     def _compare_hidden_states(self) -> list[Tensor]:
-        """Return the errors `[B]` of each layer's output (the last after the final norm) against `hidden_states`."""
+        """Return the errors `[B]` of each layer's output against `hidden_states` of transformers.
+
+        In `hidden_states`, the last layer's output is replaced by the output of the final norm. This norm is therefore
+        applied before the comparison.
+        """
         stacks = self.measurer.family.stacks
         if len(stacks) > 1:
             recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
@@ -632,7 +684,7 @@ class BatchPass:
         return errors
 
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
-        """Raise `InputError` for a document with a non-finite ratio."""
+        """Raise an `InputError` that names the first document with a non-finite ratio (`broken_B`) in a layer."""
         if broken_B.any():
             place = int(broken_B.argmax())
             document = self.documents[place].name
@@ -642,9 +694,9 @@ class BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise `InputError` if an error exceeds the tolerance."""
+        """Raise an `InputError` that names the worst document if the error of an identity exceeds the tolerance."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
-            known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)
+            known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)  # NaN: not checked
             worst = int(known_errors_B.argmax())
             error = errors_B[worst]
             if error > IDENTITY_TOLERANCE:
@@ -665,7 +717,7 @@ class BatchPass:
         return np.asarray(self._stack_layers(select, axis).cpu().numpy())
 
     def _stack_layers(self, select: Callable[[MicroBatchMeasures], Tensor], axis: int) -> Tensor:
-        """Return the selected tensors, concatenated over micro-batches and stacked over layers at `axis`."""
+        """Return the selected tensors, concatenated over micro-batches and stacked over layers along a new `axis`."""
         by_layer = []
         for layer in self.layers:
             parts = [select(measures) for measures in layer]
@@ -673,8 +725,22 @@ class BatchPass:
         return torch.stack(by_layer, axis)
 
 
+def _concatenate_sites(vectors: Sequence[Tensor]) -> Tensor:
+    """Concatenate vectors `[B, X, D]` along the axis of sites, padded with zeros to the largest width D."""
+    width = max(vectors_BXD.shape[-1] for vectors_BXD in vectors)
+    padded_vectors = []
+    for vectors_BXD in vectors:
+        missing = width - vectors_BXD.shape[-1]
+        padded_vectors.append(pad(vectors_BXD, (0, missing)))
+    return torch.cat(padded_vectors, 1)
+
+
 def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
-    """Return one layer's `others` `[B, D]` and `lengths` `[B, 3]` of `DocumentMeasures.statistics`."""
+    """Return the sums `others` `[B, D]` and `lengths` `[B, 3]` of one layer over the tokens of each text.
+
+    `others` is the sum of each token's contributions from other tokens; the lengths are the squared norm and the norm
+    of these contributions, and the norm of the token's own contribution plus the skip connection.
+    """
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)
     own_BTD = splits.residual.own.double().unflatten(0, shape)

@@ -1,17 +1,18 @@
 """Controls of the mixing ratios: the same ratios without a property that should affect them.
 
 If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
-of the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) as sources. The
-attention weights, skip connection and norms (including their deviations) remain unchanged. `shuffled_words` and
-`random_weights` require separate forward passes.
+that computes the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) from the
+sources. The attention weights, the skip connection and the norms (including the standard deviations by which they
+divide) remain unchanged. `shuffled_words` and `random_weights` require separate forward passes.
 
 Shapes: L layers, B texts, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or controls,
-S special tokens of a text, E = heads * head width, D hidden.
+S special tokens of a text, d head width, E = H * d, D hidden.
 """
 
 import copy
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -60,7 +61,7 @@ CONTROLS = {
 """All controls by name, in the order of `RATIO_CONTROL_NAMES`."""
 SAME_PASS = tuple(name for name, control in CONTROLS.items() if not control.own_pass)
 RANDOM = "random"
-"""The checkpoint of `random_weights`."""
+"""The name of the checkpoint with the random weights of `random_weights`."""
 
 
 class CorpusValues:
@@ -74,21 +75,19 @@ class CorpusValues:
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Compute the mean values by forward passes of `batches`; return None if there are no texts."""
+        """Sum the values over the texts of all `batches`, with one forward pass per batch; return None without texts.
+
+        `pad` is the ID of the padding token.
+        """
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names = set[str]()
         for documents in batches:
             batch = MicroBatch(documents, slice(None), base.device)
             members_NG = batch.members_BTG.flatten(0, 1)
-
-            def sum_by_group(layer_pass: LayerPass, members_NG: Tensor = members_NG) -> Tensor:
-                value_NE = layer_pass.value.flatten(0, 1)
-                return members_NG.T @ value_NE.double()
-
             ids = [document.ids.tolist() for document in documents]
             inputs = padded(ids, pad, base.device)
-            layer_sums = map_layers(sum_by_group, base, inputs)
+            layer_sums = map_layers(partial(_sum_by_group, members_NG), base, inputs)
             sums_LGE = torch.stack(layer_sums) + sums_LGE
             counts_G = members_NG.sum(0) + counts_G
             names.update(batch.names)
@@ -97,20 +96,21 @@ class CorpusValues:
         return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
-        """Return the mean value over other texts for each token of `micro_batch`; `value_BTE` are its own values.
+        """Return the mean value `[B, T, E]` over the other texts for each token of `micro_batch` in one layer.
 
         The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
-        token class; if no other text has these either, it is NaN.
+        token class. If no other text has these either, it is NaN. `value_BTE` contains the values of the micro-batch,
+        which are subtracted for each sampled text.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
         counts_BG = self.counts_G - members_BGT.sum(-1)
         counts_BG1 = counts_BG.unsqueeze(-1)
-        by_class = (len(CLASSES), len(POSITIONS))  # the G groups in the order of `members_within`
+        by_class = (len(CLASSES), len(POSITIONS))  # A group is a combination of token class (C) and group of positions.
         sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
         counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
-        # If the count is 0, the sum is a rounding error of the difference and must not be divided by 0.
+        # If the count is 0, the sum is only a rounding error of the difference, and the mean is undefined.
         class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
         class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
@@ -121,28 +121,38 @@ class CorpusValues:
         return mean_BTE.masked_fill(is_padding_BT.unsqueeze(-1), 0)
 
 
-def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
-    """Return the texts excluded from `corpus_value`: for each index, the first token class that no other text has.
+def _sum_by_group(members_NG: Tensor, layer_pass: LayerPass) -> Tensor:
+    """Return the sums `[G, E]` of a layer's values over the tokens of each group; `members_NG` is one-hot."""
+    value_NE = layer_pass.value.flatten(0, 1)
+    return members_NG.T @ value_NE.double()
 
-    `sample` contains the indices of the texts in `CorpusValues`.
+
+def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
+    """Return a token class that no other text has, by index of the text; such texts are excluded from `corpus_value`.
+
+    The other texts are those of `CorpusValues`, whose indices are in `sample`. If a text has several such classes, the
+    first one is returned.
     """
     counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
-    counts_NC = np.stack(counts)
+    counts_NC = np.stack(counts)  # number of tokens by text and class
     sampled = list(sample)
     sample_NC = np.zeros_like(counts_NC)
     sample_NC[sampled] = counts_NC[sampled]
     in_others_NC = sample_NC.sum(0) - sample_NC
     is_alone_NC = (counts_NC > 0) & (in_others_NC == 0)
-    is_left_out_N = is_alone_NC.any(1)
+    is_excluded_N = is_alone_NC.any(1)
     classes = {}
-    for number in np.flatnonzero(is_left_out_N):
+    for number in np.flatnonzero(is_excluded_N):
         first_class = int(is_alone_NC[number].argmax())
         classes[int(number)] = CLASSES[first_class]
     return classes
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a sentence on the texts excluded from `corpus_value`. `text` and `token_class` refer to the first one."""
+    """Return a sentence with the number of texts that `corpus_value` excludes and the cause for the first of them.
+
+    This text is named `text`, and no other text has its `token_class`.
+    """
     cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
     return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
 
@@ -156,30 +166,30 @@ class ControlValues(NamedTuple):
     special_SB: Tensor  # positions of each text's special tokens, padded with -1
 
     def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
-        """Apply the layer's attention weights to the values without b_V and to the corpus values.
+        """Return the sums of the values without b_V and of the corpus values, weighted by the layer's attention.
 
         The bias is subtracted before the weighted sum. If the values consist of b_V alone, a subtraction after the sum
         would leave rounding errors, and a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
-        other_values = {}
+        values_by_control = {}
         if "without_value_bias" in controls:
-            other_values["without_value_bias"] = layer_pass.value - self.bias_E
+            values_by_control["without_value_bias"] = layer_pass.value - self.bias_E
         if "corpus_value" in controls and self.corpus_BTE is not None:
-            other_values["corpus_value"] = self.corpus_BTE
-        if not other_values:
-            _, row_sums_BHT = layer_pass.attention.weighted_sums([])
+            values_by_control["corpus_value"] = self.corpus_BTE
+        if not values_by_control:
+            _no_sums, row_sums_BHT = layer_pass.attention.weighted_sums([])
             return AttendedValues({}, row_sums_BHT.transpose(1, 2))
-        values_CBTE = torch.stack(list(other_values.values()))
+        values_CBTE = torch.stack(list(values_by_control.values()))
         heads = layer_pass.diagonal.shape[-1]
         values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
-        contexts, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
-        attended_CBTE = torch.stack([context.transpose(1, 2).flatten(-2) for context in contexts])
+        sums_BHTd_by_control, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
+        attended_CBTE = torch.stack([sums_BHTd.transpose(1, 2).flatten(-2) for sums_BHTd in sums_BHTd_by_control])
         own_CBTE = scaled_heads(layer_pass.diagonal, values_CBTE)
         own_CBTD = own_CBTE @ W_ED
         others_CBTD = attended_CBTE @ W_ED - own_CBTD
         splits = {}
-        for number, name in enumerate(other_values):
+        for number, name in enumerate(values_by_control):
             own_ND = own_CBTD[number].flatten(0, 1)
             others_ND = others_CBTD[number].flatten(0, 1)
             splits[name] = Split(own_ND, others_ND)
@@ -194,13 +204,13 @@ class AttendedValues(NamedTuple):
 
 
 class HeadSums(NamedTuple):
-    """Attention outputs that are weighted sums of a few vectors.
+    """Attention outputs that are weighted sums of a few vectors, for example one per head.
 
-    For efficiency, the first Linear of the feed-forward network is applied to the vectors instead of to the sums, which
-    are more numerous.
+    For efficiency, the first Linear of the feed-forward network is applied to the H vectors instead of to the sums,
+    which are more numerous.
     """
 
-    weights_BTH: Tensor  # `[..., B, T, H]`
+    weights_BTH: Tensor  # the weight of each vector in each token's sum, `[..., B, T, H]`
     vectors_HD: Tensor  # the vectors after W_O, `[H, D]` or `[B, H, D]`
 
     def projected(self) -> Tensor:
@@ -214,6 +224,7 @@ class HeadSums(NamedTuple):
         norm = splits.block.attention_output_norm
         weights_BTH = self.weights_BTH
         if not norm.absent:
+            # A norm of the attention output divides each token's sum by the standard deviation of the whole output.
             weights_NH = weights_BTH.flatten(-3, -2)
             divided_NH = weights_NH / norm.deviation(splits.projected_ND)
             weights_BTH = divided_NH.view_as(weights_BTH)
@@ -231,62 +242,95 @@ def control_ratios(
 ) -> dict[str, Tensor]:
     """Return the ratios `[methods, B, T]` of all tokens; the keys are the controls `names` of `SAME_PASS`.
 
-    `splits` are the unchanged splits of all tokens, and `attended` is computed from `values`. `corpus_value` is omitted
-    if there are no corpus values.
+    `splits` contains the splits of all tokens without a control, and `attended` is the result of `values.attended`.
+    `corpus_value` is omitted if there are no corpus values.
     """
-    diagonal_BTH = layer_pass.diagonal
+    head_sums = _compute_head_sums(layer_pass, values, attended, names)
     projected = dict(attended.splits)
-    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # on itself, on other tokens
     mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
-    sums: dict[str, HeadSums] = {}
-    if "without_value_bias" in projected:
-        sums["without_value_bias"] = HeadSums(weights_2BTH, _project_heads(layer_pass, values.bias_E))
     if "text_mean_value" in names:
-        means = HeadSums(weights_2BTH, _project_heads(layer_pass, values.mean_B1E.squeeze(1)))
-        sums["text_mean_value"] = means
-        projected["text_mean_value"] = Split(*means.projected())
+        own_ND, others_ND = head_sums["text_mean_value"].projected()
+        projected["text_mean_value"] = Split(own_ND, others_ND)
         mixed_weights["text_mean_value"] = splits.mixed_weight
     if "without_special_sources" in names:
-        special = _compute_special_sources(layer_pass, values.special_SB)
-        sums["without_special_sources"] = special
+        special = head_sums["without_special_sources"]
         others_ND = splits.projected.others - special.projected()
         projected["without_special_sources"] = Split(splits.projected.own, others_ND)
-        special_weight_N = special.weights_BTH.sum(-1).flatten() / diagonal_BTH.shape[-1]  # the mean over heads
+        heads = layer_pass.diagonal.shape[-1]
+        special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
         mixed_weights["without_special_sources"] = _renormalise_weight(splits.mixed_weight, special_weight_N)
     if not projected:
         return {}
 
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        layers = {name: _compute_layer_split(name, splits, head_sums) for name, head_sums in sums.items()}
-        if "corpus_value" in projected:
-            layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
-        layer = _stack_splits([layers[name] for name in projected])
-
+        layer = _stack_layer_splits(splits, projected, head_sums)
     mixed_weight_CN = torch.stack(list(mixed_weights.values()))
     controls = splits.with_others(_stack_splits(list(projected.values())), mixed_weight_CN, layer)
     ratios_CMN = apply_formulas(methods, controls).transpose(0, 1)
-    ratios_CMBT = ratios_CMN.unflatten(-1, diagonal_BTH.shape[:2])
+    ratios_CMBT = ratios_CMN.unflatten(-1, layer_pass.diagonal.shape[:2])
     return dict(zip(projected, ratios_CMBT, strict=True))
 
 
+def _compute_head_sums(
+    layer_pass: LayerPass, values: ControlValues, attended: AttendedValues, names: Collection[str]
+) -> dict[str, HeadSums]:
+    """Return, by control, the attention outputs that the control substitutes or subtracts.
+
+    `text_mean_value` substitutes the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
+    `without_special_sources` the contributions of special tokens. The first two have separate sums for the token itself
+    and for the other tokens.
+    """
+    diagonal_BTH = layer_pass.diagonal
+    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # on itself, on other tokens
+    sums = {}
+    if "without_value_bias" in attended.splits:
+        sums["without_value_bias"] = HeadSums(weights_2BTH, _project_heads(layer_pass, values.bias_E))
+    if "text_mean_value" in names:
+        mean_BE = values.mean_B1E.squeeze(1)
+        sums["text_mean_value"] = HeadSums(weights_2BTH, _project_heads(layer_pass, mean_BE))
+    if "without_special_sources" in names:
+        sums["without_special_sources"] = _compute_special_sources(layer_pass, values.special_SB)
+    return sums
+
+
+def _stack_layer_splits(
+    splits: LayerSplits, projected: Mapping[str, Split], head_sums: Mapping[str, HeadSums]
+) -> Split:
+    """Return the split after the whole layer for each control in `projected`, `[C, N, D]`."""
+    layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
+    if "corpus_value" in projected:
+        layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
+    return _stack_splits([layers[name] for name in projected])
+
+
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return the split `LayerSplits.layer` of a control that adds or subtracts weighted sums of a few vectors."""
+    """Return the split after the whole layer for the control `name`, from its result of `_compute_head_sums`.
+
+    It equals `LayerSplits.layer` of the control.
+    """
     rest = splits.rest
     assert rest is not None
     network = sums.network(splits)
     if name == "text_mean_value":
-        with_input = network.add_own(rest.network_part(splits.x_ND))
-        return Split(*rest.output(with_input))
+        # The own part also includes the layer's input, from the skip connection.
+        network = network.add_own(rest.network_part(splits.x_ND))
+        own_ND, others_ND = rest.output(network)
+        return Split(own_ND, others_ND)
     if name == "without_value_bias":
-        return Split(*rest.output(splits.network.minus(network)))
+        own_ND, others_ND = rest.output(splits.network.minus(network))
+        return Split(own_ND, others_ND)
+    # `without_special_sources` only changes the part from other tokens.
     return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
 
 
 def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
-    """Return the contributions of special tokens to other tokens, as sums of S * H vectors per text."""
+    """Return the contributions of special tokens to other tokens, as sums of V = S * H vectors per text.
+
+    `special_SB` contains the positions of each text's special tokens, padded with -1.
+    """
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
-    weights_BTV = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)  # V = S * H
+    weights_BTV = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
     positions_BS1 = special_SB.T.clamp_min(0).unsqueeze(-1)  # the weight of padding (-1) is 0
     value_BSE = layer_pass.value.take_along_dim(positions_BS1, 1)
     heads_BSHD = _project_heads(layer_pass, value_BSE)
@@ -294,14 +338,17 @@ def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadS
 
 
 def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight `[N]` on other tokens after removing `removed_weight_N`, relative to the remaining weight."""
+    """Return the weight `[N]` on other tokens without `removed_weight_N`, as a share of each token's remaining weight.
+
+    Before the removal, the weight on other tokens is `mixed_weight_N`, and the total weight of a token is 1.
+    """
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
     return (others_weight_N / total_N).masked_fill(total_N == 0, 0)
 
 
 def _project_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
-    """Return the projection of vectors `[..., E]` by each head's part of W_O, `[..., H, D]`."""
+    """Return the product of each head's part of vectors `[..., E]` with its part of W_O, `[..., H, D]`."""
     W_ED = layer_pass.block.output.W
     heads = layer_pass.diagonal.shape[-1]
     W_HdD = W_ED.unflatten(0, (heads, -1))
@@ -317,13 +364,13 @@ def _stack_splits(splits: Sequence[Split]) -> Split:
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """Return the text with its words in random order, determined by `seed` and its name; special tokens stay in place.
+    """Return a text with its words in random order; special tokens stay in place.
 
-    Words are not exchanged between the two texts of a pair.
+    The order is determined by `seed` and the name of the text. Words are not exchanged between the two texts of a pair.
     """
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
-    source = np.arange(len(document))
+    source = np.arange(len(document))  # the previous position of each token
     texts = np.zeros(len(document)) if document.segments is None else document.segments
     for text in (0, 1):
         positions = np.flatnonzero((document.words >= 0) & (texts == text))
@@ -342,7 +389,7 @@ def random_base(folder: Path, seed: int) -> PreTrainedModel:
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """Return a model with the architecture of `config`, initialised by transformers after `torch.manual_seed(seed)`.
 
-    As in `load_base`, the model has no task head, is in float32 and eval mode, and has observable attention.
+    The model has no task head, is in float32 and eval mode, and has observable attention.
     """
     config = copy.deepcopy(config)  # The model modifies its configuration.
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}

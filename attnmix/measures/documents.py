@@ -1,4 +1,4 @@
-"""Tokenized texts (documents), loaded from the files of the stage `tokenize` one row group at a time."""
+"""Tokenized texts (documents), which are read from the files of the stage `tokenize` by row group."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ class Document:
     name: str
     ids: npt.NDArray[np.int32]
     classes: npt.NDArray[np.int8]  # indices in CLASSES
-    words: npt.NDArray[np.int32]  # index of each token's word, from 0; -1 for special tokens
+    words: npt.NDArray[np.int32]  # index of the word of each token, from 0; -1 for special tokens
     label: int = 0
     predicted: int = -1  # the class predicted by the classifier; -1 if unknown
-    segments: npt.NDArray[np.int8] | None = None  # for pairs: each token's text, 0 or 1; -1 for special tokens
+    segments: npt.NDArray[np.int8] | None = None  # in a pair, the text of each token, 0 or 1; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -38,28 +38,35 @@ class Document:
     def cut(self, length: int) -> Self:
         """Return the text truncated to `length` tokens in the same way as by the tokenizer.
 
-        Special tokens are kept; in a pair, the longer text is truncated first.
+        Special tokens are kept. In a pair, the longer text is truncated first.
         """
         if len(self) <= length:
             return self
-        if self.segments is None:
-            is_word_from_end = self.words[::-1] >= 0
-            closing = int(is_word_from_end.argmax())  # number of special tokens at the end
-            beginning = np.arange(length - closing)
-            end = np.arange(len(self) - closing, len(self))
-            return self.take(np.concatenate([beginning, end]))
-        special = np.flatnonzero(self.segments < 0)
-        first_text = np.flatnonzero(self.segments == 0)
-        second_text = np.flatnonzero(self.segments == 1)
+        if self.segments is not None:
+            return self._cut_pair(self.segments, length)
+        is_word_from_end = self.words[::-1] >= 0
+        special_at_end = int(is_word_from_end.argmax())  # number of special tokens at the end
+        beginning = np.arange(length - special_at_end)
+        end = np.arange(len(self) - special_at_end, len(self))
+        return self.take(np.concatenate([beginning, end]))
+
+    def _cut_pair(self, segments: npt.NDArray[np.int8], length: int) -> Self:
+        """Return a pair truncated to `length` tokens.
+
+        Without special tokens, the shorter text keeps up to half of this number, and the longer text the rest.
+        """
+        special = np.flatnonzero(segments < 0)
+        first_text = np.flatnonzero(segments == 0)
+        second_text = np.flatnonzero(segments == 1)
         shorter, longer = sorted([first_text, second_text], key=len)
-        room = max(0, length - len(special))
-        shorter = shorter[: room // 2]
-        longer = longer[: room - len(shorter)]
+        max_text_tokens = max(0, length - len(special))
+        shorter = shorter[: max_text_tokens // 2]
+        longer = longer[: max_text_tokens - len(shorter)]
         kept = np.concatenate([special, shorter, longer])
         return self.take(np.sort(kept))
 
     def take(self, places: npt.NDArray[np.integer]) -> Self:
-        """Return the text with the tokens at the positions `places`, in this order."""
+        """Return a text that consists of the tokens at the positions `places`, in this order."""
         selected = {}
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
@@ -68,17 +75,20 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` for each token `[T]` of a text with `tokens` tokens."""
+    """Return the index in `POSITIONS` of each token's group `[T]`, for a text with `tokens` tokens."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
 
 def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
-    """Return the texts in rows of `texts.parquet`; `tokens` are all corresponding rows of `tokens.parquet`."""
-    ends = np.cumsum(texts["tokens"].to_numpy())[:-1]
-    class_numbers = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
+    """Return one document for each row of `texts`.
+
+    `texts` contains rows of `texts.parquet`, and `tokens` all rows of `tokens.parquet` for these texts, in text order.
+    """
+    ends = np.cumsum(texts["tokens"].to_numpy())[:-1]  # of all texts but the last
+    class_indices = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
     ids = np.split(np.array(tokens["token_id"], np.int32), ends)
-    classes = np.split(class_numbers.astype(np.int8), ends)
+    classes = np.split(class_indices.astype(np.int8), ends)
     words = np.split(np.array(tokens["word"], np.int32), ends)
     segments: list[Any] = [None] * len(texts)
     if store.SEGMENT in tokens:
@@ -88,9 +98,9 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     for place, (name, label, predicted) in enumerate(texts[columns].itertuples(index=False)):
         document = Document(
             name,
-            ids[place],
-            classes[place],
-            words[place],
+            ids=ids[place],
+            classes=classes[place],
+            words=words[place],
             label=label,
             predicted=predicted,
             segments=segments[place],
@@ -100,7 +110,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
 
 def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
-    """Yield all texts in order, with one row group in memory at a time."""
+    """Yield all texts in the order of the files, with one row group in memory at a time."""
     for number, tokens in enumerate(files.token_row_groups(READ_COLUMNS)):
         first = number * store.ROW_GROUP_TEXTS
         texts = files.documents.iloc[first : first + store.ROW_GROUP_TEXTS]
@@ -108,19 +118,19 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the texts with True in the column `kind` (`measured` or `removed`), in the order of the test split."""
+    """Return the texts with the value True in the column `kind` (`measured` or `removed`), in test-split order."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_parse_number_in_test_split)
 
 
 def _parse_number_in_test_split(document: Document) -> int:
-    """Return the row of a text in the test split, from its name `test/ROW`."""
+    """Return the row index of a text in the test split. The name of the text is `test/ROW`."""
     number = document.name.removeprefix("test/")
     return int(number)
 
 
 class Texts:
-    """Texts in memory, with the methods of `Corpus` that `Engine` calls."""
+    """Texts in memory, with the same methods as `Corpus` for `Engine`."""
 
     row_groups = range(1)
 
@@ -138,7 +148,7 @@ class Texts:
         return self.documents[number]
 
     def rows(self, _row_group: int) -> slice:
-        """Return the indices of the texts in a row group: all texts."""
+        """Return the indices of the texts in the only row group, which contains all texts."""
         return slice(0, len(self))
 
 
@@ -146,7 +156,7 @@ class Corpus:
     """The measured texts of a run, indexed in file order. One row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
-        """Read the table of the texts, but no tokens."""
+        """Select the measured texts. Their tokens are read on access."""
         self.files = files
         self.texts = files.documents[files.documents["measured"]]  # the first rows of the table
         self.lengths = self.texts["tokens"].to_numpy()
@@ -157,10 +167,10 @@ class Corpus:
         self._kept: dict[int, Document] = {}
 
     def keep(self, numbers: Sequence[int]) -> None:
-        """Keep the texts `numbers` in memory, for batches with texts of many row groups."""
+        """Keep the texts with the indices `numbers` in memory, for batches that combine texts of many row groups."""
         for number in sorted(numbers):
             document = self.document(number)
-            # Copy the arrays of the text, because they are views of the arrays of its row group.
+            # The text's arrays are views of the arrays of the whole row group, so they are copied.
             self._kept[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:
@@ -172,7 +182,7 @@ class Corpus:
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return the text with index `number`. The last row group is cached."""
+        """Return the text with index `number`, from memory if it is kept or in the last row group that was read."""
         if number in self._kept:
             return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)

@@ -6,8 +6,8 @@ There are three kinds of quantities:
     `OWN_PASSES`    ratios of modified documents, or of a model with random weights, in separate forward passes
     `SAMPLED`       measured in a sample of single texts, because the cost is quadratic in the text length
 
-A `Sink` stores the results and lists the remaining tasks: `Measurements` in memory, or the files of a stage, from which
-a killed run resumes. To add a quantity, declare it in one of the three tables.
+A `Sink` stores the results and lists the remaining tasks. It consists of `Measurements` in memory, or of the files of a
+stage, with which an interrupted run resumes. A new quantity requires an entry in one of the three tables.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
 from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
 from attnmix.measures.variance_shares import draw_texts
-from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, layer_counts
 from attnmix.models.segments import read_segments
 
@@ -68,9 +68,9 @@ SEED = 111
 EXCHANGE_POSITIONS = 8  # measured positions per text, if there are several texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
-DEVICE_PASSES_AHEAD = 1  # on a GPU, eigenvalues of a batch are computed on the host while the next pass starts
+DEVICE_PASSES_AHEAD = 1  # number of passes started on a GPU while the host computes eigenvalues of the previous batch
 MEASURES = "measures"
-"""The kind of the tasks that measure the ratios and `STATISTICS`."""
+"""The kind of task that measures the ratios and the `STATISTICS`."""
 
 
 class Task(NamedTuple):
@@ -78,18 +78,19 @@ class Task(NamedTuple):
 
     name: str
     numbers: Sequence[int]
+    """Indices of the texts."""
     is_sampled: bool = True
-    """False for texts outside the sample, of which only the ratios are measured."""
+    """False for texts outside the sample, for which only the ratios are measured."""
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
-    """Yield batches of texts with similar lengths, independent of the number of processes.
+    """Yield tasks for batches of texts with similar lengths. The tasks do not depend on the number of processes.
 
     Args:
         texts: The texts.
         batch_tokens: The maximum number of tokens per batch, including padding.
         sample: Indices of the texts with controls and statistics; None for all texts. The batches of the sample come
-            first, and combine texts of all row groups.
+            first and combine texts of all row groups; the batches of the other texts do not.
     """
     if sample is not None:
         yield from sampled_tasks(texts, batch_tokens, sample)
@@ -103,13 +104,13 @@ def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] 
 
 
 def _group_by_length(texts: Texts | Corpus, numbers: npt.NDArray[np.integer], batch_tokens: int) -> list[list[int]]:
-    """Return batches of the texts `numbers`, as lists of indices."""
+    """Return batches of the texts whose indices are in `numbers`, each batch as a list of indices."""
     batches = batches_by_tokens(texts.lengths[numbers].tolist(), batch_tokens)
     return [numbers[batch].tolist() for batch in batches]
 
 
 def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> list[Task]:
-    """Return those tasks of `batch_tasks` that contain the texts of the sample."""
+    """Return the tasks of `batch_tasks` for the texts whose indices are in `sample`, or all tasks if it is None."""
     if sample is None:
         return list(batch_tasks(texts, batch_tokens))
     batches = _group_by_length(texts, np.asarray(sample), batch_tokens)
@@ -117,7 +118,7 @@ def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int
 
 
 def text_tasks(numbers: Iterable[int]) -> list[Task]:
-    """Return one task for each of the texts `numbers`."""
+    """Return one task for each text whose index is in `numbers`."""
     return [Task(str(number), [number]) for number in numbers]
 
 
@@ -125,13 +126,13 @@ class Sink(Protocol):
     """Storage for the results of tasks, by kind of task."""
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield the tasks without a result, and show their progress."""
+        """Yield the tasks without a stored result, and show their progress."""
 
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
         """Store the sums of a task's texts."""
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Store the values of single tokens from a task of the kind `MEASURES`; called before `write`."""
+        """Store the measures of single tokens from a task of the kind `MEASURES`; called before `write`."""
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
         """Return the sums of all texts of `tasks`, in the order of the text indices."""
@@ -149,25 +150,25 @@ class Measurements:
     sums: dict[str, Sums] = field(default_factory=dict)
     """The sums of all texts by quantity."""
     measured: set[str] = field(default_factory=set)
-    """The names passed to `Engine.add_sums`; a quantity can have several sums, or none for these texts."""
+    """The names passed to `Engine.add_sums`. A quantity can have several sums, or none for these texts."""
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """Contribution matrices and rollouts, and `INPUT_PARTS`, `[layers, tokens, sources]` by text and name."""
+    """Contribution matrices, rollouts and `INPUT_PARTS` `[layers, tokens, sources]`, by text index and name."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """The tensors of the attention heads of each text, from `attnmix.measures.heads.record_heads`."""
+    """The tensors of the attention heads from `attnmix.measures.heads.record_heads`, by text index and name."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
-    """The sums of own shares `[texts, layers]` by `OwnShareSample` and name."""
+    """The sums of own shares `[texts, layers]`, by `OwnShareSample` and name."""
     exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
-    """The results of `Engine.token_exchange` by text."""
+    """The results of `Engine.token_exchange`, by text index."""
     token_shares: dict[int, Array] = field(default_factory=dict)
-    """The own share of each token `[layers, tokens]` by text, for the page."""
+    """The own share of each token `[layers, tokens]` for the page, by text index."""
     parts: dict[tuple[Any, ...], dict[str, Array]] = field(default_factory=dict)
-    """The results of `Engine.parts` by text, rule and positions."""
+    """The results of `Engine.parts`, by text index, rule and positions."""
     pages: dict[bool, Any] = field(default_factory=dict)
-    """The cached content of the page, with and without attention heads."""
+    """The cached content of the page. The key is True if the page contains attention heads."""
     layouts: Any = None
     """The cached maps of the page."""
     rows: dict[tuple[str, int], DocumentSums] = field(default_factory=dict)
-    """The sums of single texts by kind of task, until all texts are measured."""
+    """The sums of single texts by kind of task and text index, until `read` stacks them."""
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yield all tasks, and show their progress."""
@@ -184,9 +185,12 @@ class Measurements:
             self.ratios[number] = document_measures.ratios
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the sums of all texts of `tasks`, in the order of the text indices, and forget them."""
-        numbers = sorted(number for task in tasks for number in task.numbers)
-        return stack_sums([self.rows.pop((kind, number)) for number in numbers])
+        """Return the sums of all texts of `tasks`, in the order of the text indices, and remove them from `rows`."""
+        numbers: list[int] = []
+        for task in tasks:
+            numbers.extend(task.numbers)
+        rows = [self.rows.pop((kind, number)) for number in sorted(numbers)]
+        return stack_sums(rows)
 
 
 def pass_tokens(documents: Sequence[Document]) -> int:
@@ -217,12 +221,22 @@ class Engine:
         identity_texts: int | None = None,
         neutral_donors: int = 0,
     ) -> None:
-        """Store a model without a task head, in float32 and eval mode, with observable attention.
+        """Store a model and the settings of its measurement.
 
-        `padding` is the ID of the padding token. The `tokenizer` encodes neutral donor texts and, with `pairs`,
-        determines the segments of `random`. `SAMPLED_IDENTITIES` are checked in `identity_texts` texts (by default
-        `IDENTITY_TEXTS`) and the longest text, with `check_once` only in the first call of `read_texts`. Donors are
-        `neutral_donors` neutral texts; if it is 0, they are other texts or, for a single text, all neutral texts.
+        Args:
+            base: A model without a task head, in float32 and eval mode, with observable attention.
+            methods: Names of the mixing ratios. Ratios that the model's family lacks are ignored.
+            padding: ID of the padding token.
+            tokenizer: The tokenizer of neutral donor texts. If `pairs` is True, the model with random weights also
+                needs it to determine the segments of its inputs.
+            pairs: True for pairs of texts.
+            batch_tokens: Maximum number of tokens per batch, including padding.
+            seed: Seed of all random draws.
+            check_once: True to check `SAMPLED_IDENTITIES` only in the first call of `read_texts`.
+            identity_texts: Number of sampled texts in which `SAMPLED_IDENTITIES` are checked, by default
+                `IDENTITY_TEXTS`. The longest text is always checked, too.
+            neutral_donors: Number of neutral texts that serve as donors. If it is 0, the donors are other texts, or all
+                neutral texts if there is only one text.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -243,7 +257,7 @@ class Engine:
 
     @cached_property
     def random(self) -> Engine:
-        """The engine of a model of the same architecture with random weights."""
+        """An engine for a model with the same architecture and random weights."""
         model: Any = random_model(self.base.config, self.seed)
         model.to(self.base.device)
         read_segments(model, self.tokenizer, self.pairs)
@@ -251,7 +265,7 @@ class Engine:
 
     @cached_property
     def readers(self) -> dict[str, PartsReader]:
-        """The readers of parts from the input, by rule."""
+        """A decomposition of the model's vectors into parts from each input token, by name of the rule."""
         return {rule: PartsReader(self.base, rule) for rule in RULES}
 
     def read_texts(
@@ -261,14 +275,16 @@ class Engine:
         sink: Sink,
         sample: Sequence[int] | None = None,
     ) -> None:
-        """Measure the ratios of all texts and the `statistics` of a sample (None: of all texts), batch by batch.
+        """Measure the ratios of all texts and the `statistics` of a sample, batch by batch, and store them in `sink`.
 
-        Batches of sampled texts combine several row groups, because each row group contains only a few sampled texts.
+        `sample` contains the indices of the sampled texts; None for all texts. Batches of sampled texts combine several
+        row groups, because each row group contains only a few sampled texts.
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))
-        is_known = self.check_once and self.is_checked
-        checked = set[int]() if is_known else self._choose_identity_sample(texts, sample)
+        checked = set[int]()  # indices of the texts in which all identities are checked
+        if not (self.check_once and self.is_checked):
+            checked = self._choose_identity_sample(texts, sample)
         tasks = sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample))
         passes = self._start_passes(tasks, texts, statistics, checked)
         passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
@@ -281,7 +297,11 @@ class Engine:
     def _start_passes(
         self, tasks: Iterable[Task], texts: Texts | Corpus, statistics: Collection[str], checked: Collection[int]
     ) -> Iterator[tuple[Task, BatchPass]]:
-        """Start the pass of each of some tasks; all identities are checked in the texts `checked`."""
+        """Yield each task with its forward pass, which may still be running on a GPU.
+
+        All identities are checked in the texts whose indices are in `checked`. Tasks outside the sample have no
+        `statistics`.
+        """
         for task in tasks:
             documents = [texts.document(number) for number in task.numbers]
             has_all_identities = [number in checked for number in task.numbers]
@@ -298,7 +318,11 @@ class Engine:
         change: Callable[[Document], Document] | None = None,
         sample: Sequence[int] | None = None,
     ) -> None:
-        """Measure the control `name`: the ratios of a sample (None: of all texts) after a `change`, batch by batch."""
+        """Measure the ratios of texts modified by `change`, batch by batch, and store their sums in `sink`.
+
+        `name` is the name of the control, and `sample` contains the indices of the measured texts; None for all texts.
+        If `change` is None, the texts are not modified.
+        """
         for task in sink.remaining(name, sampled_tasks(texts, self.batch_tokens, sample)):
             documents = [texts.document(number) for number in task.numbers]
             if change is not None:
@@ -310,12 +334,15 @@ class Engine:
     def read_single(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
     ) -> None:
-        """Measure the texts `numbers` one by one."""
+        """Call `measure` for each text whose index is in `numbers`, and store the sums in `sink`."""
         for task in sink.remaining(kind, text_tasks(numbers)):
             sink.write(kind, task, [measure(number) for number in task.numbers])
 
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
-        """Add the sums of the quantities `names` to `measurements` if they are missing; `MEASURES` are the ratios."""
+        """Measure the quantities in `names` that `measurements` lacks, and add their sums.
+
+        The name `MEASURES` stands for the ratios, which are always measured together with `STATISTICS`.
+        """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
         statistics = [name for name in STATISTICS if name in missing]
@@ -336,18 +363,20 @@ class Engine:
     ) -> dict[str, Sums]:
         """Return the sums of one of the `SAMPLED` quantities by text, with counts of 0 for texts outside the sample.
 
-        The sample has at most `max_texts` texts, stratified by class, and at most `max_length` tokens per text.
+        The sample has at most `max_texts` texts, stratified by class, and at most `max_length` tokens per text. The
+        result has several sums if the quantity depends on the kind of donor.
         """
-        texts, declared = measurements.texts, SAMPLED[name]
-        numbers: list[int] = stratified_draw(texts.labels, max_texts or declared.max_texts, self.seed).tolist()
-        measure = partial(declared.measure, self, measurements, max_length or declared.max_length)
+        texts = measurements.texts
+        quantity = SAMPLED[name]
+        numbers: list[int] = stratified_draw(texts.labels, max_texts or quantity.max_texts, self.seed).tolist()
+        measure = partial(quantity.measure, self, measurements, max_length or quantity.max_length)
         self.read_single(name, numbers, measurements, measure)
-        sampled = measurements.read(name, text_tasks(numbers))
-        totals = {}
-        for key, sums in sampled.items():
+        sums_of_sample = measurements.read(name, text_tasks(numbers))
+        sums_of_all_texts = {}
+        for key, sums in sums_of_sample.items():
             if key == name or sums.counts.any():  # Omit kinds of donors that no text has.
-                totals[key] = sums.scatter(numbers, len(texts))
-        return totals
+                sums_of_all_texts[key] = sums.scatter(numbers, len(texts))
+        return sums_of_all_texts
 
     def add_matrices(
         self,
@@ -357,9 +386,10 @@ class Engine:
         with_heads: bool = False,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Add the missing matrices and rollouts of one text by name and, if requested, its attention heads.
+        """Compute the matrices and rollouts in `names` that `measurements` lacks for the text with index `number`.
 
-        Unless heads are measured, the callback `advance` runs after each layer.
+        If `with_heads` is True, add the text's attention heads, too. If no heads are computed, the callback `advance`
+        runs after each layer.
         """
         known = measurements.matrices.setdefault(number, {})
         if EXCHANGE in names and EXCHANGE not in known:
@@ -371,47 +401,61 @@ class Engine:
         ids = measurements.texts.document(number).ids
         with few_threads(len(ids)):
             if needs_heads:
-                matrices, measurements.heads[number] = self.single.matrices_and_heads(ids, missing)
+                matrices, heads = self.single.matrices_and_heads(ids, missing)
+                measurements.heads[number] = heads
             else:
                 matrices = self.single.contributions(ids, missing, advance)
         known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
     def _select_present(self, matrices: Collection[str]) -> list[str]:
-        """Return those of `matrices` that are defined for the model's family."""
+        """Return the names in `matrices` that are defined for the model's family."""
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
-        """Return True and create the copy of the model that `add_matrices` needs if any of its results are missing."""
-        present = set(self._select_present(names))
+        """Return True if `add_matrices` has to compute a result for one of the texts.
+
+        In this case, also create the copy of the model that `add_matrices` needs.
+        """
+        required = set(self._select_present(names))
         for number in range(len(measurements.texts)):
             known = measurements.matrices.get(number, {})
             lacks_heads = with_heads and number not in measurements.heads
-            if lacks_heads or not present <= known.keys():
+            if lacks_heads or not required <= known.keys():
                 self.single.create_copy()
                 return True
         return False
 
     def add_input_parts(self, measurements: Measurements, number: int) -> None:
-        """Add the shares of the parts from the input of one text, if they are missing and defined for it."""
+        """Add the share of each input token in each vector of the text with index `number`.
+
+        The shares are not computed if they are already in `measurements`, or undefined for this text.
+        """
         known = measurements.matrices.setdefault(number, {})
         if INPUT_PARTS not in known:
             known.update(self.input_parts(measurements.texts.document(number)))
 
     def input_parts(self, document: Document) -> dict[str, Array]:
-        """Return `{INPUT_PARTS: shares}`, the share of each input token in each vector; {} if shares are undefined.
+        """Return the share of each input token in each vector of a text `[layers, tokens, sources]`.
 
-        Shares are computed in the model's dtype, because float32 takes half the time of float64.
+        The key of the result is `INPUT_PARTS`. The result is {} if the model's family is not supported or the text is
+        too long. Shares are computed in the model's dtype, because float32 takes half the time of float64.
         """
         if parts_obstacle(family_of(self.base.config)) is not None:
             return {}
         with few_threads(len(document)):
             shares_LTT = document_shares(self.readers["chord"], document.ids)
-        return {} if shares_LTT is None else {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
+        if shares_LTT is None:
+            return {}
+        return {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
 
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
-        """Return, in float64, the result of `PartsReader.read` for one text or of `read_rows` for its `positions`."""
+        """Return the decomposition of a text's vectors into parts from each input token, computed in float64.
+
+        It is the result of `PartsReader.read_rows` for the tokens at `positions` or, if `positions` is None, of
+        `PartsReader.read` for all tokens.
+        """
         reader = PartsReader(self.single.base, rule)
-        batch = padded([document.ids.tolist()], 0, self.base.device)
+        batch = self.batches.batch([document])
         if positions is not None:
             parts = reader.read_rows(batch, positions)
         else:
@@ -420,18 +464,24 @@ class Engine:
         return {name: values.cpu().numpy() for name, values in parts.items()}
 
     def parts_sums(self, document: Document, rules: Iterable[str]) -> DocumentSums:
-        """Return the sums of the `QUANTITIES` of a text's parts by rule, `[quantities, levels]`."""
-        batch = padded([document.ids.tolist()], 0, self.base.device)
+        """Return the sums of the `QUANTITIES` over the tokens of a text, `[quantities, levels]`, by rule.
+
+        The quantities describe the decomposition of the text's vectors into parts from each input token.
+        """
+        batch = self.batches.batch([document])
         sums = {}
         for rule in rules:
-            quantities_QKT = by_token(self.readers[rule].read(batch))
+            parts = self.readers[rule].read(batch)
+            quantities_QKT = by_token(parts)
             sums[rule] = Sums.over_tokens(quantities_QKT.double().cpu().numpy())
         return sums
 
     def exchange(
         self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
     ) -> tuple[list[str], Displacements]:
-        """Return the kinds of donors, preceded by `all` if there are several, and the displacements of vectors.
+        """Return the kinds of donors, and the displacements of vectors after the exchange of tokens with each kind.
+
+        If there are several kinds of donors, `all` is the first name.
 
         Args:
             texts: All texts, including the candidate donors.
@@ -449,7 +499,10 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token IDs `[T]` of the exchanged texts of a document, by kind of donor."""
+        """Return the token IDs `[T]` of a document with its words replaced by those of each donor, by kind of donor.
+
+        `number` is the index of the document, or of the longer text of which it is the beginning.
+        """
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
@@ -459,42 +512,55 @@ class Engine:
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
     def _exchange_matrix(self, texts: Texts, number: int) -> Array:
-        """Return the matrix `EXCHANGE` of a text `[layers, tokens, sources]`."""
+        """Return the matrix `EXCHANGE` of the text with index `number`, `[layers, tokens, sources]`."""
         document = texts.document(number)
         donors = self._draw_exchanged_texts(texts, number, document)
-        by_level = exchange_matrix(self.base, document, donors, self.batch_tokens)
-        return by_level[1:]  # without the input of the first layer
+        with_embeddings = exchange_matrix(self.base, document, donors, self.batch_tokens)
+        return with_embeddings[1:]  # without the input of the first layer
 
     @staticmethod
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
-        """Return the available kinds of donors for these texts."""
+        """Return the available kinds of donors for these texts.
+
+        A single text has neutral donors. Donors are distinguished by class if the classifier predicted a class for
+        every text, and more than one class in total.
+        """
         if len(texts) == 1:
             return (NEUTRAL,)
         has_classes = bool((texts.predicted >= 0).all()) and len(np.unique(texts.predicted)) > 1
         return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
 
     def _tokenize_neutral_text(self, text: str) -> Document:
-        """Return a sentence as a document without special tokens."""
-        ids = np.array(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-        return Document("neutral", ids, np.zeros(len(ids), np.int8), np.arange(len(ids), dtype=np.int32))
+        """Return a sentence as a document without special tokens, in which each token counts as a word."""
+        encoded = self.tokenizer(text, add_special_tokens=False)
+        ids = np.array(encoded["input_ids"], np.int32)
+        tokens = len(ids)
+        return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares in a sample of the texts by name; compute them if they are missing."""
+        """Return the sums of own shares in a sample of the texts by name, computed unless `measurements` has them."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
-            measurements.own_share[sample] = self.sampled_sums(measurements, quantity, *sample[:2])
+            sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)
+            measurements.own_share[sample] = sums
         return measurements.own_share[sample]
 
     def add_token_shares(self, measurements: Measurements, number: int) -> None:
-        """Add the own shares of a text's tokens if they are missing; long texts have them only at sampled positions."""
+        """Add the own share of each token of a text after each layer, unless `measurements` has it.
+
+        In long texts, the own share is NaN except at sampled positions.
+        """
         if number in measurements.token_shares:
             return
-        _, displacements = self.token_exchange(measurements, number)
+        _kinds, displacements = self.token_exchange(measurements, number)
         shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
         measurements.token_shares[number] = shares_KT[1:].astype(np.float32)
 
     def token_exchange(self, measurements: Measurements, number: int) -> tuple[list[str], Displacements]:
-        """Return the result of `exchange` for a complete text at up to `TOKEN_POSITIONS` positions, computed once."""
+        """Return the result of `exchange` for a complete text at up to `TOKEN_POSITIONS` positions.
+
+        The result is computed in the first call and stored in `measurements`.
+        """
         if number not in measurements.exchanges:
             document = measurements.texts.document(number)
             positions = choose_positions(document, TOKEN_POSITIONS, self.seed)
@@ -502,13 +568,13 @@ class Engine:
         return measurements.exchanges[number]
 
     def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
-        """Return the indices of the texts in which all identities are checked: some of the sample, and the longest."""
+        """Return the indices of the texts in which all identities are checked: a few sampled texts, and the longest."""
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
         drawn = stratified_draw(texts.labels[numbers], self.identity_texts, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
 
     def _batch_corpus(self, texts: Texts | Corpus) -> Iterator[list[Document]]:
-        """Yield batches of the texts that `corpus_value` averages over; none for a single text."""
+        """Yield batches of the texts that the control `corpus_value` averages over; no batch for a single text."""
         drawn = corpus_sample(texts, self.seed)
         if len(drawn) < 2:
             return
@@ -538,7 +604,7 @@ class Sampled(NamedTuple):
     max_length: int
     """The maximum number of tokens per text; longer texts are truncated."""
     measure: Callable[[Engine, Measurements, int, int], DocumentSums]
-    """The measuring function; its last arguments are the maximum length and the index of a text."""
+    """A function that measures one text. Its last arguments are the maximum length and the index of the text."""
 
 
 class OwnShareSample(NamedTuple):
@@ -552,25 +618,15 @@ class OwnShareSample(NamedTuple):
 
 
 OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
-"""Methods of computing own shares, with the quantity in `SAMPLED`."""
+"""Methods of computing own shares, each with the name of its quantity in `SAMPLED`."""
 
 
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
 
-    At most `EXCHANGE_POSITIONS` positions are measured per text; `TOKEN_POSITIONS` for a single text or with neutral
-    donors.
+    The name of the first kind, which covers all donors, is `OWN_SHARE`. The `TOTAL_EFFECTS` of all donors are included.
     """
-    texts = measurements.texts
-    document = texts.document(number)
-    cut = document.cut(max_length)
-    measures_tokens = len(texts) == 1 or engine.neutral_donors > 0
-    if measures_tokens and len(cut) == len(document):
-        kinds, displacements = engine.token_exchange(measurements, number)
-    else:
-        positions = TOKEN_POSITIONS if measures_tokens else EXCHANGE_POSITIONS
-        chosen = choose_positions(cut, positions, engine.seed)
-        kinds, displacements = engine.exchange(texts, number, cut, chosen)
+    kinds, displacements = _exchange_tokens(engine, measurements, max_length, number)
     by_quantity = exchange_sums(displacements, PRECISION)
     sums = {}
     for place, kind in enumerate(kinds):
@@ -581,43 +637,72 @@ def _measure_own_share(engine: Engine, measurements: Measurements, max_length: i
     return sums
 
 
+def _exchange_tokens(
+    engine: Engine, measurements: Measurements, max_length: int, number: int
+) -> tuple[list[str], Displacements]:
+    """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
+
+    At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` for a single text or with neutral donors.
+    In the latter case, the result for a text that is not truncated is stored in `measurements`.
+    """
+    texts = measurements.texts
+    document = texts.document(number)
+    truncated = document.cut(max_length)
+    has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
+    if has_neutral_donors and len(truncated) == len(document):
+        return engine.token_exchange(measurements, number)
+    max_positions = TOKEN_POSITIONS if has_neutral_donors else EXCHANGE_POSITIONS
+    positions = choose_positions(truncated, max_positions, engine.seed)
+    return engine.exchange(texts, number, truncated, positions)
+
+
 def _select_layers(sums: Sums, place: int) -> Sums:
-    """Select the sums `[layers]` of one kind of donors from sums `[kinds, levels]`."""
+    """Select the sums `[layers]` of the kind of donors with index `place` from sums `[kinds, levels]`.
+
+    The first level, the input of the first layer, is omitted.
+    """
     return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
 
 def _measure_own_share_by_parts(
     engine: Engine, measurements: Measurements, max_length: int, number: int
 ) -> DocumentSums:
-    """Return the sums of the own share by parts after each layer `[layers]`.
+    """Return the sums of the own share after each layer `[layers]`, from the parts of vectors from each input token.
 
-    For a text within `max_length`, the parts of the page are reused.
+    The parts of a text within `max_length` are stored in `measurements`, because the page displays them, too.
     """
-    reader = engine.readers["chord"]
     document = measurements.texts.document(number)
-    cut = document.cut(max_length)
-    is_whole = len(cut) == len(document)
-    if is_whole:
+    truncated = document.cut(max_length)
+    is_complete = len(truncated) == len(document)
+    if is_complete:
         engine.add_input_parts(measurements, number)
-    if is_whole and INPUT_PARTS in measurements.matrices[number]:
-        own_LT = measurements.matrices[number][INPUT_PARTS].diagonal(axis1=1, axis2=2)
+    if is_complete and INPUT_PARTS in measurements.matrices[number]:
+        shares_LTT = measurements.matrices[number][INPUT_PARTS]
+        own_LT = shares_LTT.diagonal(axis1=1, axis2=2)
     else:
-        batch = padded([cut.ids.tolist()], 0, engine.base.device)
-        quantities_QKT = by_token(reader.read(batch))
-        own_LT = quantities_QKT[QUANTITIES.index(OWN_SHARE), 1:].double().cpu().numpy()
+        batch = engine.batches.batch([truncated])
+        parts = engine.readers["chord"].read(batch)
+        quantities_QKT = by_token(parts)
+        own_KT = quantities_QKT[QUANTITIES.index(OWN_SHARE)]  # K levels, the input of the first layer first
+        own_LT = own_KT[1:].double().cpu().numpy()
     return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
 
 
 def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the swap ratio `[layers]` by kind of donor; without classes, the next text is the donor."""
+    """Return the sums of the swap ratio `[layers]` by kind of donor; counts are 0 if there is no such donor.
+
+    The donors are the next text of the same class and the next text of another class. Without predicted classes, the
+    only donor is the next text.
+    """
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())
     names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]
+    donors = next_donors(number, texts.predicted)[: len(names)]  # without classes, all texts have the class -1
     ids = texts.document(number).cut(max_length).ids
-    nothing = np.zeros(sum(layer_counts(engine.base)))
+    zeros_L = np.zeros(sum(layer_counts(engine.base)))
     sums = {}
-    for name, donor in zip(names, next_donors(number, texts.predicted), strict=False):
-        sums[name] = Sums(nothing, nothing)
+    for name, donor in zip(names, donors, strict=True):
+        sums[name] = Sums(zeros_L, zeros_L)
         if donor is not None:
             donor_ids = texts.document(donor).cut(max_length).ids
             ratios_LST = document_swaps(engine.base, ids, donor_ids)
@@ -625,9 +710,12 @@ def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, 
     return sums
 
 
+_DEFAULT_SAMPLE = OwnShareSample()
 SAMPLED = {
-    OWN_SHARE: Sampled(*OwnShareSample()[:2], measure=_measure_own_share),
-    "own_share_by_parts": Sampled(*OwnShareSample()[:2], measure=_measure_own_share_by_parts),
+    OWN_SHARE: Sampled(_DEFAULT_SAMPLE.max_texts, _DEFAULT_SAMPLE.max_length, measure=_measure_own_share),
+    "own_share_by_parts": Sampled(
+        _DEFAULT_SAMPLE.max_texts, _DEFAULT_SAMPLE.max_length, measure=_measure_own_share_by_parts
+    ),
     "swap": Sampled(max_texts=20, max_length=24, measure=_measure_swaps),
 }
 """Quantities of single texts, with their default samples."""

@@ -12,13 +12,17 @@ families are supported. Tokens common to both texts cause no displacement. The o
 is not additive, because tokens interact and are not independent. Ratios of squared displacements have the form of the
 indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 for the
 total effect of the own token, a^2 / j^2 for the total effect of the others, 1 - a^2 / j^2 for the first-order effect of
-the own token. They equal the indices only if the token is independent of the others and donors follow the text's
+the own token. The ratios equal the indices only if the token is independent of the others and donors follow the text's
 distribution.
 
 Special tokens are kept. The own share is undefined (NaN) for special tokens and for tokens common to both texts. A
 donor shorter than the text is extended with the next donor of its kind.
 
-Shapes: T tokens, S measured positions, K kinds of donors, L levels (the embeddings, then each layer), D hidden.
+An exchanged text is the text after all its words have been replaced by those of a donor. A hybrid takes one token from
+the text and all others from an exchanged text, or vice versa.
+
+Shapes: T tokens, S measured positions, K kinds of donors, L levels (the embeddings, then each layer), D hidden, X
+exchanged texts, R texts of a batch (rows).
 
 References:
     Geiger et al., Causal abstractions of neural networks, NeurIPS 2021 (interchange of internal states).
@@ -30,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
@@ -63,20 +68,23 @@ ATTENTION_OUTPUT = "attention_output"
 ROUNDING = 32  # smallest significant displacement, relative to the vector, in multiples of the dtype's precision
 Ids = npt.NDArray[np.int32]
 Documents = Sequence[Document] | Corpus
-"""Texts by index, possibly loaded on access."""
+"""Texts by index; a `Corpus` loads them on access."""
 
 
 class Displacements(NamedTuple):
     """Mean squared displacements of one text's vectors, and their squared lengths.
 
-    `[K, L, T]`; NaN for tokens that were not exchanged. `joint` is the displacement if all tokens are replaced.
+    All arrays are `[K, L, T]`, with NaN for tokens that were not exchanged.
     """
 
     own: Doubles
+    """The displacement if the vector's own token is replaced."""
     others: Doubles
+    """The displacement if all other tokens are replaced."""
     joint: Doubles
+    """The displacement if all tokens are replaced."""
     length: Doubles
-    """|y|^2 of the text's own vectors."""
+    """|y|^2 of the vectors of the unmodified text."""
 
 
 def choose_positions(document: Document, number: int, seed: int) -> Ids:
@@ -99,13 +107,13 @@ def choose_donors(
 
     Args:
         documents: All texts.
-        number: Index of the exchanged text.
+        number: Index of the document that receives tokens.
         classes: Class of each text; None if there are no classes.
-        seed: Seed of the order, combined with the name of the text.
+        seed: Seed for the random order; it is combined with the name of the document.
 
     Returns:
         The indices of the other documents of the same class and of other classes or, if `classes` is None, of all other
-        documents. Empty kinds are omitted.
+        documents. Kinds without documents are omitted.
     """
     others = _create_generator(documents[number], seed + 1).permutation(len(documents))
     others = others[others != number]
@@ -118,9 +126,10 @@ def choose_donors(
 
 
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
-    """Return the document's token IDs `[T]`, replaced by those of the donors in order; special tokens are kept.
+    """Return the token IDs `[T]` of a document after its words have been replaced by those of the donors, in order.
 
-    The donors' tokens are repeated if they are fewer than the document's.
+    Special tokens are kept. If the donors have fewer tokens than the document, their tokens are repeated. If they have
+    none, the document is unchanged.
     """
     places = np.flatnonzero(document.words >= 0)
     donated: list[int] = []
@@ -136,11 +145,15 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return an exchanged text `[T]` for each of the first `number` candidates; the next ones extend short donors."""
+    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for `number` donors.
+
+    The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
+    extended with the following candidates.
+    """
     exchanged = []
     for first in range(min(number, len(candidates))):
         order = [*candidates[first:], *candidates[:first]]
-        donors = (texts[index] for index in order)  # loaded only as far as needed
+        donors = (texts[index] for index in order)  # a generator, which only loads the required texts
         exchanged.append(exchange_words(document, donors))
     return exchanged
 
@@ -154,10 +167,12 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the exchanged texts of a document by kind of donor, as an empty list for kinds without texts.
+    """Return the token IDs `[T]` of a document with its words replaced by those of a random donor, by kind of donor.
+
+    There is one array of token IDs per donor. The list is empty for a kind without donors.
 
     Args:
-        document: The text `number`, or its first tokens.
+        document: The text with index `number`, or its first tokens.
         texts: All texts.
         number: Index of the text, which is excluded from the donors.
         classes: Class of each text; None if there are no classes.
@@ -179,7 +194,7 @@ def measure_exchange(
     """Return the mean squared displacements and squared lengths of the vectors at `positions` of a document.
 
     Args:
-        base: The model without task head, in evaluation mode.
+        base: The model without a task head, in eval mode.
         document: The text.
         donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
         positions: Positions of the measured tokens.
@@ -188,15 +203,16 @@ def measure_exchange(
     Returns:
         Means over those donors of each kind that have a different token at the position.
     """
-    exchanged = [ids for kind in donors.values() for ids in kind]
+    exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
     donors_per_kind = [len(kind) for kind in donors.values()]
-    kinds_X = np.repeat(np.arange(len(donors)), donors_per_kind)
+    kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
-    shape = (4, len(donors), squares_XLS4.shape[1], len(document))
-    means_4KLT = np.full(shape, np.nan)
+    # The axis of length 4 contains the fields of `Displacements`.
+    levels = squares_XLS4.shape[1]
+    means_4KLT = np.full((4, len(donors), levels, len(document)), np.nan)
     for kind in range(len(donors)):
-        means_LS4 = _average_known(squares_XLS4[kinds_X == kind])
+        means_LS4 = _average_known(squares_XLS4[kind_X == kind])
         means_4KLT[:, kind][..., positions] = np.moveaxis(means_LS4, -1, 0)
     return Displacements(*means_4KLT)
 
@@ -207,7 +223,7 @@ def exchange_matrix(
     """Return the displacement of each vector after replacement of one token, relative to the vector's length.
 
     Args:
-        base: The model without task head, in evaluation mode.
+        base: The model without a task head, in eval mode.
         document: The text.
         donors: Token IDs of the exchanged texts (from `exchange_words`), by kind of donor.
         batch_tokens: Maximum number of tokens in a forward pass.
@@ -219,45 +235,64 @@ def exchange_matrix(
     ids_T = document.ids
     tokens = len(document)
     reader = _Reader(base, np.arange(tokens, dtype=np.int32))
-    originals = reader.read_whole(ids_T[None])
+    originals = reader.read_complete(ids_T[None])  # by level, [1, T, D]
     length_LT = _copy_to_host([_compute_squared_length(level[0]) for level in originals])
-    exchanged = [ids for kind in donors.values() for ids in kind]
+    exchanged = list(chain.from_iterable(donors.values()))
     squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
     batch_rows = max(1, batch_tokens // tokens)
     for squares_LTT, donor_T in zip(squares_XLTT, exchanged, strict=True):
         sources = np.flatnonzero(donor_T != ids_T)
         for start in range(0, len(sources), batch_rows):
             batch = sources[start : start + batch_rows]
-            texts_RT = np.repeat(ids_T[None], len(batch), 0)
-            texts_RT[np.arange(len(batch)), batch] = donor_T[batch]  # one exchanged token per row
-            moved = reader.read_whole(texts_RT)
-            squares_LRT = _copy_to_host(
-                [_compute_squared_distance(*pair) for pair in zip(moved, originals, strict=True)]
-            )
-            squares_LTT[:, :, batch] = squares_LRT.swapaxes(1, 2)
+            squares_LTT[:, :, batch] = _exchange_single_tokens(reader, ids_T, donor_T, batch, originals)
     return np.sqrt(_average_known(squares_XLTT) / length_LT[..., None])
 
 
-def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
-    """Return the sums over tokens `[1 + K, L]` of each quantity; the keys are `QUANTITIES`.
+def _exchange_single_tokens(
+    reader: _Reader, ids_T: Ids, donor_T: Ids, sources: npt.NDArray[np.int64], originals: Sequence[Tensor]
+) -> Doubles:
+    """Return the squared displacement of each token's vectors by the exchange of each source alone, `[L, T, sources]`.
 
-    The first row covers all donors: the mean over kinds for each token, and for total effects the sum over kinds. With
-    a single kind, this row is omitted, `[1, L]`.
+    `sources` contains the positions of the exchanged tokens, and `originals` the vectors `[1, T, D]` of the unmodified
+    text at each level.
+    """
+    rows = np.arange(len(sources))
+    texts_RT = np.repeat(ids_T[None], len(sources), 0)
+    texts_RT[rows, sources] = donor_T[sources]  # one exchanged token per row
+    displaced = reader.read_complete(texts_RT)
+    squares = []
+    for displaced_RTD, original_1TD in zip(displaced, originals, strict=True):
+        squares.append(_compute_squared_distance(displaced_RTD, original_1TD))
+    squares_LRT = _copy_to_host(squares)
+    return squares_LRT.swapaxes(1, 2)
+
+
+def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
+    """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
+
+    The first row covers all donors. It contains the mean over the kinds of donors for each token or, for total effects,
+    the sum over the kinds. If there is only one kind, this row is omitted, and the shape is `[1, L]`.
 
     Args:
         displacements: Displacements of one text.
         precision: Relative precision of the model's dtype; displacements of this order count as 0.
     """
-    own, others, joint = _remove_rounding_errors(displacements, precision)
-    length = displacements.length
+    significant = _remove_rounding_errors(displacements, precision)
+    own = significant.own
+    others = significant.others
+    joint = significant.joint
+    length = significant.length
     by_token = {
-        OWN_SHARE: _divide(np.sqrt(own), np.sqrt(own) + np.sqrt(others)),
+        OWN_SHARE: _compute_own_share(significant),
         "own_share_squared": _divide(own, own + others),
         "own": np.sqrt(_divide(own, length)),
         "others": np.sqrt(_divide(others, length)),
         "joint": np.sqrt(_divide(joint, length)),
     }
-    sums = {name: Sums.over_tokens(_prepend_mean_over_donors(values_KLT)) for name, values_KLT in by_token.items()}
+    sums = {}
+    for name, values_KLT in by_token.items():
+        sums[name] = Sums.over_tokens(_prepend_mean_over_donors(values_KLT))
+    # Total effects are ratios of sums over tokens, so the joint displacement is the divisor instead of a token count.
     totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
     joint_KL = np.nansum(joint, -1)
     for name, squares_KLT in totals.items():
@@ -269,95 +304,128 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
 def own_shares(displacements: Displacements, precision: float) -> Doubles:
     """Return the own share of each token `[L, T]`, as the mean over the kinds of donors.
 
-    It is NaN for tokens that were not exchanged or have zero displacements.
+    It is NaN for tokens that were not exchanged, and for tokens whose displacements are 0.
     """
-    own, others, _ = _remove_rounding_errors(displacements, precision)
-    return _average_known(_divide(np.sqrt(own), np.sqrt(own) + np.sqrt(others)))
+    significant = _remove_rounding_errors(displacements, precision)
+    return _average_known(_compute_own_share(significant))
 
 
-def _remove_rounding_errors(displacements: Displacements, precision: float) -> list[Doubles]:
-    """Return own, others' and joint squared displacements `[K, L, T]`; 0 if within the vectors' rounding errors."""
+def _compute_own_share(displacements: Displacements) -> Doubles:
+    """Return the own share o / (o + a) `[K, L, T]` for the displacements o by the own and a by all other tokens."""
+    own = np.sqrt(displacements.own)
+    others = np.sqrt(displacements.others)
+    return _divide(own, own + others)
+
+
+def _remove_rounding_errors(displacements: Displacements, precision: float) -> Displacements:
+    """Replace squared displacements below the rounding errors of the vectors by 0."""
     least = (ROUNDING * precision) ** 2 * displacements.length
-    return [np.where(squares < least, 0, squares) for squares in displacements[:3]]
+    return displacements._replace(
+        own=np.where(displacements.own < least, 0, displacements.own),
+        others=np.where(displacements.others < least, 0, displacements.others),
+        joint=np.where(displacements.joint < least, 0, displacements.joint),
+    )
 
 
 def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over kinds of donors, if there are several: `[1 + K, L, T]`."""
+    """Prepend the mean over the kinds of donors, which results in `[1 + K, L, T]`. A single kind remains unchanged."""
     if len(values_KLT) == 1:
         return values_KLT
-    return np.concatenate([_average_known(values_KLT)[None], values_KLT])
+    mean_LT = _average_known(values_KLT)
+    return np.concatenate([mean_LT[None], values_KLT])
 
 
 def _prepend_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over kinds of donors, if there are several: `[1 + K, L]`."""
-    return values_KL if len(values_KL) == 1 else np.concatenate([values_KL.sum(0, keepdims=True), values_KL])
+    """Prepend the sum over the kinds of donors, which results in `[1 + K, L]`. A single kind remains unchanged."""
+    if len(values_KL) == 1:
+        return values_KL
+    total_1L = values_KL.sum(0, keepdims=True)
+    return np.concatenate([total_1L, values_KL])
 
 
 class _Hybrids(NamedTuple):
-    """Mixtures of a document and its exchanged texts, for measured positions at which their tokens differ."""
+    """The hybrids of a text and its exchanged texts, for measured positions at which their tokens differ."""
 
     ids_RT: Ids
-    """Two rows for each exchanged text and position: one with the own token replaced, one with all others replaced."""
+    """Token IDs of two hybrids for each exchanged text and position.
+
+    In the first one, only the token at the position is exchanged; in the second one, all other tokens are.
+    """
     places_R: npt.NDArray[np.int64]
-    """Index in `positions` of each hybrid."""
+    """The measured position of each hybrid, as an index in `positions`."""
     differs_XS: npt.NDArray[np.bool_]
+    """True for each exchanged text and position with a token different from the text's."""
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
-    """Return the mixtures of a text and each of its exchanged texts at `positions`."""
+    """Return two hybrids of a text and each of its exchanged texts for each position at which their tokens differ."""
     differs_XS = (exchanged_XT != ids_T)[:, positions]
-    rows = []
+    hybrids = []
     places = []
     for text, place in np.argwhere(differs_XS):
-        exchanged_T, position = exchanged_XT[text], positions[place]
-        own_T, others_T = ids_T.copy(), exchanged_T.copy()
+        exchanged_T = exchanged_XT[text]
+        position = positions[place]
+        own_T = ids_T.copy()
+        others_T = exchanged_T.copy()
         own_T[position] = exchanged_T[position]
         others_T[position] = ids_T[position]
-        rows += [own_T, others_T]
-        places += [place, place]
-    return _Hybrids(np.reshape(rows, (-1, len(ids_T))).astype(np.int32), np.array(places, np.int64), differs_XS)
+        hybrids.extend([own_T, others_T])
+        places.extend([place, place])
+    ids_RT = np.reshape(hybrids, (-1, len(ids_T))).astype(np.int32)
+    return _Hybrids(ids_RT, np.array(places, np.int64), differs_XS)
 
 
 def _measure_squares(
     base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int
 ) -> Doubles:
-    """Return squared displacements (own, others, all replaced) and squared lengths of the vectors `[X, L, S, 4]`.
+    """Return the squared displacements and lengths of a text's vectors at `positions`, `[X, L, S, 4]`.
 
-    They are NaN for tokens common to the document and an exchanged text.
+    The last axis contains the fields of `Displacements`. Values are NaN for tokens common to the text and an exchanged
+    text.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
-    texts_RT = np.stack([ids_T, *exchanged_XT])
+    complete_ids = np.stack([ids_T, *exchanged_XT])
     batch_rows = max(1, batch_tokens // len(ids_T))
-    # The complete texts share a forward pass with the first hybrids, because one with few rows is almost as slow.
-    end = max(0, batch_rows - len(texts_RT))
     reader = _Reader(base, positions)
-    vectors, rows = reader.read(texts_RT, hybrids.ids_RT[:end], hybrids.places_R[:end])
-    # For each level, `vectors` contains the text and its exchanged texts [1 + X, S, D], and `rows` the hybrids [R, D].
-    joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in vectors])
-    length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in vectors])
-    moved = [_copy_to_host(_compute_squared_shifts(rows, vectors, hybrids.places_R[:end]))]
-    for start in range(end, len(hybrids.ids_RT), batch_rows):
+
+    # The complete texts share a forward pass with the first hybrids, because a pass with few rows is almost as slow.
+    in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
+    first_places = hybrids.places_R[:in_first_pass]
+    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], first_places)
+    # For each level, `complete` contains the text and its exchanged texts [1 + X, S, D], and `hybrid_vectors` [R, D].
+    joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
+    length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
+    originals = [level[0] for level in complete]
+    displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, first_places)]
+
+    for start in range(in_first_pass, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
-        _, rows = reader.read(texts_RT[:0], hybrids.ids_RT[batch], places_R)
-        moved.append(_copy_to_host(_compute_squared_shifts(rows, vectors, places_R)))
-    moved_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
-    moved_LR = np.concatenate(moved, 1)
-    moved_LXS2[:, hybrids.differs_XS] = moved_LR.reshape(len(vectors), -1, 2)  # hybrids come in pairs: own, others
+        hybrid_vectors = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
+        displaced.append(_compute_hybrid_displacements(hybrid_vectors, originals, places_R))
+
+    displaced_LR = np.concatenate(displaced, 1)
+    displaced_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
+    # The two hybrids of a position are consecutive: own token exchanged, other tokens exchanged.
+    displaced_LXS2[:, hybrids.differs_XS] = displaced_LR.reshape(len(complete), -1, 2)
     joint_LXS[:, ~hybrids.differs_XS] = np.nan
     length_LXS = np.where(hybrids.differs_XS, length_L1S, np.nan)
-    squares_LXS4 = np.concatenate([moved_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
+    squares_LXS4 = np.concatenate([displaced_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
 
-def _compute_squared_shifts(
-    rows: Sequence[Tensor], vectors: Sequence[Tensor], places_R: npt.NDArray[np.int64]
-) -> list[Tensor]:
-    """Return the squared distances `[R]` of hybrids from the text at the same positions, by level."""
+def _compute_hybrid_displacements(
+    hybrid_vectors: Sequence[Tensor], originals: Sequence[Tensor], places_R: npt.NDArray[np.int64]
+) -> Doubles:
+    """Return the squared distances `[L, R]` of the vectors of hybrids from those of the text at the same positions.
+
+    At each level, `hybrid_vectors` contains one vector per hybrid `[R, D]`, and `originals` the vectors of the text
+    `[S, D]`. `places_R` contains the index of each hybrid's position on the axis S.
+    """
     squares = []
-    for row_RD, level in zip(rows, vectors, strict=True):
-        squares.append(_compute_squared_distance(row_RD, level[0, places_R]))
-    return squares
+    for hybrid_RD, original_SD in zip(hybrid_vectors, originals, strict=True):
+        squares.append(_compute_squared_distance(hybrid_RD, original_SD[places_R]))
+    return _copy_to_host(squares)
 
 
 class _LastLayerError(Exception):
@@ -371,66 +439,72 @@ class _Reader:
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
-        """Prepare to read at `positions` `[S]`."""
+        """Store the measured `positions` `[S]`."""
         self.base = base
         self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
         has_decoder = len(family_of(base.config).stacks) > 1
         self.last_layer = None if has_decoder else layer_counts(base)[0]
 
-    def read_whole(self, ids_RT: Ids) -> list[Tensor]:
-        """Return the vectors `[R, S, D]` of each level at all positions."""
-        vectors, _ = self.read(ids_RT, ids_RT[:0], np.zeros(0, np.int64))
+    def read_complete(self, ids_RT: Ids) -> list[Tensor]:
+        """Return the vectors of texts at all measured positions, `[R, S, D]`, by level."""
+        no_places = np.zeros(0, np.int64)
+        vectors, _no_hybrids = self.read(ids_RT, ids_RT[:0], no_places)
         return vectors
+
+    def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
+        """Return one vector per hybrid, `[R, D]`, by level. `places_R` are the indices of the measured positions."""
+        _no_texts, hybrid_vectors = self.read(ids_RT[:0], ids_RT, places_R)
+        return hybrid_vectors
 
     def read(
         self, ids_XT: Ids, hybrid_ids_RT: Ids, places_R: npt.NDArray[np.int64]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the vectors of each level, from one forward pass.
-
-        They are the vectors of complete texts at all positions, `[X, S, D]`, and of each hybrid at one of the
-        positions, `[R, D]`.
-        """
+        """Return the results of `read_complete` and `read_hybrids`, from a single forward pass."""
         device = self.base.device
-        every_row = torch.arange(len(ids_XT) + len(hybrid_ids_RT), device=device)
-        whole_rows = every_row[: len(ids_XT)].repeat_interleave(len(self.positions))
         places = torch.as_tensor(places_R, device=device)
-        # Row and column in the batch of each vector: all positions of each complete text, then one of each hybrid.
-        rows = torch.cat([whole_rows, every_row[len(ids_XT) :]])
-        columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
         all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
+        all_rows = torch.arange(len(all_ids), device=device)
+        complete_rows = all_rows[: len(ids_XT)].repeat_interleave(len(self.positions))
+        hybrid_rows = all_rows[len(ids_XT) :]
+        # Row and column in the batch of each vector: all positions of each complete text, then one of each hybrid.
+        rows = torch.cat([complete_rows, hybrid_rows])
+        columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
         vectors = []
         hybrid_vectors = []
         for level_ND in self._read_levels(all_ids, rows, columns):
-            whole_ND = level_ND[: len(whole_rows)]
-            vectors.append(whole_ND.unflatten(0, (len(ids_XT), len(self.positions))))
-            hybrid_vectors.append(level_ND[len(whole_rows) :])
+            complete_ND = level_ND[: len(complete_rows)]
+            vectors.append(complete_ND.unflatten(0, (len(ids_XT), len(self.positions))))
+            hybrid_vectors.append(level_ND[len(complete_rows) :])
         return vectors, hybrid_vectors
 
     @torch.inference_mode()
     def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
-        """Return the vectors `[N, D]` of each level at some `rows` and `columns`, each `[N]`, of a batch of texts."""
+        """Return selected vectors `[N, D]` of each level (the embeddings, then each layer) for a batch of texts.
+
+        `rows` and `columns` `[N]` contain the text and the position of each vector.
+        """
         levels: list[Tensor] = []
         tokens = ids_RT.shape[1]
-        first_decoder_level = None
+        is_in_decoder = False
 
         def append_level(site: Site, vectors_RTD: Tensor) -> None:
             """Append the vectors of a level; after attention in the last layer, compute the layer's output and stop."""
-            nonlocal first_decoder_level
+            nonlocal is_in_decoder
             if site.point == ATTENTION_OUTPUT:
                 if site.layer == self.last_layer:
                     levels.append(_finish_layer(features, vectors_RTD[rows, columns], rows, columns))
                     raise _LastLayerError
                 return
             if site.point == DECODER_INPUT:
-                first_decoder_level = len(levels)
+                is_in_decoder = True
                 return
-            if first_decoder_level is None:
+            if not is_in_decoder:
                 levels.append(vectors_RTD[rows, columns])
                 return
             # Decoder inputs are shifted right by one, after a start token; the last token is not an input.
             shifted = vectors_RTD[rows, (columns + 1).clamp_max(tokens - 1)]
-            is_read = (columns + 1 < tokens).unsqueeze(-1)
-            levels.append(torch.where(is_read, shifted, torch.nan))
+            is_input = (columns + 1 < tokens).unsqueeze(-1)
+            levels.append(torch.where(is_input, shifted, torch.nan))
 
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -441,7 +515,10 @@ class _Reader:
 
 
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the output `[N, D]` of the current layer at N positions, from the attention output `[N, D]` there."""
+    """Return the output `[N, D]` of the current layer at N positions, from its attention output `[N, D]`.
+
+    `rows` and `columns` `[N]` contain the text and the position of each vector in the batch.
+    """
     call = features.layer
     assert call is not None
     x = call.whole.hidden[rows, columns]
@@ -464,7 +541,7 @@ def _compute_squared_length(vectors: Tensor) -> Tensor:
 
 
 def _copy_to_host(squares: Sequence[Tensor]) -> Doubles:
-    """Return tensors of equal shape as one array, in a single transfer."""
+    """Return tensors of equal shape as one stacked array on the host, in a single transfer."""
     return np.asarray(torch.stack(list(squares)).cpu().numpy())
 
 
@@ -475,7 +552,7 @@ def _average_known(values: Doubles) -> Doubles:
 
 
 def _divide(numerator: Doubles, denominator: Doubles) -> Doubles:
-    """Return the quotient; NaN if the denominator is 0 or NaN."""
+    """Return the elementwise quotient; NaN where the denominator is 0 or NaN."""
     is_defined = denominator > 0
     return np.divide(numerator, denominator, out=np.full_like(denominator, np.nan), where=is_defined)
 

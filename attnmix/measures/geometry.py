@@ -19,7 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
-SOLVED_NUMBERS = 2**16  # numbers in the products of a group of texts; for more, calls cost less than eigenvalues
+SOLVED_NUMBERS = 2**16  # elements of Gram matrices per eigenvalue call; with more, the cost of the call is negligible
 SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
@@ -34,44 +34,58 @@ RANK = GEOMETRY_MEASURES.index("effective_rank")
 
 
 class Cloud:
-    """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share."""
+    """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share.
+
+    Sums, means and norms are computed over the tokens of each text and point, without padding.
+    """
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Prepare vectors. `mask` `[..., T]` is False for padding (default: no padding)."""
+        """Compute the products. `mask` `[..., T]` is False for padding (default: no padding)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
         mask_T1 = self.mask.unsqueeze(-1)
         self.vectors = vectors
         self.width = vectors.shape[-1]
-        self.tokens = self.mask.sum(-1).double()
+        self.tokens = self.mask.sum(-1).double()  # number of tokens of each text
         x_TD = vectors.to(torch.float64, copy=True)
         if mask is not None:
             x_TD.masked_fill_(~mask_T1, 0)
+
+        # Lengths, and the sum of the vectors after scaling to length 1
         length_T = x_TD.norm(dim=-1)
+        self.norm = length_T.norm(dim=-1)
         inverse_length_T = 1 / length_T.clamp_min(SHORTEST)
         unit_sum_1D = inverse_length_T.unsqueeze(-2).matmul(x_TD)
         self.unit_sum_D = unit_sum_1D.squeeze(-2)
+
+        # Vectors minus their mean; padding remains 0.
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
         mean_1D = mean_D.unsqueeze(-2)
-        self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)  # zeros for padding
+        self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)
+        self.squares_T = self.centred_TD.norm(dim=-1).square()
+        self.centred_norm = self.squares_T.sum(-1).sqrt()
+
         # The Gram matrix is T x T or D x D, whichever is smaller.
         self.by_tokens = vectors.shape[-2] <= self.width
         if self.by_tokens:
             self.gram_NN = self.centred_TD @ self.centred_TD.mT
         else:
             self.gram_NN = self.centred_TD.mT @ self.centred_TD
-        self.squares_T = self.centred_TD.norm(dim=-1).square()
-        self.norm = length_T.norm(dim=-1)
-        self.centred_norm = self.squares_T.sum(-1).sqrt()
-        # Measures are undefined if tokens differ only by rounding errors, or if the HSIC is a rounding error.
-        self.varies = self.centred_norm > ROUNDING * self.norm
+        self.varies = self.centred_norm > ROUNDING * self.norm  # False if tokens differ only by rounding errors
+        self.own_hsic = self._compute_own_hsic()
+        is_constant = ~self.varies
+        self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
+
+    def _compute_own_hsic(self) -> Tensor:
+        """Return the HSIC of the cloud with itself.
+
+        It is NaN if the tokens differ only by rounding errors, or if the HSIC does not exceed its rounding errors.
+        """
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _compute_hsic(square, self, self)
         is_precise = hsic > ROUNDING * square
-        self.own_hsic = hsic.where(self.varies & is_precise, torch.nan)
-        is_constant = ~self.varies
-        self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
+        return hsic.where(self.varies & is_precise, torch.nan)
 
 
 class Words:
@@ -79,29 +93,19 @@ class Words:
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
         """Select the embeddings of distinct token IDs in `ids` `[..., T]`. Padding must repeat an ID of the text."""
-        first_places = []  # by text: positions of the first occurrence of each token ID
-        for text_ids in ids.reshape(-1, ids.shape[-1]):
-            _, places = np.unique(text_ids, return_index=True)
-            first_places.append(places)
-        most_words = max(map(len, first_places))
-        padded = []
-        for places in first_places:
-            padding = np.full(most_words - len(places), places[0])
-            padded.append(np.append(places, padding))
-        place_W = np.stack(padded).reshape(*ids.shape[:-1], most_words)
-        first_W = torch.as_tensor(place_W, device=words_TD.device)
+        first_W = torch.as_tensor(_find_first_positions(ids), device=words_TD.device)
         self.ids_T = torch.as_tensor(ids, device=words_TD.device)
         self.ids_W = self.ids_T.gather(-1, first_W)
-        different_WD = torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2)
-        self.unit_WD = normalize(different_WD, dim=-1)
+        distinct_WD = torch.take_along_dim(words_TD, first_W.unsqueeze(-1), -2)
+        self.unit_WD = normalize(distinct_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return True for vectors `[..., points, T, D]` whose nearest word embedding is that of their own token.
+        """Return True for each vector whose nearest word embedding is that of its own token, `[..., points, T]`.
 
-        Only the embeddings of the text's tokens are compared, by cosine.
+        `vectors` `[..., points, T, D]` are compared only with the embeddings of the tokens of their text, by cosine.
         """
         texts = self.unit_WD.shape[:-2]
-        rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)
+        rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)  # the tokens of all points of a text
         words = self.unit_WD[..., 0].numel()
         chunk_rows = max(1, NEAREST_NUMBERS // words)
         nearest_by_chunk = []
@@ -109,17 +113,35 @@ class Words:
             products = chunk @ self.unit_WD.mT
             nearest_by_chunk.append(products.argmax(-1))
         tokens = self.ids_T.shape[-1]
-        nearest = torch.cat(nearest_by_chunk, -1)
+        nearest = torch.cat(nearest_by_chunk, -1)  # indices on the axis W
         nearest_ids = self.ids_W.gather(-1, nearest)
         ids_by_point = nearest_ids.view(*texts, -1, tokens)
         is_own = ids_by_point == self.ids_T.unsqueeze(-2)
         return is_own.view(vectors.shape[:-1])
 
 
+def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Return the positions `[..., W]` of the first occurrence of each distinct token ID in texts with `ids` `[..., T]`.
+
+    W is the largest number of distinct IDs in a text. Texts with fewer distinct IDs are padded with one of these
+    positions.
+    """
+    positions_by_text = []
+    for text_ids in ids.reshape(-1, ids.shape[-1]):
+        _distinct_ids, positions = np.unique(text_ids, return_index=True)
+        positions_by_text.append(positions)
+    most_words = max(map(len, positions_by_text))
+    padded = []
+    for positions in positions_by_text:
+        padding = np.full(most_words - len(positions), positions[0])
+        padded.append(np.append(positions, padding))
+    return np.stack(padded).reshape(*ids.shape[:-1], most_words)
+
+
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of clouds, `[..., measures]` in float64.
 
-    `start` is the input of the layer. `words` is None if word embeddings differ in width or in tokens from the vectors.
+    `start` is the layer's input. `words` is None if the word embeddings differ from the vectors in width or in tokens.
     Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
@@ -133,8 +155,9 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
+    """Return the result of `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
     tokens = cloud.tokens.expand_as(cloud.norm)
+    # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, including T pairs i = j.
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
     mean_cosine = sum_of_cosines / (tokens * (tokens - 1))
     cka = _compute_cka(cloud, start)
@@ -151,19 +174,20 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
 
 
 def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: Tensor) -> Tensor:
-    """Return the measures `[..., names]`. Missing ones are NaN in the shape of `like`."""
+    """Stack the measures in the order of `names`, `[..., names]`. Missing measures are NaN, in the shape of `like`."""
     undefined = torch.full_like(like, torch.nan)
     in_order = [measures.get(name, undefined) for name in names]
     return torch.stack(in_order, dim=-1)
 
 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
-    """Return the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`; `lengths` are token counts.
+    """Return a future for the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
 
-    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. Gram matrices
-    on other devices are copied by a separate thread, while the device continues.
+    `lengths` contains the number of tokens of each text. Eigenvalues are computed on the CPU, because solvers on other
+    devices process matrices sequentially. Gram matrices on other devices are copied by a separate thread, while the
+    device continues. For a cloud on the CPU, the future is already complete.
     """
-    sizes = lengths
+    sizes = lengths  # of each text's Gram matrices
     if not cloud.by_tokens:
         sizes = [cloud.width] * len(lengths)
     if not cloud.gram_NN.is_cpu:
@@ -182,10 +206,16 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
-    """Return the effective ranks `[texts, points]` from the products. Padding is removed first."""
+    """Return the effective ranks `[texts, points]` from Gram matrices with padding, `[texts, points, N, N]`.
+
+    `sizes` contains the size of each text's matrices without padding. `apply` is `map`, or `map` of a thread pool.
+    """
     points = gram_BPNN.shape[1]
     groups = list(_group_by_size(sizes, points))
-    grams = [gram_BPNN[texts, :, : sizes[texts[0]], : sizes[texts[0]]] for texts in groups]
+    grams = []  # by group, without padding
+    for texts in groups:
+        size = sizes[texts[0]]
+        grams.append(gram_BPNN[texts, :, :size, :size])
     ranks_BP = gram_BPNN.new_empty(len(sizes), points)
     for texts, ranks in zip(groups, apply(_compute_effective_rank, grams), strict=True):
         ranks_BP[texts] = ranks
@@ -193,7 +223,11 @@ def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[...,
 
 
 def _group_by_size(sizes: Sequence[int], points: int) -> Iterator[list[int]]:
-    """Yield indices of texts of equal size whose products are solved together; large texts form groups of their own."""
+    """Yield groups of text indices. The Gram matrices of a group have equal size and are decomposed in one call.
+
+    A group has at most `SOLVED_NUMBERS` matrix elements, or consists of a single text. `points` is the number of
+    matrices per text.
+    """
     texts_by_size: dict[int, list[int]] = {}
     for text, size in enumerate(sizes):
         texts_by_size.setdefault(size, []).append(text)
@@ -205,13 +239,13 @@ def _group_by_size(sizes: Sequence[int], points: int) -> Iterator[list[int]]:
 
 @cache
 def _get_fetching_thread() -> ThreadPoolExecutor:
-    """Return the thread that copies Gram matrices from other devices."""
+    """Return a pool with a single thread, which copies Gram matrices from other devices."""
     return ThreadPoolExecutor(1)
 
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return one thread per core. Each limits LAPACK to one thread, because nested threads were 16 times slower."""
+    """Return a pool with one thread per core. LAPACK does not start further threads, which were 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -234,6 +268,7 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
     """Return the linear CKA `[...]` of two clouds."""
+    # |X^T Y|_F^2 equals the sum of the elementwise product of the Gram matrices X X^T and Y Y^T.
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
@@ -247,56 +282,65 @@ def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
 
 
 def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
-    """Return T (T - 3) times the unbiased HSIC of two centred clouds, from |X^T Y|_F^2 and their squared norms.
+    """Return T (T - 3) times the unbiased HSIC of two centred clouds X and Y, from the `product` |X^T Y|_F^2.
 
-    It equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), where K and L have zeros on the diagonal.
-    For a centred X, the rows of X X^T sum to 0, so the rows of K sum to minus the squared norms, and no T x T matrix is
-    needed.
+    It equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2). K and L are X X^T and Y Y^T with zeros on
+    the diagonal. Each row of X X^T sums to 0, so row i of K sums to -|x_i|^2, and no T x T matrix is needed.
     """
     tokens = first.tokens
-    both = (first.squares_T * second.squares_T).sum(-1)
-    sums = first.squares_T.sum(-1) * second.squares_T.sum(-1)
+    sum_of_KL = (first.squares_T * second.squares_T).sum(-1)
+    trace_of_KL = product - sum_of_KL  # without the diagonals |x_i|^2 |y_i|^2, which have the same sum
+    sum_of_K_times_sum_of_L = first.squares_T.sum(-1) * second.squares_T.sum(-1)
     pairs = (tokens - 1) * (tokens - 2)
-    sums_term = sums / pairs
-    product_term = 2 * both / (tokens - 2)
-    estimate: Tensor = product - both + sums_term - product_term
+    sums_term = sum_of_K_times_sum_of_L / pairs
+    product_term = 2 * sum_of_KL / (tokens - 2)
+    estimate: Tensor = trace_of_KL + sums_term - product_term
     return estimate
 
 
 def step_measures(layer_pass: LayerPass) -> Tensor:
     """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
-    `cosine_previous` compares the vector after a step with the vector after the previous step, `cosine_input` with the
-    token's layer input. `distance_previous` and `norm` are lengths relative to the length of the input. The step
-    `heads` (concatenated heads) has a different basis from the residual stream, so its cosines are not meaningful, and
-    undefined if the widths differ.
+    `cosine_previous` compares the vector after a step with the vector after the previous step, and `cosine_input` with
+    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. The step `heads`
+    (concatenated heads) has a different basis from the residual stream. Its cosines are therefore not meaningful; they
+    are NaN if the widths differ.
     """
-    start = layer_pass.x
-    start_length_T = start.norm(dim=-1)
+    layer_input = layer_pass.x
     all_vectors = _select_step_vectors(layer_pass)
-    present = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
-    steps = list(present.values())
-    previous_steps = [start, *steps[:-1]]
-    length_with_input_ST = torch.stack([start_length_T, *(vectors.norm(dim=-1) for vectors in steps)])
-    length_ST = length_with_input_ST[1:]
-    previous_length_ST = length_with_input_ST[:-1]
-    product_input_ST = torch.stack([_compute_products(vectors, start) for vectors in steps])
-    product_previous_ST = torch.stack(list(map(_compute_products, steps, previous_steps)))
-    distance_previous_ST = torch.stack(list(map(_compute_distances, steps, previous_steps)))
+    vectors_by_step = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
+    steps = list(vectors_by_step.values())
+    previous_steps = [layer_input, *steps[:-1]]
+
+    input_length_T = layer_input.norm(dim=-1)
+    lengths = [input_length_T]
+    products_with_input = []
+    products_with_previous = []
+    distances = []
+    for vectors, previous in zip(steps, previous_steps, strict=True):
+        lengths.append(vectors.norm(dim=-1))
+        products_with_input.append(_compute_products(vectors, layer_input))
+        products_with_previous.append(_compute_products(vectors, previous))
+        distances.append(_compute_distances(vectors, previous))
+    all_lengths = torch.stack(lengths)
+    length_ST = all_lengths[1:]
+    previous_length_ST = all_lengths[:-1]
+
     measures = {
-        "cosine_previous": _compute_cosine(product_previous_ST, length_ST * previous_length_ST),
-        "cosine_input": _compute_cosine(product_input_ST, length_ST * start_length_T),
-        "distance_previous": distance_previous_ST / start_length_T,
-        "norm": length_ST / start_length_T,
+        "cosine_previous": _compute_cosine(torch.stack(products_with_previous), length_ST * previous_length_ST),
+        "cosine_input": _compute_cosine(torch.stack(products_with_input), length_ST * input_length_T),
+        "distance_previous": torch.stack(distances) / input_length_T,
+        "norm": length_ST / input_length_T,
     }
     measures_STm = _stack_measures(measures, STEP_MEASURES, like=length_ST)
-    by_step = dict(zip(present, measures_STm, strict=True))
-    missing_Tm = _stack_measures({}, STEP_MEASURES, like=start_length_T)
-    return torch.stack([by_step.get(step, missing_Tm) for step in STEP_POINTS], dim=-2)
+    measures_by_step = dict(zip(vectors_by_step, measures_STm, strict=True))
+    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=input_length_T)
+    in_order = [measures_by_step.get(step, undefined_Tm) for step in STEP_POINTS]
+    return torch.stack(in_order, dim=-2)
 
 
 def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors `[..., T, D]` after each of `STEP_POINTS`; None for steps that the family lacks."""
+    """Return the vectors `[..., T, D]` after each step in `STEP_POINTS`; None for steps that the family lacks."""
     features = layer_pass.features
     vectors: dict[str, Tensor | None] = {}
     for step, point in STEP_POINTS.items():

@@ -34,7 +34,10 @@ PERMUTED = "share_class_permuted"
 
 
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return the table `geometry`."""
+    """Return the table `geometry`: means over texts, attention gains, cosines across texts, shares of contributions.
+
+    Except for the attention to the first token, the statistics cover the sampled texts.
+    """
     sampled = measured.sampled
     tables = MeanTables(sampled.sums, sampled.draws)
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # measures of attention, not of vectors
@@ -49,7 +52,7 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return the rows of `geometry` for a page of user texts: steps of a layer, and shares of contributions."""
+    """Return the rows of `geometry` for a page of user texts: means by step of a layer, and shares of contributions."""
     tables = MeanTables(measured.sums, measured.draws)
     tables.add(_average_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
@@ -59,7 +62,8 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
     """Add the means of the geometry at each capture point, of steps, of attention sinks, and of contribution lengths.
 
-    `tables` contains the sums of the sample; attention to the first token is averaged over all texts.
+    `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
+    `attention` contains the labels in the columns `layer` and `point` of measures of attention.
     """
     checkpoints = tuple(measured.sums)
     tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
@@ -75,7 +79,7 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
 
 
 def _average_steps(measured: CorpusMeasures) -> Mean:
-    """Return the mean geometry of each step of a layer."""
+    """Return the `Mean` of the measures of each step of a layer, for the table `geometry`."""
     labels = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
     return Mean("geometry", labels, "steps", tuple(measured.sums), complete=False)
 
@@ -88,7 +92,7 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         sums_NXD, counts = sums["unit_sums"].take(numbers)
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
-        intervals = []
+        intervals = []  # by site, [3 columns of `INTERVAL`, 3 measures]
         for place in range(len(sites)):  # one site at a time, to limit memory
             squares_N1 = tokens_N[:, None]  # the squared length of a vector of norm 1 is 1
             units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
@@ -103,14 +107,18 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         columns["documents"] = np.broadcast_to(documents, (len(sites), len(documents)))
         labels = {"site": sites, "measure": list(documents_by_measure)}
         table = table_rows("geometry", checkpoint, labels, columns)
-        # Means by class are omitted if no class has enough texts; the mean over all texts is always a row, also if NaN.
+        # Means by class are omitted if no class has enough texts. The mean over all texts has a row even if it is NaN.
         is_across_texts = table["measure"] == MEAN_COSINE_ACROSS_TEXTS
         yield table[table["mean"].notna() | is_across_texts]
 
 
 def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
-    """Return mean cosines and their intervals `[3, 3]` for all texts, texts of the same class, and of other classes."""
-    one_class_N = np.zeros(len(classes_N))
+    """Return mean cosines with their intervals, `[3, 3]`: mean, low and high for three kinds of pairs of texts.
+
+    The pairs consist of any texts, of texts of the same class, and of texts of different classes. `units` contains the
+    moments of vectors of norm 1 at one site.
+    """
+    one_class_N = np.zeros(len(classes_N))  # a single class, so that pairs of the same class are all pairs
     whole, without = products(units, one_class_N)
     all_texts = Jackknifed(whole.same, without.same)
     usable_units = _select_texts(units, is_usable_N)
@@ -124,24 +132,25 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    They include the difference between checkpoints. The iterator is empty if fewer than two classes have three or more
-    texts.
+    The rows of each checkpoint with permuted classes come first, followed by the shares of each checkpoint and of their
+    difference. There are no rows if fewer than two classes have three or more texts. `attention` contains the labels in
+    the columns `layer` and `point`.
     """
     shares: dict[str, Jackknifed] = {}
     numbers, classes_N = _draw_texts(measured)
     known_classes = np.unique(classes_N[classes_N >= 0])
+    if len(known_classes) < 2:
+        return
     for checkpoint, sums in measured.sums.items():
-        if len(known_classes) < 2:
-            return
         texts, is_usable_N = attention_moments(sums, numbers, classes_N)
         usable_classes = classes_N[is_usable_N]
         if len(np.unique(usable_classes)) < 2:
             return
         whole, without = products(texts, usable_classes)
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
-        null_L = class_share_null(texts, usable_classes, measured.seed)
-        documents_L = np.full(len(null_L), len(usable_classes))
-        columns: dict[str, Any] = {"mean": null_L, "documents": documents_L}
+        permuted_L = class_share_null(texts, usable_classes, measured.seed)
+        documents_L = np.full(len(permuted_L), len(usable_classes))
+        columns: dict[str, Any] = {"mean": permuted_L, "documents": documents_L}
         labels = attention | {"measure": [PERMUTED]}
         yield table_rows("geometry", checkpoint, labels, columns)
     for checkpoint, share in with_difference(shares).items():
@@ -156,13 +165,15 @@ def attention_moments(
 ) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
 
-    `numbers` are the indices of the texts, `classes_N` their classes; `usable` defines usable texts.
+    `numbers` contains the indices of the texts, and `classes_N` their classes. The function `usable` defines which
+    texts are usable.
     """
     sums_NLD, counts = sums["others"].take(numbers)
     lengths_NL3 = sums["lengths"].take(numbers).values
+    squared_lengths_NL = lengths_NL3[:, :, 0]
     tokens_N = counts.ravel()
     is_usable_N = usable(classes_N, tokens_N)
-    moments = Moments.from_sums(sums_NLD, lengths_NL3[:, :, 0], tokens_N)
+    moments = Moments.from_sums(sums_NLD, squared_lengths_NL, tokens_N)
     return _select_texts(moments, is_usable_N), is_usable_N
 
 
@@ -178,6 +189,9 @@ def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Mom
 
 
 def part_lengths(sums: CorpusSums) -> Sums:
-    """Return the sums `[texts, layers, 2]` of the lengths of the other tokens' and of the own contribution."""
+    """Return the sums over tokens of two lengths, `[texts, layers, 2]`.
+
+    They are the lengths of the contribution of all other tokens, and of the own contribution with the skip connection.
+    """
     values, counts = sums["lengths"]
-    return Sums(values[:, :, 1:], counts)
+    return Sums(values[:, :, 1:], counts)  # without the squared length

@@ -20,19 +20,19 @@ from attnmix.measures.documents import CLASSES, POSITIONS, Document, position_gr
 from attnmix.measures.ratios import chunk_tokens
 
 TOKEN_GROUPS = len(CLASSES) * len(POSITIONS)
-PADDING_SEGMENT = 2  # the segments of the texts of a pair are 0 and 1, the segment of special tokens is -1
+PADDING_SEGMENT = 2  # the texts of a pair have the segments 0 and 1, and special tokens the segment -1
 
 
 class MicroBatch:
     """Consecutive texts of a padded batch."""
 
     def __init__(self, documents: Sequence[Document], places: slice, device: torch.device) -> None:
-        """Select the texts at `places` from all texts of the batch (`documents`)."""
+        """Select the texts at `places` from `documents`, the texts of the whole batch."""
         self.documents = documents[places]
         self.places = places
         self.device = device
         self.lengths = [len(document) for document in self.documents]
-        self.tokens = max(self.lengths)
+        self.tokens = max(self.lengths)  # of the longest text
         self.is_padded = min(self.lengths) < self.tokens
         self.names = [document.name for document in self.documents]
 
@@ -49,7 +49,7 @@ class MicroBatch:
 
     @cached_property
     def groups_BT(self) -> Tensor:
-        """The index of each token's group, which is a combination of token class and group of positions."""
+        """The index of each token's group: a combination of token class and group of positions. Padding has index 0."""
         groups = [_compute_token_groups(document) for document in self.documents]
         return self._pad(groups, 0)
 
@@ -60,7 +60,7 @@ class MicroBatch:
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, with zeros for texts not in `names`."""
+        """Return `members_BTG`, with zeros for texts whose names are not in `names`."""
         is_named = [name in names for name in self.names]
         if all(is_named):
             return self.members_BTG
@@ -69,7 +69,7 @@ class MicroBatch:
 
     @cached_property
     def ids_BT(self) -> npt.NDArray[np.int64]:
-        """The token IDs. Padding repeats the first ID of the text, to avoid additional IDs."""
+        """The token IDs. Padding repeats the first ID of the text, because it must not add another distinct ID."""
         ids_BT = np.empty((len(self.documents), self.tokens), np.int64)
         for place, document in enumerate(self.documents):
             ids_BT[place] = document.ids[0]
@@ -78,7 +78,10 @@ class MicroBatch:
 
     @cached_property
     def segments_BT(self) -> Tensor | None:
-        """The segment of each token of a pair: 0 or 1, or -1 for special tokens; None if a text is not a pair."""
+        """The segment of each token, or None if a text is not a pair.
+
+        The segment is 0 or 1 in the texts of a pair, -1 for special tokens, and `PADDING_SEGMENT` for padding.
+        """
         segments = []
         for document in self.documents:
             if document.segments is None:
@@ -87,26 +90,26 @@ class MicroBatch:
         return self._pad(segments, PADDING_SEGMENT)
 
     def segments(self, shifted: bool) -> Tensor | None:
-        """Return `segments_BT`. If `shifted` is True, it is shifted right by one, as decoder inputs are."""
+        """Return `segments_BT`. If `shifted` is True, segments are shifted right by one, as decoder inputs are."""
         if self.segments_BT is None or not shifted:
             return self.segments_BT
-        first_B1 = torch.full_like(self.segments_BT[:, :1], -1)
-        shifted_BT = torch.cat([first_B1, self.segments_BT[:, :-1]], 1)
+        start_B1 = torch.full_like(self.segments_BT[:, :1], -1)  # the start token is a special token
+        shifted_BT = torch.cat([start_B1, self.segments_BT[:, :-1]], 1)
         return shifted_BT.masked_fill(~self.mask_BT, PADDING_SEGMENT)
 
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
-        If `shifted` is True, they are shifted right by one, as decoder inputs are, and include the start token.
+        If `shifted` is True, positions are shifted right by one, as decoder inputs are, and include the start token.
         """
         if not shifted:
             return self._special_SB
         position_SB = self._special_SB
-        first_B1 = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64)
+        start_1B = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64).T  # the start token is at position 0
         is_special_SB = position_SB >= 0
-        is_before_last_SB = position_SB < self.tokens_B - 1
+        is_before_last_SB = position_SB < self.tokens_B - 1  # The last token is not an input of the decoder.
         next_SB = torch.where(is_special_SB & is_before_last_SB, position_SB + 1, -1)
-        return torch.cat([first_B1.T, next_SB])
+        return torch.cat([start_1B, next_SB])
 
     @cached_property
     def _special_SB(self) -> Tensor:
@@ -114,7 +117,7 @@ class MicroBatch:
         return self._pad(positions, -1).T
 
     def part(self, vectors_BTD: Tensor) -> Tensor:
-        """Return the vectors of the micro-batch from the vectors of the whole batch."""
+        """Select the vectors of the micro-batch from the vectors of the whole batch."""
         return vectors_BTD[self.places, : self.tokens]
 
     def sums(self, values: Tensor) -> Tensor:
@@ -131,20 +134,23 @@ class MicroBatch:
         return means_BE.unsqueeze(1).to(values_BTE)
 
     def _pad(self, arrays: Sequence[npt.NDArray[Any]], padding: float) -> Tensor:
-        """Return arrays of different lengths as a padded tensor `[B, T]`, on the device of the batch."""
+        """Return one-dimensional arrays, one per text, as a padded tensor on the device of the batch."""
         tensors = [torch.as_tensor(array) for array in arrays]
         padded = pad_sequence(tensors, batch_first=True, padding_value=padding)
         return padded.to(self.device)
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Return the micro-batches of a batch. They depend only on the lengths of the texts and the device type."""
+    """Divide a batch into micro-batches. They depend only on the lengths of the texts and on the type of the device."""
     max_tokens = chunk_tokens(device)
     return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 
 
 def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[slice]:
-    """Yield slices of consecutive texts with at most `max_tokens` tokens including padding, or of a single text."""
+    """Yield slices of consecutive texts with at most `max_tokens` tokens including padding.
+
+    A longer text has a slice of its own.
+    """
     start = 0
     longest = 0
     for place, document in enumerate(documents):
@@ -158,7 +164,7 @@ def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[sl
 
 
 def _compute_token_groups(document: Document) -> npt.NDArray[np.int64]:
-    """Return the index of each token's group `[T]`, the combination of class and position."""
+    """Return the index `[T]` of each token's group: a combination of token class and group of positions."""
     class_T = document.classes.astype(np.int64)
     position_T = position_groups(len(document))
     return class_T * len(POSITIONS) + position_T

@@ -1,8 +1,10 @@
 """The tables of mixing ratios: means over texts with bootstrap intervals.
 
-Each mean is declared once, as a `Mean`: its rows in a table, and its sums. `MeanTables` resamples the means.
-`CorpusMeasures` is the input of all tables, including `geometry_table`; `sample_tables` creates the tables for a sample
-of the texts.
+A `Mean` declares the rows of a mean in a table, and the sums from which the mean is computed. `MeanTables` computes the
+means and their bootstrap samples. `CorpusMeasures` is the input of all tables, including `geometry_table`. The module
+`sample_tables` creates the tables for a sample of the texts.
+
+Shapes: D texts, G groups of tokens, L layers, M methods (mixing ratios).
 """
 
 from collections import defaultdict
@@ -25,21 +27,32 @@ from attnmix.measures.ratios import RATIOS, preferred_ratio
 from attnmix.measures.text_pairs import PAIR_SOURCES
 
 CorpusSums = Mapping[str, Sums]
-"""Sums of all texts by quantity, as in `DocumentMeasures.sums`."""
+"""Sums `[texts, ...]` by quantity: the results of `DocumentMeasures.sums` for all texts, stacked."""
 SelectSums = Callable[[CorpusSums], Sums]
-"""A function that selects or combines the sums of a mean."""
+"""A function that selects or computes the sums of one mean from the sums of all quantities."""
 Labels = dict[str, Any]
-"""Values of label columns, by column."""
+"""The values of each label column, by name of the column."""
 Rows = dict[str, list[Any]]
-"""Cells of table rows by column; creating a DataFrame per mean would be slower than computing the means."""
+"""Cells of table rows by column. A DataFrame for each mean would take longer to create than the means to compute."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same texts
-TOKEN_SUBSETS: dict[str, tuple[str, Any]] = {
-    "words": ("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
-    "all": ("token_class", slice(None)),
-    "without_first": ("position", slice(1, None)),
+
+
+class TokenSubset(NamedTuple):
+    """A subset of the tokens of a text, which consists of groups of one grouping."""
+
+    grouping: str
+    """A key of `GROUPS`."""
+    groups: Any
+    """The indices of the groups, as a list or a slice."""
+
+
+TOKEN_SUBSETS = {
+    "words": TokenSubset("token_class", [CLASSES.index("word"), CLASSES.index("subword")]),
+    "all": TokenSubset("token_class", slice(None)),
+    "without_first": TokenSubset("position", slice(1, None)),
 }
-"""Token subsets of `mixing_weighted`: a grouping of `GROUPS`, and the indices of its groups."""
+"""Token subsets of the table `mixing_weighted`."""
 
 INTERVAL = ("mean", "ci_low", "ci_high")
 SIMULTANEOUS = ("simultaneous_low", "simultaneous_high")
@@ -73,25 +86,25 @@ CHUNK_DOCUMENTS = 256  # number of texts in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """Measures of all texts that enter the statistics, by checkpoint."""
+    """Measures of the texts that are used for the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """Sums of the texts by quantity, including measured controls."""
+    """Sums of the texts by quantity, including the measured controls."""
     random: CorpusSums
-    """Sums of the control `random_weights`, a separate model; empty if it was not measured."""
+    """Sums of the control `random_weights`, measured in a separate model; {} if it was not measured."""
     texts: pd.DataFrame
-    """A table with one row per text: `document, label, predicted_label`."""
+    """A table with one row per text and the columns `document`, `label` and `predicted_label`."""
     methods: Sequence[str]
     sites: Sequence[Site]
     """The sites (layer and capture point) at which the geometry was measured."""
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest error and number of checked texts `[2, levels, identities]`. The number is 0 for undefined identities."""
+    """Largest errors and numbers of checked texts `[2, levels, identities]`. Undefined identities have 0 texts."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
-    """The `attention_gain` `[layers]` of each checkpoint, or {}."""
+    """The `attention_gain` `[layers]` of each checkpoint; {} if it was not measured."""
     sample: "CorpusMeasures | None" = None
-    """The measures of the texts with controls, heads and geometry, if other texts have only ratios."""
+    """The measures of the texts with controls, heads and geometry; None if all texts have these measures."""
 
     @property
     def sampled(self) -> "CorpusMeasures":
@@ -111,28 +124,28 @@ class CorpusMeasures:
 
     @property
     def sources(self) -> list[str]:
-        """The groups of sources in pairs of texts; empty for single texts."""
+        """The groups of source tokens in pairs of texts; empty for single texts."""
         return [name for name in PAIR_SOURCES if name in self.first]
 
 
 class Mean(NamedTuple):
-    """A mean over texts for each checkpoint, as rows of one table."""
+    """The declaration of a mean over texts for each checkpoint, as rows of one table."""
 
     table: str
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
-    """Name of the sums, or a function of all sums."""
+    """The name of the sums, or a function that computes them from all sums of a checkpoint."""
     checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
-    """A function that returns additional or replaced columns of a checkpoint."""
-    complete: bool = True  # True to include cells without tokens
+    """A function of a checkpoint's name and means that returns additional columns, or columns that replace others."""
+    complete: bool = True  # True to include rows without tokens, in which the mean is NaN
 
 
 class MeanTables:
-    """Tables of means from the sums of each checkpoint, which are resampled with the same bootstrap samples."""
+    """Tables of means from the sums of each checkpoint. All means are resampled with the same bootstrap samples."""
 
     def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
-        """Start without rows; `parts` contains the rows of each table in blocks."""
+        """Start without rows. `parts` contains the blocks of rows of each table."""
         self.sums = sums
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
@@ -165,9 +178,10 @@ class MeanTables:
         return with_difference(means)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add the rows of a difference of `means` between two values of the first column of `mean`.
+        """Add rows with the difference of `means` between two values of the first label column of `mean`.
 
-        `places` are the indices of these values, and `label` is the value of the column in the new rows.
+        `means` is the result of `add`. `places` contains the indices of the minuend and the subtrahend among the values
+        of the column, and `label` is the value of the column in the new rows.
         """
         column = next(iter(mean.labels))
         labels = {**mean.labels, column: [label]}
@@ -189,8 +203,13 @@ class MeanTables:
 
 
 def _select_value(means: Resampled, place: int) -> Resampled:
-    """Return the means at index `place` of the first of two axes."""
-    return Resampled(*(np.asarray(part)[..., place, :] for part in means))
+    """Return the means at the index `place` on the first of two axes."""
+    return Resampled(
+        mean=means.mean[..., place, :],
+        samples=means.samples[..., place, :],
+        documents=means.documents[..., place, :],
+        counts=np.asarray(means.counts)[..., place, :],
+    )
 
 
 class Paired(Protocol):
@@ -205,7 +224,10 @@ Statistic = TypeVar("Statistic", bound=Paired)
 
 
 def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statistic]:
-    """Return statistics by checkpoint, with their `DIFFERENCE` if both checkpoints are available."""
+    """Return the statistics by checkpoint, with a paired difference as the additional checkpoint `DIFFERENCE`.
+
+    It is the fine-tuned minus the pretrained checkpoint, and is omitted if one of these checkpoints is missing.
+    """
     statistics = dict(by_checkpoint)
     if "finetuned" in statistics and "pretrained" in statistics:
         statistics[DIFFERENCE] = statistics["finetuned"].minus(statistics["pretrained"])
@@ -213,7 +235,7 @@ def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statist
 
 
 def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
-    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time. Memory-mapped sums are loaded on use."""
+    """Yield the sums of `CHUNK_DOCUMENTS` texts at a time. Memory-mapped sums are loaded chunk by chunk."""
     documents = len(next(iter(sums.values())).values)
     for start in range(0, documents, CHUNK_DOCUMENTS):
         chunk = slice(start, start + CHUNK_DOCUMENTS)
@@ -221,14 +243,14 @@ def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
 
 
 def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
-    """Return the table rows of a mean for one checkpoint."""
+    """Return the table rows of a mean for one checkpoint, with intervals from the resampled `means`."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
     columns["documents"] = means.documents
     has_simultaneous = SIMULTANEOUS[0] in TABLE_COLUMNS[mean.table]
     if has_simultaneous:
-        _, low, high = means.simultaneous()
-        columns.update(zip(SIMULTANEOUS, (low, high), strict=True))
+        simultaneous = means.simultaneous()
+        columns.update(zip(SIMULTANEOUS, (simultaneous.low, simultaneous.high), strict=True))
     if mean.more is not None:
         columns.update(mean.more(checkpoint, means))
     rows = _create_rows(mean.table, checkpoint, mean.labels, columns)
@@ -239,13 +261,19 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a table with one row per combination of the labels; the last label varies fastest."""
+    """Return a table with one row per combination of the labels; the last label varies fastest.
+
+    The arrays in `columns` contain one value per combination, in the same order.
+    """
     rows = _create_rows(table, checkpoint, labels, columns)
     return _join_rows(table, [rows])
 
 
 def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
-    """Return the cells of `table_rows` by column."""
+    """Return the cells of each column of a table, with one row per combination of the labels.
+
+    Columns without values contain NaN. Raise `KeyError` for a label or a column that the table does not have.
+    """
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
     for place, name in enumerate(labels):
@@ -256,15 +284,16 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
         cells["point"] = [site.point for site in sites]
     for name, values in columns.items():
         cells[name] = np.ravel(values).tolist()
+    # Counts are allowed for every table, and omitted from tables without a column for them.
     unknown = cells.keys() - {*TABLE_COLUMNS[table], *COUNTS}
     if unknown:
         raise KeyError(f"{table} has no columns {sorted(unknown)}")
-    missing = [np.nan] * len(combinations)
-    return {name: cells.get(name, missing) for name in TABLE_COLUMNS[table]}
+    not_available = [np.nan] * len(combinations)
+    return {name: cells.get(name, not_available) for name in TABLE_COLUMNS[table]}
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all rows. Counts of tokens and texts are nullable integers."""
+    """Return a table of all blocks of rows. Counts of tokens and texts are nullable integers."""
     columns: dict[str, Any] = {}
     for column in TABLE_COLUMNS[name]:
         cells = list(chain.from_iterable(rows[column] for rows in parts))
@@ -273,7 +302,7 @@ def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
 
 
 def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of ratios, controls, groups and, if they were checked, identities; the keys are their names."""
+    """Return the tables of ratios, controls, groups and, if they were checked, identities, by name of the table."""
     tables = _create_ratio_tables(measured)
     _add_groups(tables, measured)
     finished = tables.tables()
@@ -285,7 +314,7 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
     """Return the tables of `mixing_tables` for a page of user texts, without rows that are slow to compute.
 
-    `mixing_by_group` contains only the rows by source in pairs of texts.
+    `mixing_by_group` contains only the rows by group of source tokens, for pairs of texts.
     """
     tables = _create_ratio_tables(measured)
     _add_sources(tables, measured)
@@ -297,7 +326,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the tables of ratios and their controls, to which other means can be added."""
+    """Return the tables of ratios and of their controls. Other means can be added to them."""
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
@@ -327,6 +356,7 @@ def weighted_table(
             "layer": ["all", *measured.layers],
             "method": measured.methods,
         }
+        # The rank correlation with depth is computed only for the mean over all tokens.
         has_depth = subset == "all" and weight == "token"
         mean = Mean(
             "mixing_weighted",
@@ -339,7 +369,7 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add `mixing_controls`: each ratio under each measured control, and the true ratio minus this ratio."""
+    """Add `mixing_controls`: each ratio under each measured control, and its difference from the true ratio."""
     tables.add_table("mixing_controls")
     for name in CONTROLS:
         is_random = name == "random_weights"
@@ -349,9 +379,9 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         means_of_same_documents = true_means
         if name == "corpus_value" and (sums[name].counts == 0).any():
-            # Texts without a corpus value are also excluded from the true ratio of the comparison.
-            present = Mean("mixing", labels, ratios_where_present(name))
-            means_of_same_documents = tables.resample(present)
+            # Texts without a corpus value are also excluded from the true ratios.
+            true_ratios = Mean("mixing", labels, ratios_where_present(name))
+            means_of_same_documents = tables.resample(true_ratios)
         mean = Mean(
             "mixing_controls",
             labels,
@@ -373,13 +403,13 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     head_sums = sampled.first["by_head"].values
     heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
-    # If a stack has fewer heads, the ratios of its missing heads are NaN.
+    # If an encoder or a decoder has fewer heads than the other, the ratios of its missing heads are NaN.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
     _add_group(sampled_tables, sampled, "head", heads, by_head, "by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the ratios by group of sources, for pairs of texts."""
+    """Add the ratios by group of source tokens, for pairs of texts."""
     sampled = measured.sampled
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
@@ -395,7 +425,7 @@ def _add_group(
     labels: Labels,
     sums: str | SelectSums,
 ) -> None:
-    """Add the ratios of each group; empty groups are omitted."""
+    """Add the mean ratios of each group in `groups`, with the columns `labels`. Groups without tokens are omitted."""
     mean = Mean(
         "mixing_by_group",
         labels={"grouping": [grouping], "group": groups} | labels,
@@ -422,7 +452,8 @@ def ratios_of(subset: str) -> SelectSums:
 
     Its sums are `[texts, layers, methods]`.
     """
-    grouping, groups = TOKEN_SUBSETS[subset]
+    grouping = TOKEN_SUBSETS[subset].grouping
+    groups = TOKEN_SUBSETS[subset].groups
 
     def select_subset(sums: CorpusSums) -> Sums:
         values_DGLM, tokens_DG11 = sums[f"ratios_by_{grouping}"]
@@ -437,22 +468,26 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums ratios over all tokens of the texts that have a value of `control`."""
+    """Return a function that sums ratios over all tokens of each text in which `control` is defined."""
 
     def select_texts(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)
-        present = sums[control].counts > 0
-        return Sums(values * present, tokens * present)  # texts without a value count 0 tokens
+        is_defined = sums[control].counts > 0
+        return Sums(values * is_defined, tokens * is_defined)  # 0 tokens for the other texts
 
     return select_texts
 
 
 def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
-    """Return a function that sums ratios, `[texts, 1 + layers, methods]`: the mean over layers, then each layer."""
+    """Return a function that sums ratios over the tokens in `subset`, `[texts, 1 + layers, methods]`.
+
+    The mean over layers comes first, followed by each layer. If `weight` is "token", all tokens have equal weights in a
+    mean of the sums; if it is "review", all texts have equal weights.
+    """
     select_layers = ratios_of(subset)
 
-    def append_mean(sums: CorpusSums) -> Sums:
-        """Return the sums with equal weights of tokens; for the weight `review`, the mean of each text counts once."""
+    def prepend_mean(sums: CorpusSums) -> Sums:
+        """Return the sums and numbers of tokens or, for the weight "review", the mean of each text with count 1."""
         values, tokens = select_layers(sums)
         mean_over_layers = values.mean(1, keepdims=True)
         values = np.concatenate([mean_over_layers, values], axis=1)
@@ -462,11 +497,11 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
         has_tokens = (tokens > 0).astype(np.float64)
         return Sums(means, has_tokens)
 
-    return append_mean
+    return prepend_mean
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of the ratios by length class of the text, `[texts, lengths, layers, methods]`."""
+    """Return the sums of the ratios by length class, `[texts, lengths, layers, methods]`; 0 for all other classes."""
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
     membership_DG = np.eye(len(LENGTHS))[length_D]  # one-hot
@@ -477,7 +512,10 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return columns with the rank correlation of ratio and depth. Only rows of the mean over layers have a value."""
+    """Return the columns with the rank correlation of ratio and depth. Only rows of the mean over layers have a value.
+
+    On the first axis of `means`, this mean has the index 0 and is followed by the layers.
+    """
     by_layer = Resampled(
         mean=means.mean[1:],
         samples=means.samples[:, 1:],
@@ -513,7 +551,7 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield `mixing_by_review` in blocks of texts: the mean ratio over all tokens of a text, and their number."""
+    """Yield the table `mixing_by_review` in blocks of texts: the mean ratios and the number of tokens of each text."""
     for checkpoint, sums in measured.sums.items():
         start = 0
         for chunk in in_chunks(sums):
@@ -532,11 +570,15 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 
 
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
-    """Return the content of `reports/metrics/measure.json`: headline ratios and own shares after the last layer."""
+    """Return the content of `reports/metrics/measure.json`.
+
+    For each checkpoint, it contains the headline ratios (means over tokens and layers), the largest identity error, and
+    the own shares after the last layer. For two checkpoints, the difference of the preferred ratio is included.
+    """
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
     headlines = [method for method in methods if RATIOS[method].headline]
-    written: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for name, errors in tables["identities"].groupby("checkpoint", sort=False):
         checkpoint = str(name)
         values = {method: means[checkpoint, method] for method in headlines}
@@ -544,18 +586,18 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
         own_shares = _read_last_own_shares(tables["exchange"], checkpoint)
         if own_shares:
             values["own_share"] = own_shares
-        written[checkpoint] = values
-    if len(written) == 2:
+        content[checkpoint] = values
+    if len(content) == 2:
         method = preferred_ratio(methods)
-        is_change = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
-        change = rows.loc[is_change, list(INTERVAL)].iloc[0]
-        written[DIFFERENCE] = {method: change.to_dict()}
-    written["documents"] = int(rows["documents"].iloc[0])
-    return written
+        is_difference = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
+        difference = rows.loc[is_difference, list(INTERVAL)].iloc[0]
+        content[DIFFERENCE] = {method: difference.to_dict()}
+    content["documents"] = int(rows["documents"].iloc[0])
+    return content
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return the own shares after the last layer by kind of donor; {} if they were not measured."""
+    """Return a checkpoint's own shares after the last layer by kind of donor; {} if they were not measured."""
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

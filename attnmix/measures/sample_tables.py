@@ -1,4 +1,4 @@
-"""The tables of measures for a sample of the texts: exchange, parts from the input, and derivatives."""
+"""The tables of measures in a sample of the texts: exchange of tokens, parts from each input token, and derivatives."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -26,16 +26,16 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 SAME_MINUS_OTHER = "same_minus_other"
-"""Label of the difference between own shares with donors of the same class and of another class."""
+"""The donor in rows with the own share for donors of the same class minus that for donors of the other class."""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities that are divided by the squared displacement of all tokens instead of by the number of tokens."""
+"""Quantities with the squared displacement by all tokens as the divisor instead of the number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return the table `exchange` from each checkpoint's sums `[texts, donors, levels]` by quantity.
+    """Return the table `exchange` from sums `[texts, donors, levels]` by checkpoint and quantity.
 
     If no text was measured, the table is empty. Intervals are simultaneous over all donors and levels of a quantity.
-    `SAME_MINUS_OTHER` is the difference between the own shares of both kinds of donors.
+    `SAME_MINUS_OTHER` is the own share with donors of the same class minus that with donors of the other class.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -48,13 +48,13 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
         if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:
-            places = donors.index(SAME_CLASS), donors.index(OTHER_CLASS)
+            places = (donors.index(SAME_CLASS), donors.index(OTHER_CLASS))
             tables.add_difference(mean, means, places, SAME_MINUS_OTHER)
     return tables.tables()["exchange"]
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return the rows of `exchange` with own shares, from their sums `[texts, layers]` for each checkpoint."""
+    """Return the rows of the table `exchange` with own shares, from the sums `[texts, layers]` of each checkpoint."""
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)
@@ -63,7 +63,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 
 
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
-    """Return the table `parts` from each checkpoint's sums `[texts, quantities, levels]` by rule.
+    """Return the table `parts` from sums `[texts, quantities, levels]` by checkpoint and propagation rule.
 
     If no text was measured, the table is empty. Intervals are simultaneous over all quantities and levels of a rule.
     """
@@ -86,15 +86,16 @@ def derivative_tables(
     matrices: Sequence[str],
     seed: int,
 ) -> dict[str, pd.DataFrame]:
-    """Return `derivatives` and `derivatives_by_review` from each checkpoint's sums of `DocumentMeasurer.derivatives`.
+    """Return the tables `derivatives` and `derivatives_by_review` by name.
 
-    `documents` contains the names of the texts; the tables are empty if there are none. Intervals are simultaneous over
-    all cells of a quantity.
+    The argument `derivatives` contains the results of `DocumentMeasurer.derivatives`, summed over the tokens of each
+    text, by checkpoint and quantity. `documents`, `methods` and `matrices` contain the names of texts, ratios and
+    matrices. Without texts, the tables are empty. Intervals are simultaneous over all cells of a quantity.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
     first = next(iter(derivatives.values()))
-    _, number_of_layers, *_ = first["ratio"].values.shape  # [texts, layers, methods]
+    number_of_layers = first["ratio"].values.shape[1]  # [texts, layers, methods]
     layers = range(1, number_of_layers + 1)
     axes = _label_derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
@@ -109,7 +110,7 @@ def derivative_tables(
 def _tabulate_by_review(
     derivatives: Mapping[str, CorpusSums], documents: Sequence[str], axes: Mapping[str, Labels]
 ) -> pd.DataFrame:
-    """Return `derivatives_by_review`, with means over the tokens of each text."""
+    """Return the table `derivatives_by_review`, with means over the tokens of each text."""
     frames = []
     for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
         sums = derivatives[checkpoint][quantity]
@@ -120,7 +121,10 @@ def _tabulate_by_review(
 
 
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
-    """Return the labels along the axes of each quantity in `derivatives`."""
+    """Return the labels of the rows of each quantity in `derivatives`: its reference, layer and method.
+
+    They correspond to the axes of the sums of this quantity. A column with a single value needs no axis.
+    """
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
     swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
@@ -135,12 +139,12 @@ def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequ
 
 
 def _leave_token_counts_empty(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return an empty column of token counts, for means that are not over tokens."""
+    """Return an empty column of token counts, for means whose divisor is not a number of tokens."""
     return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
 def _create_correlation_columns(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return the columns of correlations, without token counts and simultaneous intervals."""
+    """Return the intervals of correlations, with empty columns for token counts and simultaneous intervals."""
     columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
     for name in ("tokens", *SIMULTANEOUS):
         columns[name] = np.full(means.mean.shape, np.nan)

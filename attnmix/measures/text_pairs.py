@@ -1,11 +1,12 @@
 """Mixing ratios by group of sources in pairs of texts: own text, other text and special tokens.
 
-Each ratio compares the contribution of one group S of sources with the part of the token itself:
+Each ratio compares the contribution of one group S of source tokens with the contribution of the token itself:
 
-    |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        and likewise for the steps of all ratios
+    |sum_{j in S} F_ij| / (|sum_{j in S} F_ij| + |F_ii|)        (for `attn_n`; all other ratios are modified likewise)
 
-Attention weights (tokens x tokens) are computed in blocks of rows. Shapes: B texts (pairs), H heads, T tokens, N = B *
-T, R rows of T, M methods, d head width, E = H * d, D hidden, S = 3 groups of sources.
+F_ij is the contribution of source token j to the attention output of token i. Attention weights (tokens x tokens) are
+computed in blocks of rows. Shapes: B texts (pairs), H heads, T tokens, N = B * T, R rows of a block, M methods, d head
+width, E = H * d, D hidden, S = 3 groups of sources.
 """
 
 from collections.abc import Sequence
@@ -24,28 +25,29 @@ SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 
 
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
-    """Return the ratios `[sources, methods, B, T]` of all tokens by group of sources.
+    """Return the ratios of all tokens by group of sources (`PAIR_SOURCES`), `[sources, methods, B, T]`.
 
-    Ratios are only meaningful for tokens of texts, not for special tokens and padding. `segments_BT` contains one of
-    `SEGMENTS` for each token, and a different number for padding.
+    Ratios are meaningful for tokens of texts, but not for special tokens and padding. `segments_BT` contains one of
+    `SEGMENTS` for each token, and another number for padding.
     """
-    vectors_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
-    first_BTE, second_BTE, special_BTE = vectors_SBTE
-    first_BT, second_BT, special_BT = weights_SBT
+    sums_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
+    first_BTE, second_BTE, special_BTE = sums_SBTE
+    first_weight_BT, second_weight_BT, special_weight_BT = weights_SBT
 
-    # Map segments to each token's own text and the other text, and exclude the token itself.
+    # Replace the first and second text by the token's own and the other text, and exclude the token itself.
     in_second_BT = segments_BT == 1
     in_second_BT1 = in_second_BT.unsqueeze(-1)
     itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
     from_own_BTE = torch.where(in_second_BT1, second_BTE, first_BTE) - itself_BTE
     from_other_BTE = torch.where(in_second_BT1, first_BTE, second_BTE)
-    weight_own_BT = torch.where(in_second_BT, second_BT, first_BT) - layer_pass.diagonal.mean(-1)
-    weight_other_BT = torch.where(in_second_BT, first_BT, second_BT)
+    own_weight_BT = torch.where(in_second_BT, second_weight_BT, first_weight_BT) - layer_pass.diagonal.mean(-1)
+    other_weight_BT = torch.where(in_second_BT, first_weight_BT, second_weight_BT)
 
+    # Propagate each sum through W_O and the rest of the layer; the contribution of the token itself is unchanged.
     heads_SBTE = torch.stack([from_own_BTE, from_other_BTE, special_BTE])
     heads_SNE = heads_SBTE.flatten(1, -2)
     others_SND = heads_SNE @ layer_pass.block.output.W
-    source_weights_SBT = torch.stack([weight_own_BT, weight_other_BT, special_BT])
+    source_weights_SBT = torch.stack([own_weight_BT, other_weight_BT, special_weight_BT])
     projected = Split(splits.projected.own, others_SND)
     by_source = splits.with_others(projected, source_weights_SBT.flatten(1))
     if PREACTIVATION in ratio_points(methods):
@@ -57,7 +59,11 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
 
 
 def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the contributions `[S, B, T, E]` of each segment's sources before W_O, and their weights `[S, B, T]`."""
+    """Return two sums over the source tokens of each segment, for every token.
+
+    They are the sum of the values weighted by attention (before W_O), `[S, B, T, E]`, and the sum of the attention
+    weights, averaged over heads, `[S, B, T]`.
+    """
     members = []
     values = []
     for segment in SEGMENTS:
@@ -65,7 +71,7 @@ def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, T
         members.append(member_BT)
         values.append(call.value * member_BT[:, None, :, None])
     members_BTS = torch.stack(members, -1)
-    value_BHTx = torch.cat(values, -1)  # x = S * d
+    value_BHTx = torch.cat(values, -1)  # x = S * d: the values, set to 0 outside each segment
     contexts = []
     sums_of_weights = []
     for rows in call.blocks():

@@ -35,7 +35,7 @@ NULL_LEVEL = 0.95
 
 
 def draw_texts(classes_N: npt.NDArray[np.int64], seed: int) -> RowNumbers:
-    """Return the sorted indices of at most `MAX_TEXTS` texts, stratified by class."""
+    """Return the sorted indices of a sample of at most `MAX_TEXTS` texts, stratified by class."""
     return stratified_draw(classes_N, MAX_TEXTS, seed)
 
 
@@ -52,15 +52,15 @@ class Moments(NamedTuple):
         sums = np.asarray(sums_NXD, np.float64)
         squares = np.asarray(squares_NX, np.float64)
         tokens = np.asarray(tokens_N, np.float64)[:, None]
-        products_of_two = np.square(sums).sum(-1) - squares
+        sum_over_pairs = np.square(sums).sum(-1) - squares  # products of two different tokens
         pairs = tokens * (tokens - 1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            within = products_of_two / pairs
+            within = sum_over_pairs / pairs
         return Moments(sums / tokens[..., None], within, squares / tokens)
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`. A leading axis, if there is one, is for leave-one-out samples."""
+    """Mean products of vectors `[..., X]`. A leading axis, if present, contains the leave-one-out samples."""
 
     square: Doubles  # of a vector with itself
     within: Doubles  # W
@@ -82,9 +82,9 @@ class Products(NamedTuple):
 
 
 def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
-    """Return the mean products `[X]` of all texts, and the mean products `[N, X]` of leave-one-out samples.
+    """Return the mean products `[X]` of all texts, and those of each leave-one-out sample, `[N, X]`.
 
-    Each class must have three texts or more, because a leave-one-out sample needs a pair of each class.
+    Each class must have at least three texts, because a leave-one-out sample needs a pair of texts of each class.
     """
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
@@ -117,7 +117,7 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
 
 
 def _move_sites_last(means: Products) -> Products:
-    """Return the mean products with the site axis last."""
+    """Return the mean products with the axis of sites last instead of first."""
     return Products(*(mean.T for mean in means))
 
 
@@ -129,18 +129,28 @@ def _average_products(
     within: Doubles,
     is_kept: npt.NDArray[np.bool_],
 ) -> Products:
-    """Return the mean products over the kept texts, from each text's sums of products with other texts (last axis)."""
+    """Return the mean products over the texts of a sample. The last axis of all arguments is that of the N texts.
+
+    Args:
+        in_class: Sum of the products of each text with the other texts of its class.
+        all_texts: The same for the other texts of all classes.
+        size: Number of other texts of the same class.
+        squares: Mean squared length of each text's vectors.
+        within: Mean product of two different tokens of each text.
+        is_kept: True for the texts of the sample.
+    """
     number = is_kept.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean over other texts of the class is NaN if there are none.
+        # The mean over the other texts of the class is NaN if there are none.
         mean_in_class = np.where(is_kept, in_class / size, 0)
     texts_of_other_classes = number[..., None] - 1 - size
-    pairs_apart = (is_kept * texts_of_other_classes).sum(-1)
-    apart = ((all_texts - in_class) * is_kept).sum(-1)
+    pairs_across_classes = (is_kept * texts_of_other_classes).sum(-1)  # pairs of texts of different classes
+    sum_across_classes = ((all_texts - in_class) * is_kept).sum(-1)
+    # In |sum_k p_k m_k|^2, the mean product with the other texts of the class replaces a text's product with itself.
     sums_in_class = mean_in_class * (size + 1)
-    corpus = (sums_in_class * is_kept).sum(-1) + apart
+    corpus = (sums_in_class * is_kept).sum(-1) + sum_across_classes
     with np.errstate(invalid="ignore", divide="ignore"):
-        other = np.where(pairs_apart > 0, apart / pairs_apart, np.nan)
+        other = np.where(pairs_across_classes > 0, sum_across_classes / pairs_across_classes, np.nan)
         return Products(
             square=(squares * is_kept).sum(-1) / number,
             within=(within * is_kept).sum(-1) / number,
@@ -151,7 +161,7 @@ def _average_products(
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
-    """Return the 95 % quantile `[X]` of the share `class` over random permutations of the classes of texts."""
+    """Return the 95 % quantile `[X]` of the share `class` over random permutations of the texts' classes."""
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
     generator = np.random.default_rng(seed)
@@ -175,15 +185,15 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 
 
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of texts with at least two tokens and a class (not -1) of at least three such texts."""
-    is_chosen_N = (classes_N >= 0) & (tokens_N > 1)
+    """Return a mask of texts with at least two tokens and a known class (not -1) that has at least three such texts."""
+    is_candidate_N = (classes_N >= 0) & (tokens_N > 1)
     is_same_NN = classes_N[:, None] == classes_N
-    size_N = (is_same_NN & is_chosen_N).sum(-1)  # number of texts in each text's class
-    return np.asarray(is_chosen_N & (size_N >= 3))
+    size_N = (is_same_NN & is_candidate_N).sum(-1)  # number of candidates in each text's class
+    return np.asarray(is_candidate_N & (size_N >= 3))
 
 
 def _compute_gram(texts: Moments) -> Doubles:
-    """Return the products `[X, N, N]` of the mean vectors of all pairs of texts."""
+    """Return the products `[X, N, N]` of the mean vectors of all pairs of texts at each site."""
     means_NXD = texts.means_NXD
     gram_XNN = np.einsum("nxd,mxd->xnm", means_NXD, means_NXD, optimize=True)
     return np.asarray(gram_XNN)
