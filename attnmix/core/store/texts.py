@@ -13,7 +13,8 @@ Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
     text                the texts of a pair are on separate lines
     label, label_name   label is -1 for free texts
     predicted_label     by the fine-tuned classifier; -1 for free texts
-    measured, removed   True for a text of the statistics, and of token removal; both are False in `captured`
+    measured            True for a text used in the statistics; False in `captured`
+    removed             True for a text used for token removal; False in `captured`
     tokens, whole_tokens, unknown_tokens   numbers of tokens; `whole_tokens` is the number before truncation
 
 `tokens.parquet` has one row per token, with the columns
