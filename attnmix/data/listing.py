@@ -42,7 +42,7 @@ class Contents(NamedTuple):
     saved_splits: list[str]
     """Folders written by `DatasetDict.save_to_disk`, in the order of the splits."""
     unread_tables: list[str]
-    """Files that may contain tables but are not loaded, such as backups and unsupported formats."""
+    """Files that may contain tables but are not loaded, such as backups and files in unsupported formats."""
 
 
 class _Folder(NamedTuple):
@@ -224,7 +224,10 @@ def _list_arrow_files(folder: str, names: Sequence[str]) -> list[str]:
 
 
 def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
-    """Return the splits listed in a `dataset_dict.json`; for an invalid list, raise `InputError` if it `is_needed`."""
+    """Return the splits listed in a `dataset_dict.json`.
+
+    If there is no valid list, return an empty list, or raise `InputError` if the list `is_needed`.
+    """
     content = _read_json(SAVED_SPLITS, path, is_needed)
     splits = None
     if isinstance(content, dict):
