@@ -2,7 +2,7 @@
 
 Each process uses one device: the value of the environment variable `ATTNMIX_DEVICE`, otherwise a GPU, otherwise the
 CPU. A launcher (torchrun, accelerate) assigns a separate GPU to each of its processes. Apple GPUs are used only if
-`ATTNMIX_DEVICE` selects them. They lack float64, so the measures are then computed on the CPU.
+`ATTNMIX_DEVICE` selects them; the measures are then computed on the CPU, because Apple GPUs lack float64.
 """
 
 from __future__ import annotations

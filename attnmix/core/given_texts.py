@@ -215,19 +215,16 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
         items = [items]  # one text
     rows = []
     for number, item in enumerate(items):
-        if not _is_row(item):
+        row = _list_items(item)
+        has_numbers_only = all(map(_is_number, row))
+        if not isinstance(item, Sequence) or not has_numbers_only:
             raise InputError(f"{key}, number {number}: not whole numbers; pass the output of tokenizer(...)")
-        rows.append([int(entry) for entry in _list_items(item)])
+        rows.append([int(entry) for entry in row])
     return rows
 
 
-def _is_row(item: Any) -> bool:
-    """Return True for a sequence of integers, of Python or of another library."""
-    return isinstance(item, Sequence) and all(map(_is_number, _list_items(item)))
-
-
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for strings and other values `[None]`, which is not a row."""
+    """Return the items of an iterable as Python objects; for strings and other values `[None]`, which is no number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]

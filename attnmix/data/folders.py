@@ -110,7 +110,7 @@ def list_folder(folder: Path) -> list[str]:
 def find_layout(
     shown: str, names: Sequence[str], descriptions: Mapping[str, Path], configuration: str | None
 ) -> Layout:
-    """Return the files of a configuration of the dataset that consists of the files `names`.
+    """Return the layout of a configuration of the dataset with the files `names`.
 
     `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
     """

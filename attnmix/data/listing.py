@@ -27,7 +27,7 @@ SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+f
 """Folders of deleted and unfinished files, in lower case; hidden folders and `__MACOSX` are never listed."""
 BACKUP_ENDS = (".bak", ".backup", ".tmp", ".old", ".orig")
 CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
-"""Name patterns, without the format suffix, of copies made by synchronisation programs."""
+"""Patterns in the names of copies made by synchronisation programs (names without suffixes)."""
 CHECKPOINT = "-checkpoint"
 """Suffix of copies made by Jupyter."""
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")

@@ -37,7 +37,7 @@ NORMS = {
     "norm_constants": ("layer", "norm", "constant"),  # for both norms: eps, and 1 if the norm subtracts the mean
 }
 """Additional arrays of short texts: the norms between W_O and `result`, depending on the model family."""
-VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; longer texts have only `HEAD_PARTS`
+VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; texts with a larger array have only `HEAD_PARTS`
 DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 

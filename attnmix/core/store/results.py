@@ -50,9 +50,9 @@ class Results(Protocol):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """A table with `document, predicted, probability, read_position` of the captured texts; empty if unclassified.
+        """A table with `document, predicted, probability, read_position` of captured texts; empty without a classifier.
 
-        `read_position` is the position of the final vector used by the classifier, or -1 if it uses several.
+        `read_position` is the position of the final vector that the classifier reads, or -1 if it reads several vectors.
         """
 
     @property
@@ -90,7 +90,10 @@ class Results(Protocol):
         """Return the table with the `name` `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
-        """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position` and all methods."""
+        """Return the ratios of all tokens of `documents`.
+
+        Columns: checkpoint, document, layer, position, and one column per method.
+        """
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
         """Return the names of the available matrices."""
@@ -102,7 +105,7 @@ class Results(Protocol):
         """Return the arrays of a text's attention heads by name; empty if there are none."""
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
 
     @property
     def components(self) -> dict[Site, Components]:
@@ -207,7 +210,7 @@ class TextResults(MixingTables):
         return self.heads_by_text.get((checkpoint, document), {})
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
         return self.maps[layout]
 
 

@@ -64,7 +64,7 @@ def open_run(folder: Path | str = ".") -> Run:
 
 
 class Run(MixingTables):
-    """Paths and readers of all files of the stages in the folder `root`, which may not exist yet."""
+    """Paths and readers of all files that the stages write in the folder `root`; the files may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         """Store the paths, without access to the files."""
@@ -120,7 +120,10 @@ class Run(MixingTables):
         return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """Return the rows of a text in every store, or all rows if `document` is None."""
+        """Return the rows of a text, equal in all stores, or all rows if `document` is None.
+
+        Raise `InputError` for a text that was not captured.
+        """
         if document is None:
             return slice(0, len(self.tokens))
         rows = np.flatnonzero(self.tokens["document"] == document)
@@ -243,7 +246,7 @@ class Run(MixingTables):
         return [layout for layout in LAYOUTS if (self.maps / f"{layout}.parquet").is_file()]
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
         return read_table(self.maps / f"{layout}.parquet", "reduce")
 
     @property
