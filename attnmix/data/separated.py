@@ -121,7 +121,7 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
 
     In such a file, all fields with quotes follow the rules of csv, and some quotes are doubled.
     """
-    doubled_row = None
+    doubled_rows = []
     for name in frame:
         for row, value in enumerate(frame[name], 1):
             if '"' not in value:
@@ -129,7 +129,7 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
             if not WELL_QUOTED.fullmatch(value):
                 return
             if '""' in value[1:-1]:
-                doubled_row = row if doubled_row is None else min(row, doubled_row)
-    if doubled_row is not None:
-        problem = f'quotes are doubled ("") as in csv, first in row {doubled_row}'
+                doubled_rows.append(row)
+    if doubled_rows:
+        problem = f'quotes are doubled ("") as in csv, first in row {min(doubled_rows)}'
         logging.warning("%s: %s; in tsv files, quotes are part of the text; save the file as csv", shown, problem)

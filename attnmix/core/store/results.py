@@ -52,7 +52,7 @@ class Results(Protocol):
     def predictions(self) -> pd.DataFrame:
         """A table with `document, predicted, probability, read_position` of captured texts; empty without a classifier.
 
-        `read_position` is the position of the final vector that the classifier reads, or -1 if it reads several vectors.
+        `read_position` is the position of the final vector that the classifier reads, or -1 if it reads several.
         """
 
     @property

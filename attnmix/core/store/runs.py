@@ -342,7 +342,7 @@ class Features:
 
         store = stored.open_store(self.run.activations, self.sites[0])
         chunks = array.core.normalize_chunks(store.shards or store.chunks, store.shape)
-        meta = np.empty((0, 0), self.dtype)
+        meta = np.empty((0, 0), self.dtype)  # tells dask the dtype and the number of dimensions
         layers = []
         for site in self.sites:
             whole = array.map_blocks(partial(read_block, site), chunks=chunks, meta=meta)

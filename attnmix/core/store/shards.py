@@ -114,6 +114,6 @@ def write_file(path: Path, content: Array, size: int, flags: int = 0) -> None:
         written = 0
         while written < content.size:
             written += os.write(file, content[written:].data)
-        os.ftruncate(file, size)
+        os.ftruncate(file, size)  # direct writes consist of whole pages
     finally:
         os.close(file)

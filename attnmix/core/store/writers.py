@@ -85,7 +85,7 @@ def _build_ratio_schema(methods: Sequence[str]) -> pa.Schema:
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of one layer, or of several layers with up to 1 MB in total."""
+    """Write an array `[layers, ...]` as `<name>.zarr`, in chunks of as many layers as fit into 1 MB (at least one)."""
     layer_bytes = max(1, array[0].nbytes)
     chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
     chunk_layers = min(chunk_layers, len(array))

@@ -63,7 +63,11 @@ class RetryingClient(httpx2.Client):
     _has_answered = False  # True after the first response of any server
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send a request like httpx; raise `UnavailableError` after the time limit or for an unreachable server."""
+        """Send a request like `httpx2.Client`, with retries.
+
+        With `stream`, the body is read and, after an interruption, resumed by the caller's iteration. Raise
+        `UnavailableError` after the time limit or for an unreachable server.
+        """
         backoff = Backoff()
         if stream:
             request.headers["Accept-Encoding"] = "identity"  # compressed bodies cannot be resumed by file offset
