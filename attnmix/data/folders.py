@@ -112,7 +112,8 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a configuration of the dataset with the files `names`.
 
-    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
+    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`. Raise
+    `InputError` without data files, for an unknown configuration, and for invalid descriptions.
     """
     require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
@@ -143,7 +144,10 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the source's names of `train` and, if present, `test`; raise `InputError` for a missing split."""
+    """Return the name of the training split and, if the source has one, of the test split, by `train` and `test`.
+
+    Raise `InputError` for a missing split, for missing parts of a table, and for duplicate tables.
+    """
     splits = {"train": dataset.train_split}
     has_only_train = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and has_only_train:

@@ -165,7 +165,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
-        """Return decompressed bytes; raise `ValueError` for invalid bytes or a byte order mark after the first stream."""
+        """Return decompressed bytes; raise `ValueError` for other bytes or a byte order mark after the first stream."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:
