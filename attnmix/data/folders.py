@@ -112,8 +112,8 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a configuration of the dataset with the files `names`.
 
-    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`. Raise
-    `InputError` without data files, for an unknown configuration, and for invalid descriptions.
+    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
+    Raise `InputError` without data files, for an unknown configuration, and for invalid descriptions.
     """
     require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
@@ -258,7 +258,7 @@ def _check_mapping(name: str, content: Any) -> None:
 def _find_features(cards: _Cards, configuration: str) -> Any:
     """Return the features of a configuration, or None.
 
-    If no configuration is declared and there is only one set of features, it applies (a rule of `datasets`).
+    For a dataset without declared configurations, `datasets` applies the only set of features to all data.
     """
     features = cards.features
     if configuration in features:
@@ -278,9 +278,10 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the data files of each split, by the first source of splits that exists.
+    """Return the data files of each split.
 
-    The sources are the `data_files` in the description, the folders written by `save_to_disk`, and the file names.
+    The splits are defined by the `data_files` in a description (`options`), by the folders that `save_to_disk` wrote,
+    or by the file names, in this order of precedence.
     """
     from datasets.data_files import sanitize_patterns
 
@@ -331,7 +332,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files named like those of `push_to_hub`, by split: usual splits first, then others by name."""
+    """Return the files with names like those written by `push_to_hub`, by split: common splits first, others sorted."""
     from datasets import data_files
 
     shards: dict[str, list[str]] = defaultdict(list)
@@ -360,7 +361,7 @@ def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[s
 def _match_splits_in_lower_case(
     split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the file names of each split, by case-insensitive matching."""
+    """Return the file names whose lower-case form matches any pattern of a split, by split, without empty splits."""
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
@@ -426,7 +427,7 @@ def _find_format(suffix: str) -> str:
 
 
 def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> None:
-    """Raise `InputError` if a description sets an unsupported reader option for the files of a dataset (by split)."""
+    """Raise `InputError` if a description sets an option that is unsupported for the formats of the `files` (by split)."""
     suffixes: dict[str, None] = {}
     for split_files in files.values():
         for name in split_files:
