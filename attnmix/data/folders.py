@@ -427,7 +427,7 @@ def _find_format(suffix: str) -> str:
 
 
 def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> None:
-    """Raise `InputError` if a description sets an option that is unsupported for the formats of the `files` (by split)."""
+    """Raise `InputError` if a description sets an option that is not supported for the formats of its `files`."""
     suffixes: dict[str, None] = {}
     for split_files in files.values():
         for name in split_files:

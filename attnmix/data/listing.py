@@ -113,7 +113,7 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
         folder = _read_folder_name(name)
         file = PurePosixPath(name).name
         if folder in saved_files:
-            if file in saved_files[folder]:
+            if file in saved_files[folder]:  # other files in this folder are not data
                 data.append(name)
         elif file in NO_DATA or _is_hidden_path(name):
             continue
