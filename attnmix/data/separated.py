@@ -57,7 +57,10 @@ def read_separated(
 
 
 def _find_problem(record: Sequence[str], header: Sequence[str], separator: str, quoted: bool) -> str | None:
-    """Return the problem of a record that has another number of fields than the normalised `header`, or repeats it."""
+    """Return the problem of a record: a different number of fields than the normalised `header`, or a second header.
+
+    Return None for a valid record.
+    """
     if len(record) != len(header):
         return f"has {len(record)} of {len(header)} fields; {_advise_on_ragged_rows(separator, quoted)}"
     if _normalise_field(record[0]) in header and _normalise_header(record) == header:
