@@ -355,6 +355,8 @@ def _measure_texts(values: Any) -> MeanLength:
     words = sum(len(text.split()) for text in texts)
     characters = sum(len(text) for text in texts)
     return MeanLength(words / len(texts), characters / len(texts))
+
+
 def _is_id(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 

@@ -328,9 +328,7 @@ def _check_tables(
     return tables
 
 
-def _choose_readings(
-    rows: Mapping[str, Sequence[FileRows]], label: str, where: str
-) -> dict[tuple[str, ...], Reading]:
+def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: str) -> dict[tuple[str, ...], Reading]:
     """Return the interpretation of the column `label` (codes or names) in all files with the same class names.
 
     The keys are the class names; files without class names are ignored.
