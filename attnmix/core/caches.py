@@ -1,6 +1,6 @@
 """Caches of numba and matplotlib, redirected to a temporary folder if the home folder is not writable.
 
-Otherwise, numba would raise an error ("cannot cache function"), and matplotlib would warn at every start.
+In a folder that is not writable, numba raises an error ("cannot cache function"), and matplotlib warns at every start.
 """
 
 import atexit
@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages with numba's cache next to their code
+COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages whose numba caches are next to their code
 
 
 def use_writable_caches() -> None:
@@ -25,12 +25,15 @@ def use_writable_caches() -> None:
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     if "MPLCONFIGDIR" not in os.environ and not (_can_write(config_home) and _can_write(cache_home)):
         os.environ["MPLCONFIGDIR"] = str(_create_temporary_folder() / "matplotlib")
-    if "NUMBA_CACHE_DIR" not in os.environ and not (
-        _can_write(cache_home) or all(map(_can_write, _list_code_folders()))
-    ):
+    if "NUMBA_CACHE_DIR" not in os.environ and not _can_numba_write(cache_home):
         os.environ["NUMBA_CACHE_DIR"] = str(_create_temporary_folder() / "numba")
         if "numba" in sys.modules:  # numba reads the variable only at import
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
+
+def _can_numba_write(cache_home: Path) -> bool:
+    """Return True if numba can write its caches in `cache_home`, or next to the code of all packages in `COMPILED`."""
+    return _can_write(cache_home) or all(map(_can_write, _list_code_folders()))
 
 
 def _list_code_folders() -> list[Path]:

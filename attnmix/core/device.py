@@ -2,7 +2,7 @@
 
 Each process uses one device: the value of the environment variable `ATTNMIX_DEVICE`, otherwise a GPU, otherwise the
 CPU. A launcher (torchrun, accelerate) assigns a separate GPU to each of its processes. Apple GPUs are used only if
-`ATTNMIX_DEVICE` selects them. They lack float64, so the measures are then computed on the CPU.
+`ATTNMIX_DEVICE` selects them; the measures are then computed on the CPU, because Apple GPUs lack float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VARIABLE = "ATTNMIX_DEVICE"
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""Minimum version of NVIDIA's driver for Linux by major version of CUDA, from the CUDA release notes."""
+"""Minimum version of the NVIDIA driver for Linux, by the major version of CUDA; from the CUDA release notes."""
 BARRIER_TIMEOUT = timedelta(days=7)
 """Maximum time to wait for other processes: a long text may take hours, and the default of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -35,7 +35,10 @@ WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def chosen_device() -> torch.device:
-    """Return the device of this process; raise `InputError` if the device in `ATTNMIX_DEVICE` does not exist."""
+    """Return the device of this process: that in `ATTNMIX_DEVICE`, otherwise a GPU except Apple's, otherwise the CPU.
+
+    Raise `InputError` if the device in `ATTNMIX_DEVICE` does not exist.
+    """
     name = os.environ.get(VARIABLE, "").strip()
     if name:
         device = device_named(name, VARIABLE)
@@ -50,7 +53,7 @@ def chosen_device() -> torch.device:
 
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
-    """Return the device `name`, such as `cpu` or `cuda:1`; raise `InputError`, prefixed with `key`, for other names."""
+    """Return the device `name`, such as `cpu`, `cuda` or `cuda:1`; for other names, raise `InputError` with `key`."""
     name = str(name)
     accelerator = _find_accelerator()
     allowed = ["cpu"]
@@ -67,7 +70,7 @@ def device_named(name: torch.device | str, key: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cpu" or device.index is not None:
         return device
-    return torch.device(device.type, _read_process_index())
+    return torch.device(device.type, _read_process_index())  # a separate GPU for each process of a launcher
 
 
 def device_name(device: torch.device) -> str:
@@ -104,7 +107,7 @@ def measuring_device(device: torch.device) -> torch.device:
 
 
 def process_state(device: torch.device) -> PartialState:
-    """Return the `PartialState` of this process in the launcher's group; without a launcher, it is the only process."""
+    """Return the `PartialState` of accelerate: the group of all processes of the launcher, or of this process alone."""
     from accelerate import PartialState  # slow import (1 s)
 
     return PartialState(cpu=device.type == "cpu", timeout=BARRIER_TIMEOUT)
@@ -129,7 +132,8 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
 def _find_accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about an outdated driver, which `_explain_missing_gpu` explains in one line
+        # torch warns of an outdated driver, which `_explain_missing_gpu` explains in one line.
+        warnings.simplefilter("ignore")
         return torch.accelerator.current_accelerator(check_available=True)
 
 
@@ -139,10 +143,11 @@ def process_count() -> int:
 
 
 def _read_process_index() -> int:
-    """Return the GPU index of this process; raise `InputError` if there are more processes than GPUs."""
+    """Return the GPU index of this process; raise `InputError` if a launcher started more processes than GPUs."""
     if process_count() == 1:
         return 0
-    index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+    index = int(os.environ.get("LOCAL_RANK", "0"))
+    devices = torch.accelerator.device_count()
     if index >= devices:
         started = os.environ.get("LOCAL_WORLD_SIZE", str(process_count()))
         noun = "GPU" if devices == 1 else "GPUs"
@@ -152,32 +157,37 @@ def _read_process_index() -> int:
 
 
 def _log_device(device: torch.device) -> None:
-    """Log the device, and a warning about idle GPUs."""
+    """Log the device, and warn if a GPU of this machine is not used."""
     if device.type == "cpu":
         logging.info("device: CPU")
-        reason = None if os.environ.get(VARIABLE) else _explain_missing_gpu()
+        reason = None
+        if not os.environ.get(VARIABLE):  # otherwise, the user selected the CPU
+            reason = _explain_missing_gpu()
         if reason is not None:
             logging.warning("a GPU of this machine is not used: %s", reason)
         return
     logging.info("device: %s", ", ".join([device_name(device), *_describe_gpu(device)]))
-    if (devices := torch.accelerator.device_count()) > 1 and process_count() == 1:
+    devices = torch.accelerator.device_count()
+    if devices > 1 and process_count() == 1:
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
         logging.warning("%d of %d GPUs are unused; %s uses all of them", devices - 1, devices, command)
 
 
 def _describe_gpu(device: torch.device) -> list[str]:
-    """Return a description of an NVIDIA GPU: memory, driver and CUDA version."""
+    """Return the memory, driver and CUDA version of an NVIDIA GPU for a log message; empty for other devices."""
     if device.type != "cuda":
         return []
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
     details = [f"{memory_bytes / 2**30:.0f} GiB"]
-    if (driver := _read_driver_version()) is not None:
+    driver = _read_driver_version()
+    if driver is not None:
         details.append(f"driver {driver}")
-    return [*details, f"CUDA {torch.version.cuda}"]
+    details.append(f"CUDA {torch.version.cuda}")
+    return details
 
 
 def _read_driver_version() -> str | None:
-    """Return the version of the NVIDIA driver, or None."""
+    """Return the version of the NVIDIA driver for a message, or None if there is no driver."""
     if not NVIDIA_DRIVER.exists():
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
@@ -186,15 +196,19 @@ def _read_driver_version() -> str | None:
 
 def _explain_missing_gpu() -> str | None:
     """Return the reason why CUDA does not start despite an NVIDIA driver; None if there is no driver or CUDA starts."""
-    driver, cuda = _read_driver_version(), torch.version.cuda
-    accelerator = _find_accelerator()
-    if driver is None or (accelerator is not None and accelerator.type == "cuda"):
+    driver = _read_driver_version()
+    if driver is None:
         return None
+    accelerator = _find_accelerator()
+    if accelerator is not None and accelerator.type == "cuda":
+        return None
+    cuda = torch.version.cuda
     if cuda is None:
         return f"its driver is {driver}, but the installed torch is a build without CUDA"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return f"its driver is {driver}, but CUDA_VISIBLE_DEVICES is empty"
-    needed = NEEDED_DRIVERS.get(cuda.partition(".")[0])
+    major_version, _, _ = cuda.partition(".")
+    needed = NEEDED_DRIVERS.get(major_version)
     if needed and _parse_version(driver) < _parse_version(needed):
         return f"its driver is {driver}, and torch for CUDA {cuda} needs {needed} or newer"
     return f"its driver is {driver}, but CUDA {cuda} does not start: {_read_start_error()}"

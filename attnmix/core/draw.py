@@ -5,14 +5,15 @@ import numpy.typing as npt
 import pandas as pd
 
 RowNumbers = npt.NDArray[np.int64]
-TYPICAL_TOKENS = 64
+TYPICAL_TOKENS = 64  # maximum number of tokens of a short text
 TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
     """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to rounding.
 
-    Every class is represented if `size` allows it, if necessary at the expense of the largest classes.
+    `labels` contains the class of each row. If `size` allows it, every class has at least one row, if necessary at the
+    expense of the largest classes.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -30,8 +31,8 @@ def stratified_split(
 ) -> tuple[RowNumbers, RowNumbers]:
     """Return the row indices of the remainder and of a part with about `fraction` of the rows.
 
-    For a small fraction, the part has about one row per class. `groups` contains the group index of each row. Rows of a
-    group stay together, and the class shares of the part are close to those of all rows.
+    `labels` and `groups` contain the class and the group of each row. Rows of a group stay together, and the class
+    shares of the part are close to those of all rows. For a small fraction, the part has about one row per class.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
@@ -45,29 +46,34 @@ def stratified_split(
 def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     """Return row indices of short, typical texts: one correctly classified text per class and one misclassified text.
 
-    `predictions` has one row per text: `label`, `predicted`, `probability` of the predicted class, and `tokens`. Among
-    the texts with at most `TYPICAL_TOKENS` tokens (or else the shortest ones), the text with the median probability is
-    selected: neither the most nor the least confident. Only the `TYPICAL_CLASSES` most frequent classes are included.
-    A kind without texts, such as misclassified texts, is skipped.
+    `predictions` has one row per text: `label`, `predicted`, `probability` of the predicted class, and `tokens`. Only
+    the `TYPICAL_CLASSES` most frequent classes are included. A class without correctly classified texts is skipped.
     """
     is_correct = predictions["label"] == predictions["predicted"]
     counts = predictions["label"].value_counts().sort_index()
     classes = counts.nlargest(TYPICAL_CLASSES).index
-    kinds = []
+    masks = []
     for name in sorted(classes):
-        kinds.append(is_correct & (predictions["label"] == name))
-    kinds.append(~is_correct)
+        masks.append(is_correct & (predictions["label"] == name))
+    masks.append(~is_correct)
     rows = []
-    for kind in kinds:
-        texts = predictions[kind]
-        if texts.empty:
-            continue
-        max_tokens = max(TYPICAL_TOKENS, texts["tokens"].min())
-        short = texts[texts["tokens"] <= max_tokens]
-        by_probability = short.sort_values("probability", kind="stable")
-        median_row = by_probability.index[(len(short) - 1) // 2]
-        rows.append(int(median_row))
+    for mask in masks:
+        texts = predictions[mask]
+        if not texts.empty:
+            rows.append(_select_typical_text(texts))
     return rows
+
+
+def _select_typical_text(texts: pd.DataFrame) -> int:
+    """Return the row index of the short text with the median probability, neither the most nor the least confident.
+
+    Short texts have at most `TYPICAL_TOKENS` tokens. If there are none, the texts with the fewest tokens are used.
+    """
+    max_tokens = max(TYPICAL_TOKENS, texts["tokens"].min())
+    short = texts[texts["tokens"] <= max_tokens]
+    by_probability = short.sort_values("probability", kind="stable")
+    median_row = by_probability.index[(len(short) - 1) // 2]
+    return int(median_row)
 
 
 def _select_groups(
@@ -78,9 +84,12 @@ def _select_groups(
 ) -> RowNumbers:
     """Return the rows of greedily selected groups, with about `size` rows in total.
 
-    The groups are visited in random order; a group is selected if it reduces the sum over classes of the squared share
-    of missing rows. scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if
-    nearly every row is a group by itself.
+    The groups are visited in random order. A group is selected if it reduces the sum of (m_c / n_c)^2 over the classes
+    c, where m_c is the number of rows still missing from the quota of the class, and n_c its number of rows in the
+    table. Array axes: C classes, G groups.
+
+    scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if nearly every group
+    has a single row.
     """
     _, quota_C = _compute_quotas(labels, size)
     missing_C = quota_C.astype(float)
@@ -99,7 +108,7 @@ def _select_groups(
 
 
 def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the classes `[C]` and the number of rows `[C]` to draw from each class."""
+    """Return the classes `[C]` in `labels`, and the numbers of rows `[C]` to draw from them: `size` rows in total."""
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
@@ -107,6 +116,7 @@ def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArr
     order = np.lexsort((quota - exact, quota > 0))
     remaining = size - quota.sum()
     quota[order[:remaining]] += 1
+    # If there are enough rows for all classes, each class that is still empty receives a row from the largest.
     while size >= len(classes) and (quota == 0).any():
         largest = np.argmax(quota)
         quota[largest] -= 1

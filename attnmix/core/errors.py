@@ -36,19 +36,26 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the error's type if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    return lines[0]
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the type of another library's error and the beginning of its message, in one line."""
+    """Return the type of another library's error and the first `MAX_MESSAGE` characters of its message, in one line."""
+    name = type(error).__name__
     message = " ".join(str(error).split())
-    shown = f"{message[:MAX_MESSAGE]}..." if len(message) > MAX_MESSAGE else message
-    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+    if not message:
+        return name
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]}..."
+    return f"{name}: {message}"
 
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Raise each `InputError` again with the prefix `key`, and with a model's `name` in place of its local `folder`."""
+    """Replace the prefix `model.name` of an `InputError` by `key`, and the local `folder` in its message by `name`."""
     try:
         yield
     except InputError as error:
@@ -59,13 +66,19 @@ def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
 def text_problem(text: str) -> str | None:
     """Return the reason why tokenizers cannot process `text` unchanged, or None for a valid text.
 
-    Tokenizers drop spaces, control characters and isolated combining marks. A text that contains only such characters
-    counts as empty.
+    Tokenizers drop spaces, control characters, isolated combining marks and the replacement character U+FFFD. A text
+    that contains only such characters counts as empty.
     """
-    if not any(unicodedata.category(char)[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}" for char in text):
+    if not any(map(_is_kept_by_tokenizers, text)):
         return "the text is empty"
     if "\0" in text:
         return "the text contains a NUL character"
     if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         return "the text contains half a character (a lone surrogate)"
     return None
+
+
+def _is_kept_by_tokenizers(char: str) -> bool:
+    """Return True for letters, numbers, punctuation and symbols, except the replacement character."""
+    category = unicodedata.category(char)
+    return category[0] in "LNPS" and char != "\N{REPLACEMENT CHARACTER}"

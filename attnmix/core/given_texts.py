@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral, Number
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError, text_problem
 
@@ -27,10 +27,10 @@ CALLS = (
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
-"""Model inputs that are not supported as keys of a mapping."""
-SHOWN_CHARACTERS = 40
-SHOWN_NAMES = 5
-SAMPLE_ROWS = 20  # rows of each column used to identify the text column
+"""Other inputs of models, which are not supported as keys of a mapping."""
+SHOWN_CHARACTERS = 40  # maximum length of a value in a message
+SHOWN_NAMES = 5  # maximum number of column names in a message
+SAMPLE_ROWS = 20  # number of rows used to identify the column of the texts
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TokenIds:
     types: list[int] | None = None
     """The `token_type_ids`; None if not specified, which means 0 for all tokens."""
     masked: bool = False
-    """True if an attention mask was applied, which removes padding."""
+    """True if an attention mask was applied to remove the padding."""
 
 
 Item = str | tuple[str, str] | TokenIds
@@ -56,9 +56,9 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     if isinstance(given, str):
         return [_check_text(given, key)]
     names = _list_column_names(given)
-    if IDS in names:
+    if IDS in names:  # the output of a tokenizer
         return list(_read_encodings(given, key))
-    if names:
+    if names:  # a table or another mapping
         raise InputError(f"{key}: {_describe_table(given, names)}")
     values = _read_values(given, key)
     if not values:
@@ -68,6 +68,11 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
             raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
         ids = [int(value) for value in values]
         return [TokenIds(ids)]
+    return _read_items(values, key)
+
+
+def _read_items(values: Sequence[Any], key: str) -> list[Item]:
+    """Return the texts, pairs or `TokenIds` in `values`; raise `InputError` unless all of them are of one kind."""
     items: list[Item] = []
     for number, value in enumerate(values):
         item = read_item(value, f"{key}: number {number}")
@@ -84,12 +89,12 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
 def read_item(value: Any, key: str) -> Item:
     """Return one text, pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
     names = _list_column_names(value)
-    if IDS in names:
+    if IDS in names:  # the output of a tokenizer
         encodings = _read_encodings(value, key)
         if len(encodings) != 1:
             raise InputError(f"{key} contains {len(encodings)} texts; pass one text, or all of them as `texts`")
         return encodings[0]
-    if names:
+    if names:  # a table or another mapping
         raise InputError(f"{key} is {_describe_table(value, names)}")
     value = _convert_to_list(value)
     if isinstance(value, str):
@@ -103,7 +108,7 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _read_parts(parts: list[Any], key: str) -> Item:
-    """Return the elements of a list as a pair of texts or as `TokenIds`; raise `InputError` for other elements."""
+    """Return a list as a pair of texts or as `TokenIds`; raise `InputError`, prefixed with `key`, for other items."""
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
@@ -133,7 +138,10 @@ def _check_text(value: str, key: str) -> str:
 
 
 def _read_values(given: Any, key: str) -> list[Any]:
-    """Return the items of a collection, with tensors and arrays converted to Python lists and numbers."""
+    """Return the items of an ordered collection, with tensors and arrays converted to Python lists and numbers.
+
+    Raise `InputError`, prefixed with `key`, for any other object.
+    """
     if _is_missing(given):
         raise InputError(f"{key}: missing ({given}); {CALLS}")
     if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
@@ -149,7 +157,7 @@ def _read_values(given: Any, key: str) -> list[Any]:
 def _convert_to_list(value: Any) -> Any:
     """Return tensors, arrays, columns and their scalars as Python lists and numbers, and other values unchanged."""
     if isinstance(value, str):
-        return str(value)
+        return str(value)  # without the type of a NumPy string
     if hasattr(value, "detach"):  # a torch tensor on any device
         value = value.detach().cpu()
     for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; pyarrow columns; pyarrow scalars
@@ -163,23 +171,10 @@ def _convert_to_list(value: Any) -> Any:
 
 def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     """Return the texts of a tokenizer's output, for one text or a batch, without masked tokens."""
-    names = [name for name in _list_column_names(given) if given[name] is not None]
-    unsupported = [name for name in names if name in OTHER_INPUTS]
-    if unsupported:
-        raise InputError(f"{key}: {unsupported[0]} is not supported; allowed: {IDS}, {MASK}, {TYPE_IDS}")
-    entries = {}
-    for name in (IDS, MASK, TYPE_IDS):
-        if name in names:
-            entries[name] = _read_rows(given[name], f"{key}: {name}")
+    entries = _read_entries(given, key)
     rows = entries[IDS]
     masks = entries.get(MASK)
     types = entries.get(TYPE_IDS)
-    if not rows:
-        raise InputError(f"{key}: {IDS} is empty; {CALLS}")
-    lengths = [len(row) for row in rows]
-    for name, entry in entries.items():
-        if [len(row) for row in entry] != lengths:
-            raise InputError(f"{key}: {name} and {IDS} have different shapes; pass the output of tokenizer(...)")
     encodings = []
     for number, ids in enumerate(rows):
         where = f"{key}: number {number}" if len(rows) > 1 else key
@@ -191,6 +186,28 @@ def _read_encodings(given: Any, key: str) -> list[TokenIds]:
     return encodings
 
 
+def _read_entries(given: Any, key: str) -> dict[str, list[list[int]]]:
+    """Return the entries of a tokenizer's output by name, each with one row of integers per text.
+
+    Raise `InputError` for unsupported entries and for entries of different shapes.
+    """
+    names = [name for name in _list_column_names(given) if given[name] is not None]
+    unsupported = [name for name in names if name in OTHER_INPUTS]
+    if unsupported:
+        raise InputError(f"{key}: {unsupported[0]} is not supported; allowed: {IDS}, {MASK}, {TYPE_IDS}")
+    entries = {}
+    for name in (IDS, MASK, TYPE_IDS):
+        if name in names:
+            entries[name] = _read_rows(given[name], f"{key}: {name}")
+    if not entries[IDS]:
+        raise InputError(f"{key}: {IDS} is empty; {CALLS}")
+    lengths = [len(row) for row in entries[IDS]]
+    for name, rows in entries.items():
+        if [len(row) for row in rows] != lengths:
+            raise InputError(f"{key}: {name} and {IDS} have different shapes; pass the output of tokenizer(...)")
+    return entries
+
+
 def _read_rows(value: Any, key: str) -> list[list[int]]:
     """Return the rows of integers in an entry of a tokenizer's output, for one text or a batch."""
     items = _list_items(_convert_to_list(value))
@@ -198,24 +215,23 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
         items = [items]  # one text
     rows = []
     for number, item in enumerate(items):
-        row: list[Any] = [None]
-        if isinstance(item, Sequence):
-            row = _list_items(item)
-        if not all(map(_is_number, row)):
+        row = _list_items(item)
+        has_numbers_only = all(map(_is_number, row))
+        if not isinstance(item, Sequence) or not has_numbers_only:
             raise InputError(f"{key}, number {number}: not whole numbers; pass the output of tokenizer(...)")
         rows.append([int(entry) for entry in row])
     return rows
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for other values `[None]`, which `_read_rows` rejects."""
+    """Return the items of an iterable as Python objects; for strings and other values `[None]`, which is no number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]
 
 
 def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
-    """Return the token IDs with mask 1, which must be contiguous."""
+    """Return the tokens with mask 1; raise `InputError` if there are none, or if they are not contiguous."""
     others = set(mask) - {0, 1}
     if others:
         raise InputError(f"{key}: {MASK} contains {min(others)}; allowed: 0 and 1")
@@ -267,35 +283,51 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
     return f"{kind} {shown}; select one, such as {variable}{column}"
 
 
+class MeanLength(NamedTuple):
+    """The mean length of the texts in a column.
+
+    Words are compared before characters, because an identifier or URL may be longer than a text but is a single word.
+    """
+
+    words: float
+    characters: float
+
+
+NO_TEXTS = MeanLength(words=0.0, characters=0.0)
+
+
 def _find_text_column(given: Any) -> str | None:
-    """Return the code that selects the column with the longest texts, such as `["text"]` or `["train"]["text"]`."""
-    if isinstance(given, Mapping):
-        keys = list(given)
-    elif hasattr(given, "column_names"):
-        keys = list(given.column_names)
-    else:
-        keys = list(given.columns)
+    """Return the code that selects the column with the longest texts, such as `["text"]` or `["train"]["text"]`.
+
+    Return None if no column contains only texts. In a mapping of splits, the first split is searched.
+    """
+    keys = _list_keys(given)
     if not hasattr(given, "__len__"):  # do not consume a stream for a message
         key = "text" if "text" in keys else keys[0]
         return f'["{key}"]'
-    best = None
-    best_size = (0.0, 0.0)
+    best_selection = None
+    best_length = NO_TEXTS
     for key in keys:
-        name = repr(key)
-        if isinstance(key, str):
-            name = json.dumps(key, ensure_ascii=False)
+        name = json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
         selection = f"[{name}]"
         values = _select_column(given, key)
         if _list_column_names(values):  # a split of a dataset
-            inner = _find_text_column(values)
-            if inner is None:
-                return None
-            return selection + inner
-        size = _measure_texts(values)
-        if size > best_size:
-            best = selection
-            best_size = size
-    return best
+            selection_in_split = _find_text_column(values)
+            return None if selection_in_split is None else selection + selection_in_split
+        length = _measure_texts(values)
+        if length > best_length:
+            best_selection = selection
+            best_length = length
+    return best_selection
+
+
+def _list_keys(given: Any) -> list[Any]:
+    """Return the keys of a mapping, or the column names of a data frame or dataset."""
+    if isinstance(given, Mapping):
+        return list(given)
+    if hasattr(given, "column_names"):
+        return list(given.column_names)
+    return list(given.columns)
 
 
 def _select_column(given: Any, key: Any) -> Any:
@@ -310,22 +342,19 @@ def _select_column(given: Any, key: Any) -> Any:
     return column
 
 
-def _measure_texts(values: Any) -> tuple[float, float]:
-    """Return the mean numbers of words and characters of a column's first texts; 0 unless all values are strings.
-
-    Words are compared first, because an identifier or URL may be longer than a text but is a single word.
-    """
+def _measure_texts(values: Any) -> MeanLength:
+    """Return the mean length of a column's first texts, or `NO_TEXTS` unless all values are strings or missing."""
     if isinstance(values, str):
         values = [values]
     if not isinstance(values, Iterable):
-        return 0.0, 0.0
+        return NO_TEXTS
     first = [_convert_to_list(value) for value in islice(values, SAMPLE_ROWS)]
     texts = [value for value in first if not _is_missing(value)]
     if not texts or not all(isinstance(text, str) for text in texts):
-        return 0.0, 0.0
+        return NO_TEXTS
     words = sum(len(text.split()) for text in texts)
     characters = sum(len(text) for text in texts)
-    return words / len(texts), characters / len(texts)
+    return MeanLength(words / len(texts), characters / len(texts))
 
 
 def _is_id(value: Any) -> bool:

@@ -13,8 +13,8 @@ def frozen_imports() -> Iterator[None]:
     Use this context only in commands, because the garbage collector is process-wide. torch and transformers create half
     a million objects that exist until the process ends. Collections during import and at exit free nothing and take 2
     of the 7 s of a process that measures one text. The context has no effect if torch is already loaded or the
-    collector is disabled. Objects created earlier are also excluded: reference counting still frees them, except for
-    reference cycles. `gc.unfreeze()` reverts the exclusion.
+    collector is disabled. Objects created earlier are also excluded: they are still freed by reference counting, but
+    their reference cycles are not. `gc.unfreeze()` reverts the exclusion.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

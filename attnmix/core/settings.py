@@ -69,15 +69,19 @@ def _check_text(text: str) -> str:
 
 
 def _create_pair_validator(check: Callable[[str], str], what: str) -> PlainValidator:
-    """Return a validator that applies `check` to one string, or to both strings of a list of two."""
+    """Return a validator that applies `check` to one string, or to both strings of a list of two.
+
+    `what` describes the allowed values in the message for other types.
+    """
 
     def validate(value: Any) -> str | list[str]:
         """Return the checked strings; raise `ValueError` for other types and for lists of a different length."""
-        given = value if isinstance(value, list) and len(value) == 2 else [value]
-        if not all(isinstance(text, str) for text in given):
+        is_pair = isinstance(value, list) and len(value) == 2
+        strings = value if is_pair else [value]
+        if not all(isinstance(text, str) for text in strings):
             raise ValueError(f"specify {what}")
-        checked = [check(text) for text in given]
-        return checked if isinstance(value, list) else checked[0]
+        checked = [check(text) for text in strings]
+        return checked if is_pair else checked[0]
 
     return PlainValidator(validate)
 
@@ -142,7 +146,7 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 def checked_section(section: type[Checked], **arguments: Any) -> Checked:
-    """Return a `section` with the values in `arguments`, and defaults for all others.
+    """Return a `section` with the values in `arguments`, and default values for all other keys.
 
     NumPy and torch scalars count as Python numbers. Values that are not allowed in `params.yaml` raise `InputError`
     with the names of the arguments.
@@ -151,22 +155,23 @@ def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     try:
         return section(**values)
     except ValidationError as error:
-        problems = [f"{_locate_problem(problem)}: {problem_text(problem)}" for problem in error.errors()]
-        raise InputError("; ".join(dict.fromkeys(problems))) from None
+        problems = [f"{_locate_problem(details)}: {problem_text(details)}" for details in error.errors()]
+        unique_problems = dict.fromkeys(problems)
+        raise InputError("; ".join(unique_problems)) from None
 
 
 def _locate_problem(details: ErrorDetails) -> str:
-    """Return the name of a value, including the index of a list item."""
+    """Return the name of a rejected value; for an item of a list, with its index, such as `layouts[1]`."""
     name, *parts = details["loc"]
     place = str(name)
     for part in parts:
-        if isinstance(part, int):
+        if isinstance(part, int):  # other parts name types and validators
             place += f"[{part}]"
     return place
 
 
 def problem_text(details: ErrorDetails) -> str:
-    """Return the rejected value and the reason."""
+    """Return the rejected value and the reason; for a whole section, only the reason."""
     message = details["msg"].removeprefix("Value error, ")
     reason = f"{message[0].lower()}{message[1:]}"
     value = details["input"]
@@ -290,7 +295,10 @@ class CaptureParameters(Section):
     @field_validator("store")
     @classmethod
     def _check_store(cls, store: str) -> str:
-        """Return the store without a trailing slash; raise `ValueError` for an unknown file system or partial path."""
+        """Return the location without a trailing slash.
+
+        Raise `ValueError` for an unknown file system, an empty path, and a path with `..`.
+        """
         path = store
         if "://" in store:
             protocol, _, path = store.partition("://")
@@ -341,14 +349,14 @@ class FaithfulnessParameters(Section):
 
 
 MAX_PARTS_TOKENS = 128
-"""Maximum number of tokens in a text whose vectors are decomposed; run time is quadratic in the number of tokens."""
+"""Maximum number of tokens in a text whose vectors are decomposed; the run time is quadratic in this number."""
 MIN_UMAP_VECTORS = 20
 """Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours would be nearly all other vectors."""
 MIN_TYPED_UMAP_TOKENS = 48
 """Minimum number of tokens for UMAP of typed texts; with fewer, UMAP is no better than principal components.
 
-In twelve texts of IMDb, two principal components preserved more of the 15 nearest neighbours than UMAP for up to 40
-tokens (commit c727349).
+In twelve texts of IMDb with lengths of up to 40 tokens, two principal components preserved more of the 15 nearest
+neighbours than UMAP (commit c727349).
 """
 
 

@@ -8,7 +8,9 @@ from types import FrameType
 
 # Batch systems send SIGTERM before they reclaim the machine, and torchrun sends it when another process fails. A closed
 # terminal sends SIGHUP, which Windows does not define.
-STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGHUP"):
+    STOP_SIGNALS.append(signal.SIGHUP)
 _received: list[int] = []
 
 

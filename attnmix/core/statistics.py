@@ -21,7 +21,7 @@ BLOCK_DRAWS = 2**18  # counts drawn at once (texts times samples); a drawn count
 
 
 class Sums(NamedTuple):
-    """A quantity summed over the tokens of each of N texts, with the divisors of the sums.
+    """The sums of a quantity over the tokens of each of N texts, with the divisors of the sums.
 
     For a single text, the axis N is missing. All means over tokens or texts are computed from `Sums`.
     """
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
-        """Return the sums of one text over the last axis of `values` `[..., T]`, ignoring NaN."""
+        """Return the sums of one text over its tokens, the last axis of `values` `[..., T]`; NaN is ignored."""
         is_known = ~np.isnan(values)
         return cls(np.nansum(values, -1), is_known.sum(-1, dtype=np.float64))
 
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return sums of `texts` texts: these sums at the indices `numbers`, and sums and counts of 0 elsewhere."""
+        """Return the sums of `texts` texts: these sums at the indices `numbers`, and 0 for all other texts."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -75,8 +75,9 @@ class Interval(NamedTuple):
 class Resampled(NamedTuple):
     """Weighted means over the texts `[...]`, and over the texts of every bootstrap sample `[samples, ...]`.
 
-    Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of Student's t, with n - 1 degrees of
-    freedom, to the normal quantile (Hesterberg, The American Statistician 2015). They are NaN for fewer than two texts.
+    Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of the quantile of Student's t, with n - 1
+    degrees of freedom, to the normal quantile (Hesterberg, The American Statistician 2015). They are NaN for fewer than
+    two texts.
     """
 
     mean: Doubles
@@ -91,11 +92,7 @@ class Resampled(NamedTuple):
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = np.quantile(self.samples, tails, axis=0)  # NaN if a sample is missing, which `nanquantile` ignores
-        is_missing = np.isnan(self.samples)
-        is_partly_missing = is_missing.any(0) & ~is_missing.all(0)
-        partly_missing_samples = self.samples[:, is_partly_missing]
-        ends[:, is_partly_missing] = np.nanquantile(partly_missing_samples, tails, axis=0)
+        ends = _compute_quantiles(self.samples, tails)
         normal = float(ndtri(tails[1]))
         student = _compute_student_factor(normal, self.documents)
         low, high = self.mean + (ends - self.mean) * student / normal
@@ -111,15 +108,18 @@ class Resampled(NamedTuple):
         )
 
     def simultaneous(self) -> Interval:
-        """Return simultaneous 95 % intervals over all cells: the max-|t| bootstrap (Romano and Wolf, JASA 2005).
+        """Return 95 % intervals that hold simultaneously for all cells: the max-|t| bootstrap.
 
-        The intervals are mean ± t sqrt(n / (n - 1)) se. Here, se is a cell's standard error over the samples, and c is
-        the 95 % quantile over samples of the largest |sample - mean| / se of all cells. The quantile t has the same
-        tail probability under Student's t with n - 1 degrees of freedom as c under the normal distribution. Intervals
-        are NaN for cells that are constant, missing in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts, for
-        which too many intervals would exclude 0 by chance.
+        The interval of a cell over n texts is mean ± t sqrt(n / (n - 1)) se, where se is the standard deviation of the
+        cell's samples. Let c be the 95 % quantile, over the samples, of the largest |sample - mean| / se of all cells.
+        Then t is the quantile of Student's t with n - 1 degrees of freedom that has the tail probability of c under
+        the normal distribution. Intervals are NaN for cells that are constant, missing in a sample, or based on fewer
+        than `MIN_SIMULTANEOUS` texts, for which too many intervals would exclude 0 by chance.
+
+        References:
+            Romano and Wolf, JASA 2005.
         """
-        samples = self.samples.reshape(len(self.samples), -1)
+        samples = self.samples.reshape(len(self.samples), -1)  # [samples, cells]
         mean = self.mean.ravel()
         error = samples.std(0)
         has_enough_texts = self.documents.ravel() >= MIN_SIMULTANEOUS
@@ -133,17 +133,17 @@ class Resampled(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
-        """Return the paired difference; both sides must have the same texts in each sample."""
+        """Return the paired difference from `other`, which must have the same texts in each sample."""
         documents = np.minimum(self.documents, other.documents)
         counts = np.minimum(self.counts, other.counts)
         return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
 
 
 class Draws:
-    """Counts of each text in each bootstrap sample, determined by the seed and the number of texts."""
+    """The number of times that each text occurs in each bootstrap sample, determined by the seed."""
 
     def __init__(self, documents: int, samples: int, seed: int) -> None:
-        """Draw the counts `[samples, documents]` in blocks, to limit memory."""
+        """Draw the counts `[samples, documents]` in blocks of samples, to limit memory."""
         generator = np.random.default_rng(seed)
         shares = np.full(documents, 1 / documents)
         self.counts = np.empty((samples, documents), np.uint8)  # a count reaches 256 with probability < 1e-500
@@ -153,7 +153,11 @@ class Draws:
             self.counts[start:stop] = generator.multinomial(documents, shares, size=stop - start)
 
     def resample(self, chunks: Iterable[Sums]) -> Resampled:
-        """Return the means over all texts; `chunks` are in text order, and one chunk at a time is in memory."""
+        """Return the means over all texts and over the texts of each bootstrap sample.
+
+        `chunks` are consecutive texts, in text order; one chunk at a time is in memory. Array axes: S samples, D texts
+        of a chunk, followed by the axes of the quantity.
+        """
         sums: Any = 0.0
         counts: Any = 0.0
         documents: Any = 0.0
@@ -175,15 +179,29 @@ class Draws:
         return Resampled(mean, means_of_samples, documents, counts)
 
 
+def _compute_quantiles(samples: Doubles, levels: Sequence[float]) -> Doubles:
+    """Return the quantiles `[levels, ...]` of `samples` `[samples, ...]`, ignoring NaN."""
+    quantiles = np.quantile(samples, levels, axis=0)  # NaN if any sample is NaN
+    is_missing = np.isnan(samples)
+    is_partly_missing = is_missing.any(0) & ~is_missing.all(0)
+    # `nanquantile` is slower, and warns if all samples are NaN.
+    quantiles[:, is_partly_missing] = np.nanquantile(samples[:, is_partly_missing], levels, axis=0)
+    return np.asarray(quantiles)
+
+
 def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampled:
-    """Return the means over all texts (`Draws.resample` of a single chunk)."""
+    """Return the means over all texts and over the texts of each bootstrap sample, from `Sums` in memory."""
     draws = Draws(len(sums), samples, seed)
     chunk = Sums(sums, np.asarray(counts, dtype=np.float64))
     return draws.resample([chunk])
 
 
 def _compute_student_factor(quantile: float, documents: Doubles) -> Doubles:
-    """Return the factor that replaces the normal `quantile` in the interval of a mean over `documents` texts."""
+    """Return the factor that replaces the normal `quantile` in the interval of a mean over n = `documents` texts.
+
+    It is the quantile of Student's t with n - 1 degrees of freedom and the same tail probability, multiplied by
+    sqrt(n / (n - 1)). It is NaN for n < 2.
+    """
     from scipy.special import ndtr, stdtrit  # slow import, not needed for figures and pages
 
     number = np.where(documents >= 2, documents, np.nan)
@@ -195,7 +213,10 @@ def _compute_student_factor(quantile: float, documents: Doubles) -> Doubles:
 
 
 def spearman_with_depth(by_layer: Resampled) -> Interval:
-    """Return the rank correlation of layer means `[layers, ...]` with depth; NaN for constant means."""
+    """Return the rank correlation of layer means `[layers, ...]` with the layer index, and its interval `[...]`.
+
+    The correlation is NaN for means that are equal in all layers.
+    """
     depth = np.arange(len(by_layer.mean))
     means = np.moveaxis(by_layer.mean, 0, -1)
     means_of_samples = np.moveaxis(by_layer.samples, 1, -1)
@@ -210,7 +231,7 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 class Verdict(StrEnum):
     """The verdicts on a difference of two means, as displayed by `attnmix.compare`.
 
-    No verdict states the absence of a difference, because an interval cannot prove it.
+    No verdict states that the means are equal, because an interval cannot prove equality.
     """
 
     HIGHER = "higher"
@@ -238,13 +259,15 @@ def verdict(low: float, high: float, documents: float) -> Verdict:
 
 
 class Jackknifed(NamedTuple):
-    """A statistic `[...]` of N texts, and its leave-one-out values `without` `[N, ...]`.
+    """A statistic of N texts, and its leave-one-out values.
 
     The jackknife is used for statistics of pairs of texts, because a bootstrap would pair texts with themselves.
     """
 
     whole: Doubles
+    """The statistic of all texts `[...]`."""
     without: Doubles
+    """The statistics without each text `[N, ...]`."""
 
     @property
     def documents(self) -> int:
@@ -254,7 +277,7 @@ class Jackknifed(NamedTuple):
     def interval(self) -> Interval:
         """Return the 95 % jackknife interval by Student's t with N - 1 degrees of freedom.
 
-        Its bounds are NaN for fewer than three texts.
+        The bounds are NaN for fewer than three texts.
         """
         from scipy.special import stdtrit  # slow import, not needed for figures and pages
 
@@ -305,14 +328,15 @@ def partial_correlation(
 ) -> npt.NDArray[np.float64]:
     """Return (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2) (1 - r_yz^2)), the correlation of x and y given z.
 
-    For rank correlations, it equals Pearson's correlation of the residuals of the ranks after regression on z's ranks.
-    It is NaN if z fully explains x or y.
+    `between` is the correlation r_xy, `first_given` is r_xz, and `second_given` is r_yz. The result is NaN if z fully
+    explains x or y. For rank correlations, it equals Pearson's correlation of the residuals of the ranks of x and y
+    after regression on the ranks of z.
     """
     first_unexplained = 1 - np.square(first_given)
     second_unexplained = 1 - np.square(second_given)
     is_defined = (first_unexplained > MIN_UNEXPLAINED) & (second_unexplained > MIN_UNEXPLAINED)
     unexplained = first_unexplained * second_unexplained
-    spread = np.sqrt(np.where(is_defined, unexplained, 1.0))
+    spread = np.sqrt(np.where(is_defined, unexplained, 1.0))  # the value 1 only avoids a division by zero
     correlation = (between - first_given * second_given) / spread
     clipped = np.clip(correlation, -1, 1)
     return np.where(is_defined, clipped, np.nan)

@@ -19,7 +19,7 @@ ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Limit OpenMP to one thread in the calling thread if there are few `tokens` and threads do not wait passively."""
+    """Limit OpenMP in this thread to one thread if a forward pass has few `tokens`, unless waiting threads sleep."""
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield
         return

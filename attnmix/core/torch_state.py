@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -20,7 +20,7 @@ DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 def torch_state() -> Iterator[None]:
     """Set the torch state required for correct results, and restore the user's settings afterwards.
 
-    Autocast and inference mode are disabled and gradients enabled in the current thread. Matrix products use full
+    In the current thread, autocast and inference mode are disabled, and gradients are enabled. Matrix products use full
     float32 precision (TensorFloat-32 rounds to 10 bits), and new tensors are float32 tensors on the CPU. Several
     threads may enter the context; the last one to exit restores the process-wide settings. Raise `InputError` inside
     transforms such as `torch.func.vmap`.
@@ -50,9 +50,10 @@ class _Shared:
     """A process-wide context for several threads: the first thread enters it, and the last one exits it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Store the function `make`, which creates the context."""
         self._make = make
         self._lock = threading.Lock()
-        self._entered = 0
+        self._entered = 0  # number of threads in the context
         self._restore = ExitStack()
 
     def __enter__(self) -> None:
@@ -89,7 +90,7 @@ def _disable_compilation() -> Iterator[None]:
 
 @contextmanager
 def forward_derivatives() -> Iterator[None]:
-    """Restrict forward-mode derivatives to one thread at a time, because torch counts their level per process.
+    """Restrict forward-mode derivatives to one thread at a time, because torch counts nested levels per process.
 
     Raise `InputError` if the caller is already computing forward-mode derivatives.
     """
@@ -133,23 +134,36 @@ def _set_default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+class _OlderSettings(NamedTuple):
+    """The precision settings that torch has replaced by `fp32_precision`."""
+
+    matmul_precision: str
+    allow_tf32: bool
+
+
+def _read_older_settings() -> _OlderSettings | None:
+    """Return the older settings, or None if `fp32_precision` is set: torch then refuses to read them."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        return _OlderSettings(torch.get_float32_matmul_precision(), cudnn.allow_tf32)
+    except RuntimeError:
+        return None
+
+
 @contextmanager
 def _set_exact_products() -> Iterator[None]:
     """Set full precision, and restore the previous settings of all backends afterwards."""
     torch_backends: Any = torch.backends  # some attributes exist only at run time
-    cuda, cudnn, mkldnn = torch_backends.cuda.matmul, torch_backends.cudnn, torch_backends.mkldnn
-    backends = [cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul]
+    cudnn = torch_backends.cudnn
+    backends = [torch_backends.cuda.matmul, cudnn.conv, cudnn.rnn, torch_backends.mkldnn.matmul]
     precisions = [backend.fp32_precision for backend in backends]
-    try:
-        older_settings = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # once `fp32_precision` is set, torch refuses to read the older settings
-        older_settings = None
+    older_settings = _read_older_settings()
     try:
         set_full_precision()
         yield
     finally:
         if older_settings is not None:
-            torch.set_float32_matmul_precision(older_settings[0])
-            cudnn.allow_tf32 = older_settings[1]
+            torch.set_float32_matmul_precision(older_settings.matmul_precision)
+            cudnn.allow_tf32 = older_settings.allow_tf32
         for backend, precision in zip(backends, precisions, strict=True):
             backend.fp32_precision = precision

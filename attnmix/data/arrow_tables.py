@@ -19,24 +19,32 @@ BATCH_ROWS = 2**14
 
 
 def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of a parquet file, storing repeated texts only once while reading."""
+    """Return the columns of a parquet file.
+
+    Texts are read with dictionary encoding, so that repeated texts occupy memory only once.
+    """
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content:
         schema = pq.read_schema(content)
         check_names(schema.names, columns, shown)
         names = _select_names(schema, columns)
-        texts = [name for name in names if _is_text(schema.field(name).type)]
-        with pq.ParquetFile(content, read_dictionary=texts) as file:
+        text_names = [name for name in names if _is_text(schema.field(name).type)]
+        with pq.ParquetFile(content, read_dictionary=text_names) as file:
             check_table_size(_read_stored_bytes(file.metadata, names), limit)
             batches = _limit_batches(file.iter_batches(BATCH_ROWS, columns=names), limit)
             schema_without_rows = None if batches else file.schema_arrow
             table = pa.Table.from_batches(batches, schema_without_rows)
+    return _convert_to_frame(_restore_types(table, schema, text_names))
+
+
+def _restore_types(table: pa.Table, schema: pa.Schema, text_names: Sequence[str]) -> pa.Table:
+    """Return the table with the columns `text_names` in the types of `schema`, without dictionary encoding."""
     for number, name in enumerate(table.column_names):
-        if name in texts:
+        if name in text_names:
             declared_type = schema.field(name).type
-            column = table.column(name).cast(declared_type)
+            column = table.column(number).cast(declared_type)
             table = table.set_column(number, name, column)
-    return _convert_to_frame(table)
+    return table
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
@@ -89,7 +97,7 @@ def _open_seekable(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    """Yield the schema and the batches of an arrow file in the file format or the stream format."""
+    """Yield the schema and the batches of an arrow file, in the file format or otherwise the stream format."""
     try:
         with pa.ipc.open_file(content) as file:
             batches = (file.get_batch(number) for number in range(file.num_record_batches))
@@ -130,7 +138,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _read_stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
-    """Return the uncompressed size of the columns `names`, as declared in the file."""
+    """Return the uncompressed size of the columns `names` according to the metadata of a parquet file."""
     size = 0
     for group_number in range(metadata.num_row_groups):
         group = metadata.row_group(group_number)

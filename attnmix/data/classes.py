@@ -38,8 +38,10 @@ class FileLabels(NamedTuple):
     """The label column of one file."""
 
     shown: str
+    """The name of the file in messages."""
     values: pd.Series
-    has_types: bool  # False for csv and tsv
+    has_types: bool
+    """False for csv and tsv, in which all values are strings."""
 
 
 def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd.DataFrame]:
@@ -48,42 +50,47 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
     Raise `InputError`, prefixed with `where`, for fewer than two classes and for values or names that are not allowed.
     """
     all_labels = _join_labels([table["label"] for table in tables.values()])
-    classes = _find_classes(all_labels, where)
-    order = list(dict.fromkeys(classes.values()))
-    if len(order) < 2:
-        raise InputError(f"{where} contains {len(order)} class ({shown_classes(order)}); two or more are required")
-    for name in order:
-        problem = name_problem(str(name))
-        if problem:
-            raise InputError(f"{where} contains the class {shown_classes([name])}, {problem}")
-    _warn_of_alike(order, where)
-    numbers = {name: number for number, name in enumerate(order)}
-    named = {}
+    class_by_label = _find_classes(all_labels, where)
+    classes = list(dict.fromkeys(class_by_label.values()))
+    _check_classes(classes, where)
+    index_by_class = {name: index for index, name in enumerate(classes)}
+    named_tables = {}
     for split, table in tables.items():
-        names = [classes[value] for value in table["label"]]
-        table = table.assign(
-            label=np.array([numbers[name] for name in names], dtype=np.int64),
+        names = [class_by_label[label] for label in table["label"]]
+        named_table = table.assign(
+            label=np.array([index_by_class[name] for name in names], dtype=np.int64),
             label_name=[str(name) for name in names],
         )
         for column in TEXT_COLUMNS:
-            if column in table:
-                table[column] = table[column].astype("str")
-        named[split] = table
-    return named
+            if column in named_table:
+                named_table[column] = named_table[column].astype("str")
+        named_tables[split] = named_table
+    return named_tables
+
+
+def _check_classes(classes: Sequence[Any], where: str) -> None:
+    """Raise `InputError` for fewer than two classes and for invalid names; warn of names that are nearly equal."""
+    if len(classes) < 2:
+        raise InputError(f"{where} contains {len(classes)} class ({shown_classes(classes)}); two or more are required")
+    for name in classes:
+        problem = name_problem(str(name))
+        if problem:
+            raise InputError(f"{where} contains the class {shown_classes([name])}, {problem}")
+    _warn_of_alike(classes, where)
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return the interpretation of the labels in all files: codes or names. Missing labels and -1 are ignored.
+    """Return the interpretation of the labels in all files: codes or `names`. Missing labels and -1 are ignored.
 
     Numbers are codes. Strings are names, or codes if some strings are not names. Strings of files without types (csv,
-    tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError` for
-    ambiguous strings, for any other value, and for files that contradict each other.
+    tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError`, prefixed
+    with `where`, for ambiguous strings, for any other value, and for files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
-    first_file: dict[Reading, str] = {}  # the first file that allows only this interpretation
-    is_untyped = False
-    differing: dict[str, None] = {}
+    first_file: dict[Reading, str] = {}  # by interpretation: the first file that allows no other one
+    is_untyped = False  # True if a file without types allows both interpretations
+    conflicting: dict[str, None] = {}  # labels that are the name of one class and the code of another
     for file in files:
         present = _list_labels(file, names, where)
         readings = _find_readings(present, names, f"{where} ({file.shown})")
@@ -91,17 +98,17 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
             first_file.setdefault(readings[0], file.shown)
             continue
         is_untyped = is_untyped or not file.has_types
-        for value in present:
-            code = _read_code(value, len(names))
-            if names[code] != value:
-                differing[value] = None
+        for label in present:
+            code = _read_code(label, len(names))
+            if names[code] != label:
+                conflicting[label] = None
     if len(first_file) > 1:
         problem = f"contains codes in {first_file['codes']} and names in {first_file['names']}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     if first_file:
         return next(iter(first_file))
-    if is_untyped and differing:
-        shown = shown_classes(list(differing))
+    if is_untyped and conflicting:
+        shown = shown_classes(list(conflicting))
         problem = f"contains {shown}, which are names of classes and codes of other classes"
         raise InputError(f"{where} {problem}; save the file as jsonl with numbers as codes, or rename the classes")
     return "names"
@@ -119,7 +126,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return the possible interpretations of the labels of a file; raise `InputError` if there are none."""
+    """Return the possible interpretations of the labels `present` in a file; raise `InputError` if there are none."""
     kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
@@ -154,7 +161,10 @@ def _read_truth_values(names: Sequence[str], where: str) -> Reading:
 
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
-    """Return labels that are codes or names as categories with the ordered `names`; other values become missing."""
+    """Return the labels `values` (codes or names, as determined by `reading`) as categories with the ordered `names`.
+
+    Other values become missing values.
+    """
     find_indices = _find_indices_of_codes if reading == "codes" else _find_indices_of_names
     codes = find_indices(values, names)
     categories = pd.Index(list(names))
@@ -241,7 +251,7 @@ def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each unique value, in the class order of the source if it defines one, otherwise sorted."""
+    """Return the class of each unique label, in the class order of the source or, if there is none, sorted by class."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
@@ -272,7 +282,10 @@ def _name_kind(label: Any) -> str:
 
 
 def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
-    """Return labels without surrounding spaces, as integers if all of them have the same integer format."""
+    """Return the class of each label in `values`: an integer if all labels have the same integer format, or a string.
+
+    Surrounding spaces are removed. Raise `InputError` for numbers that are not whole.
+    """
     words = {value: value.strip() for value in values}
     counts = Counter(words.values())
     merged = [value for value, word in words.items() if counts[word] > 1]
@@ -286,7 +299,7 @@ def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[st
     if all(DECIMAL.fullmatch(word) for word in words.values()):
         numbers = [float(word) for word in words.values()]
         _check_whole(numbers, values, where)
-    return words
+    return words  # names, or whole numbers in other formats, such as `01`
 
 
 def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> None:
@@ -300,17 +313,12 @@ def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> N
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
     """Warn of possible duplicate classes: `Good` and `good`, `01` and `1`, or names with the same appearance."""
-    by_likeness: dict[str | Decimal, list[str]] = {}
-    for name in names:
-        word = str(name)
-        by_likeness.setdefault(_normalise(word), []).append(word)
-    alike = []
-    for name in names:
-        word = str(name)
-        if len(by_likeness[_normalise(word)]) > 1:
-            alike.append(word)
+    words = [str(name) for name in names]
+    counts = Counter(_normalise(word) for word in words)
+    alike = [word for word in words if counts[_normalise(word)] > 1]
     if not alike:
         return
+    # Names that look the same are escaped, because they would look the same in the message, too.
     appearances = Counter(_remove_invisible(word) for word in alike)
     shown = []
     for word in alike[:MAX_SHOWN_CLASSES]:

@@ -14,7 +14,11 @@ Columns = Mapping[str, str]
 
 
 def check_names(names: Sequence[str], columns: Columns | None, shown: str, separator: str | None = None) -> None:
-    """Raise `InputError` if one of `columns` is missing, and `ValueError` if it is repeated."""
+    """Raise `InputError` if a column in `columns` is missing in a file, and `ValueError` if a column is repeated.
+
+    `names` are the columns of the file, and `shown` is its name in messages. Without `columns`, all columns are checked
+    for repetition. `separator` is that of a csv or tsv file, for advice on missing columns.
+    """
     wanted = list(names) if columns is None else list(columns.values())
     repeated = []
     for name in wanted:
@@ -57,7 +61,10 @@ def shown_names(names: Sequence[Any]) -> str:
 
 
 def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
-    """Return the likely problem of a header that lacks a requested name, or an empty string."""
+    """Return the likely reason why a csv or tsv header lacks a name in `wanted`, for a message; empty if unknown.
+
+    `names` are the names in the header, and `separator` is the expected separator; None for other formats.
+    """
     if separator is None:
         return ""
     header = separator.join(names)
@@ -72,6 +79,6 @@ def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str 
     unquoted = {name.strip('"') for name in names if name.startswith('"')}
     if not unquoted.isdisjoint(wanted):
         return '; its names are in quotes ("), which tsv files do not use; save it as csv'
-    if any(len(name) > MAX_SHOWN_LETTERS for name in names):
+    if any(len(name) > MAX_SHOWN_LETTERS for name in names):  # a text instead of a header
         return "; the first line must be a header with the names of the columns"
     return ""

@@ -65,8 +65,10 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
         return read_arrow(path, columns, shown)
     with open_bytes(path) as content:
         if suffix in SEPARATORS:
-            return read_separated(content, separator or SEPARATORS[suffix], suffix != ".tsv", columns, shown)
-        return read_json(content, suffix != ".json", columns, shown)
+            is_quoted = suffix != ".tsv"
+            return read_separated(content, separator or SEPARATORS[suffix], is_quoted, columns, shown)
+        has_object_per_line = suffix != ".json"
+        return read_json(content, has_object_per_line, columns, shown)
 
 
 def _locate_undecodable_line(path: Path) -> str:

@@ -46,18 +46,22 @@ EQUIVALENT_OPTIONS = {"encoding": ("utf-8", "utf8", "utf-8-sig"), "header": (0, 
 
 
 class Layout(NamedTuple):
-    """The file names of a configuration by split, with the information from its description."""
+    """The file names of a configuration by split, with information from the descriptions."""
 
     files: dict[str, list[str]]
     separator: str | None
     class_names: Mapping[str, list[str]]
+    """The names of the classes, by column."""
     contents: Contents
     creators: list[str]
     """The sources of the texts in the dataset card (`language_creators`), such as `found` or `machine-generated`."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return the hub identifier, folder or file in a `dataset.name`, and the configuration after a colon."""
+    """Return the source in a `dataset.name` (a hub identifier, folder or file), and the configuration after a colon.
+
+    The configuration is None if the name has none. The name of an existing folder or file may contain colons.
+    """
     path = Path(name)
     try:
         exists = path.exists()
@@ -106,18 +110,20 @@ def list_folder(folder: Path) -> list[str]:
 def find_layout(
     shown: str, names: Sequence[str], descriptions: Mapping[str, Path], configuration: str | None
 ) -> Layout:
-    """Return the files of a configuration of the dataset that consists of the files `names`.
+    """Return the layout of a configuration of the dataset with the files `names`.
 
     `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
+    Raise `InputError` without data files, for an unknown configuration, and for invalid descriptions.
     """
     require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
     if not contents.data:
         raise InputError(f"dataset.name: {shown} {no_data_problem(names)}")
     with errors_in_words(shown):
-        configurations, infos, creators = _read_cards(descriptions)
+        cards = _read_cards(descriptions)
+        configurations = cards.configurations
         chosen = configuration or configurations.get_default_config_name() or "default"
-        known = list(configurations) or ["default", *infos]
+        known = list(configurations) or ["default", *cards.features]
         if chosen not in known:
             listed = shown_names(known)
             raise InputError(f"dataset.name: {shown} has the configurations {listed}; append one of them after a colon")
@@ -125,19 +131,23 @@ def find_layout(
         files = {}
         for split, split_files in _find_files(shown, contents, options).items():
             files[split] = _keep_one_format(split_files)
-        separator = _check_options(shown, options, files)
-        features = options.get("features") or _find_info(infos, chosen, list(configurations))
+        _check_options(shown, options, files)
+        separator = _read_separator(shown, options)
+        features = options.get("features") or _find_features(cards, chosen)
     return Layout(
         files=files,
         separator=separator,
         class_names=_list_declared_classes(features or {}),
         contents=contents,
-        creators=creators,
+        creators=cards.creators,
     )
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the names of the source's train and, if present, test split; raise `InputError` for a missing split."""
+    """Return the name of the training split and, if the source has one, of the test split, by `train` and `test`.
+
+    Raise `InputError` for a missing split, for missing parts of a table, and for duplicate tables.
+    """
     splits = {"train": dataset.train_split}
     has_only_train = list(layout.files) == [dataset.train_split]
     if dataset.test_split is not None and has_only_train:
@@ -190,8 +200,19 @@ def errors_in_words(shown: str) -> Iterator[None]:
         raise InputError(f"dataset.name: {shown} cannot be loaded ({_describe_cause(error)})") from error
 
 
-def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any], list[str]]:
-    """Return the options (`MetadataConfigs` of `datasets`) and features of each configuration, and the creators."""
+class _Cards(NamedTuple):
+    """The content of the files that describe a dataset."""
+
+    configurations: Any
+    """The options of each configuration (`MetadataConfigs` of `datasets`)."""
+    features: Mapping[str, Any]
+    """The features of each configuration: the types of the columns."""
+    creators: list[str]
+    """The sources of the texts."""
+
+
+def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
+    """Return the content of README.md, .huggingface.yaml and dataset_infos.json, as far as these files exist."""
     import yaml
     from datasets.info import DatasetInfo, DatasetInfosDict  # slow import (seconds)
     from datasets.utils.metadata import MetadataConfigs
@@ -215,7 +236,8 @@ def _read_cards(descriptions: Mapping[str, Path]) -> tuple[Any, Mapping[str, Any
             infos[name] = DatasetInfo.from_dict(values)
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
     features = {name: info.features for name, info in infos.items()}
-    return configurations, features, _read_creators(card.get("language_creators"))
+    creators = _read_creators(card.get("language_creators"))
+    return _Cards(configurations, features, creators)
 
 
 def _read_creators(value: Any) -> list[str]:
@@ -233,12 +255,16 @@ def _check_mapping(name: str, content: Any) -> None:
         raise InputError(f"dataset.name: {name} contains {kind}; allowed: a mapping")
 
 
-def _find_info(infos: Mapping[str, Any], configuration: str, declared: Sequence[str]) -> Any:
-    """Return the features of a configuration or, if none is declared, the only features, as in `datasets`."""
-    if configuration in infos:
-        return infos[configuration]
-    if len(infos) == 1 and not declared:
-        return next(iter(infos.values()))
+def _find_features(cards: _Cards, configuration: str) -> Any:
+    """Return the features of a configuration, or None.
+
+    For a dataset without declared configurations, `datasets` applies the only set of features to all data.
+    """
+    features = cards.features
+    if configuration in features:
+        return features[configuration]
+    if len(features) == 1 and not cards.configurations:
+        return next(iter(features.values()))
     return None
 
 
@@ -252,12 +278,16 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the data files of each split, from a description or by the hub's rules for file names."""
+    """Return the data files of each split.
+
+    The splits are defined by the `data_files` in a description (`options`), by the folders that `save_to_disk` wrote,
+    or by the file names, in this order of precedence.
+    """
     from datasets.data_files import sanitize_patterns
 
     folder = posixpath.normpath(options.get("data_dir") or ".")
-    inside = "" if folder == "." else f"{folder}/"
-    names = [name.removeprefix(inside) for name in contents.data if name.startswith(inside)]
+    prefix = "" if folder == "." else f"{folder}/"
+    names = [name.removeprefix(prefix) for name in contents.data if name.startswith(prefix)]
     if not names:
         problem = f"the description of {shown} refers to the folder {shorten(folder)}, which contains no data file"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
@@ -272,11 +302,15 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
             files[split] = _match_all(shown, [pattern], names)
     else:
         files = _find_by_names(names)
-    return {split: [f"{inside}{name}" for name in split_files] for split, split_files in files.items()}
+    return {split: [f"{prefix}{name}" for name in split_files] for split, split_files in files.items()}
 
 
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files by split, according to the first rule of the hub that matches a name."""
+    """Return the files by split, according to the first rule of the hub that matches a name.
+
+    If no rule matches, the rules for folders and files are applied to the names in lower case. If they do not result in
+    several splits including train, all files belong to train.
+    """
     from datasets import data_files
 
     shards = _find_shards(names)
@@ -298,7 +332,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files named like those of `push_to_hub`, by split: usual splits first, then others by name."""
+    """Return the files with names like those written by `push_to_hub`, by split: common splits first, others sorted."""
     from datasets import data_files
 
     shards: dict[str, list[str]] = defaultdict(list)
@@ -327,7 +361,7 @@ def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[s
 def _match_splits_in_lower_case(
     split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the file names of each split, by case-insensitive matching."""
+    """Return the file names whose lower-case form matches any pattern of a split, by split, without empty splits."""
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
@@ -375,7 +409,10 @@ def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
-    """Return the files of the most frequent format, as the hub does; `warn_of_unread_files` reports the others."""
+    """Return the files of the most frequent format; `warn_of_unread_files` reports the others.
+
+    For equal numbers of files, `FORMAT_PREFERENCE` decides. These are rules of the hub.
+    """
     counts = Counter(data_suffix(name) for name in files)
     most_files = max(counts.values())
     in_order = [*FORMAT_PREFERENCE, *sorted(counts)]
@@ -389,8 +426,8 @@ def _find_format(suffix: str) -> str:
     return FORMATS.get(suffix, suffix)
 
 
-def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the separator set by a description; raise `InputError` for an unsupported option."""
+def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> None:
+    """Raise `InputError` if a description sets an option that is not supported for the formats of its `files`."""
     suffixes: dict[str, None] = {}
     for split_files in files.values():
         for name in split_files:
@@ -404,6 +441,10 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
                 problem = f"the description of {shown} sets {key}={shorten(value)}, unsupported for {suffix} files"
                 allowed = "sep, data_files, data_dir and features; remove the option, or convert the files"
                 raise InputError(f"dataset.name: {problem}; allowed: {allowed}")
+
+
+def _read_separator(shown: str, options: Mapping[str, Any]) -> str | None:
+    """Return the separator set by a description, or None; raise `InputError` unless it is a single character."""
     separator = options.get("delimiter") or options.get("sep")
     if separator is None:
         return None
@@ -414,7 +455,10 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
 
 
 def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Return True for an option of a description that this module applies, or that has no effect on the tables."""
+    """Return True for an option of a description that this module applies, or that has no effect on the tables.
+
+    `defaults` are the options of the reader in `datasets`; other keys are not options of the reader.
+    """
     if key not in defaults or key in KNOWN_OPTIONS or key in SPEED_OPTIONS:
         return True
     return value == defaults[key] or value in EQUIVALENT_OPTIONS.get(key, ())
@@ -428,22 +472,33 @@ def _describe_cause(error: BaseException) -> str:
     return message[:MAX_SHOWN_CAUSE] or type(error).__name__
 
 
+class _Series(NamedTuple):
+    """Files that are the parts of one table, such as `train-00000-of-00003.csv`."""
+
+    folder: str
+    head: str  # for example `train-`
+    total: int
+    suffix: str
+
+
 def _check_parts(files: Sequence[str], shown: str) -> None:
     """Raise `InputError` if one of the parts `...-00000-of-00003` is missing."""
-    numbers = defaultdict(set)
+    numbers_by_series = defaultdict(set)
     for file in files:
         folder, name = posixpath.split(file)
         match = PART_NUMBER.match(name)
         if match:
-            whole = (folder, match["head"], int(match["total"]), data_suffix(name))
-            numbers[whole].add(int(match["number"]))
-    for (_, head, total, suffix), present in numbers.items():
+            series = _Series(folder, match["head"], int(match["total"]), data_suffix(name))
+            numbers_by_series[series].add(int(match["number"]))
+    for series, present in numbers_by_series.items():
+        total = series.total
         first = 1 if total in present else 0  # some datasets count from 1
         expected = range(first, first + total)
         missing = [number for number in expected if number not in present]
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
-            problem = f"{len(missing)} of the {total} parts {head}*-of-{total:05}{suffix} are missing ({parts})"
+            names = f"{series.head}*-of-{total:05}{series.suffix}"
+            problem = f"{len(missing)} of the {total} parts {names} are missing ({parts})"
             raise InputError(f"dataset.name: {shown}: {problem}; download them, or rename the files")
 
 
@@ -451,7 +506,7 @@ def _check_variants(files: Sequence[str], shown: str) -> None:
     """Raise `InputError` for duplicate tables, such as `train.csv` and `train.csv.gz`."""
     first: dict[str, str] = {}
     for file in files:
-        stem = split_suffixes(file)[0]
+        stem, _ = split_suffixes(file)
         if stem in first:
             problem = f"{first[stem]} and {file} differ only in the suffix and would both be loaded"
             raise InputError(f"dataset.name: {shown}: {problem}; remove one, or rename it")

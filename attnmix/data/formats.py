@@ -21,20 +21,20 @@ FOREIGN_STARTS = {
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
 }
-"""Problem of a file that is not a table, with the next step, by its first bytes in lower case."""
+"""The problem of files that are not tables, with the next step, by the first bytes in lower case."""
 COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""Additional first bytes, invalid in plain and decompressed content but allowed in compressed files."""
+"""The problem of plain or decompressed content, by other first bytes; compressed files may begin with these bytes."""
 COMPRESSION_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
     **{b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)},
 }
-"""Suffix of a compression format by the first bytes of compressed content."""
+"""The suffixes of compression formats, by the first bytes of compressed content."""
 PARQUET_START = b"PAR1"
 
 
@@ -81,7 +81,7 @@ def check_start(start: bytes, name: str) -> None:
         return
     if start.startswith(PARQUET_START):
         raise ValueError("it is a parquet file; rename it to end in .parquet")
-    if start.count(0) > len(start) / 4:
+    if start.count(0) > len(start) / 4:  # ASCII characters in UTF-16 contain a zero byte
         raise ValueError("it is encoded in UTF-16 or is not a text file; save it as UTF-8")
 
 

@@ -12,15 +12,22 @@ from attnmix.core.terminal import shorten
 from attnmix.data.columns import Columns, check_names, check_table_size
 
 JSON_SPACE = re.compile(r"[ \t\r\n]*")
+LIST_SEPARATOR = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*")
+"""A comma, or the closing bracket of a list."""
 
 
 def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the objects of a file as rows; raise `ValueError` with the line of an invalid object."""
+    """Return the objects of a file as rows, with only the `columns` (default: all).
+
+    With `in_lines`, each line is an object (jsonl); otherwise, the file is a list or a sequence of objects (json).
+    Raise `ValueError` with the line of an invalid object. `shown` is the name of the file in messages.
+    """
     names: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
     size = 0
     with io.TextIOWrapper(content, encoding="utf-8-sig") as file:
-        for number, record in _read_lines(file) if in_lines else _read_values(file.read()):
+        records = _read_lines(file) if in_lines else _read_values(file.read())
+        for number, record in records:
             if not isinstance(record, dict):
                 raise ValueError(f"line {number} is not a JSON object; {_describe_allowed_records(in_lines)}")
             names.update(dict.fromkeys(record))
@@ -51,35 +58,36 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield each element of a list, or each consecutive value, after the number of its first line."""
+    """Yield the line number and the value of each element of a list, or of each of several consecutive values."""
     decoder = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
     position = _skip_space(text, 0)
-    in_list = text.startswith("[", position)
-    separator = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*") if in_list else JSON_SPACE
-    if in_list:
+    is_list = text.startswith("[", position)
+    if is_list:
         position = _skip_space(text, position + 1)
-    if in_list and text.startswith("]", position):
-        return
-    number, counted = 1, 0  # line number of the position `counted`
-    ended = not in_list  # True unless a closing bracket is still required
+    if is_list and text.startswith("]", position):
+        return  # an empty list
+    separator = LIST_SEPARATOR if is_list else JSON_SPACE
+    is_complete = not is_list  # a list is complete after its closing bracket
+    line = 1
+    counted = 0  # `line` is the line of this position
     while position < len(text):
-        number += text.count("\n", counted, position)
+        line += text.count("\n", counted, position)
         counted = position
         try:
             value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            raise _create_line_error(number, error, in_lines=False) from error
-        yield number, value
+            raise _create_line_error(line, error, in_lines=False) from error
+        yield line, value
         between = separator.match(text, position)
         if between is None:
             raise ValueError(
-                f"the object of line {number} is not followed by a comma; {_describe_allowed_records(in_lines=False)}"
+                f"the object of line {line} is not followed by a comma; {_describe_allowed_records(in_lines=False)}"
             )
         position = between.end()
-        if in_list and between[1] == "]":
-            ended = True
+        if is_list and between[1] == "]":
+            is_complete = True
             break
-    if not ended or position < len(text):
+    if not is_complete or position < len(text):
         raise ValueError(f"its list must end at the end of the file; {_describe_allowed_records(in_lines=False)}")
 
 

@@ -27,7 +27,7 @@ SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+f
 """Folders of deleted and unfinished files, in lower case; hidden folders and `__MACOSX` are never listed."""
 BACKUP_ENDS = (".bak", ".backup", ".tmp", ".old", ".orig")
 CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
-"""Name patterns, without the format suffix, of copies made by synchronisation programs."""
+"""Patterns in the names of copies made by synchronisation programs (names without suffixes)."""
 CHECKPOINT = "-checkpoint"
 """Suffix of copies made by Jupyter."""
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")
@@ -38,8 +38,18 @@ class Contents(NamedTuple):
     """The files of a dataset, as paths relative to its folder, separated by `/`."""
 
     data: list[str]
-    saved_splits: list[str]  # folders written by `DatasetDict.save_to_disk`, in the order of the splits
+    """Files that are loaded if they belong to a selected split."""
+    saved_splits: list[str]
+    """Folders written by `DatasetDict.save_to_disk`, in the order of the splits."""
     unread_tables: list[str]
+    """Files that may contain tables but are not loaded, such as backups and files in unsupported formats."""
+
+
+class _Folder(NamedTuple):
+    """A folder in a dataset, to be listed."""
+
+    prefix: str  # its path relative to the dataset, with a trailing slash; empty for the dataset itself
+    ancestors: tuple[str, ...]  # the real paths of the folder and its parent folders
 
 
 def list_files(folder: Path) -> list[str]:
@@ -49,12 +59,12 @@ def list_files(folder: Path) -> list[str]:
     """
     names: list[str] = []
     root = os.path.realpath(folder)
-    visited = {root: ""}
-    pending: list[tuple[str, tuple[str, ...]]] = [("", (root,))]
+    visited = {root: ""}  # names by real path
+    pending = [_Folder(prefix="", ancestors=(root,))]
     while pending:
-        inside, ancestors = pending.pop()
-        for entry in _list_entries(folder, inside):
-            name = f"{inside}{entry.name}"
+        prefix, ancestors = pending.pop()
+        for entry in _list_entries(folder, prefix):
+            name = f"{prefix}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
             # Unlike the methods of `os.DirEntry`, these functions return False for a link to itself.
@@ -66,7 +76,7 @@ def list_files(folder: Path) -> list[str]:
                     problem = f"{shorten(visited[target])} and {shorten(name)} in {folder} are the same folder"
                     raise InputError(f"dataset.name: {problem}, because of a link; remove it, or select one file")
                 visited[target] = name
-                pending.append((f"{name}/", (*ancestors, target)))
+                pending.append(_Folder(prefix=f"{name}/", ancestors=(*ancestors, target)))
             elif os.path.isfile(entry.path):  # noqa: PTH113
                 names.append(name)
             elif entry.is_symlink() and not _is_discarded(name, ()):
@@ -96,29 +106,34 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
     """Return the `Contents` of a dataset with the files `names`; `descriptions` are files that describe others."""
     known = set(names)
     saved_files = _find_saved_files(names, descriptions)
-    for folder, files in saved_files.items():
-        missing = [file for file in files if f"{folder}{file}" not in known]
-        if missing:
-            problem = f"{folder}{SAVED_STATE} lists {shorten(missing[0])}, which is not in this folder"
-            raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again")
+    _check_saved_files(saved_files, known)
     data = []
-    unread = []
+    unread_tables = []
     for name in sorted(known):
         folder = _read_folder_name(name)
         file = PurePosixPath(name).name
         if folder in saved_files:
-            if file in saved_files[folder]:
+            if file in saved_files[folder]:  # other files in this folder are not data
                 data.append(name)
         elif file in NO_DATA or _is_hidden_path(name):
             continue
         elif data_suffix(file) and not CACHE.fullmatch(file) and not _is_discarded(name, known):
             data.append(name)
         elif data_suffix(file) or file.lower().endswith(OTHER_TABLES):
-            unread.append(name)
+            unread_tables.append(name)
     saved_splits: list[str] = []
     if SAVED_SPLITS in descriptions:
         saved_splits = _read_saved_splits(descriptions[SAVED_SPLITS], is_needed=bool(saved_files))
-    return Contents(data, saved_splits, unread)
+    return Contents(data, saved_splits, unread_tables)
+
+
+def _check_saved_files(saved_files: Mapping[str, Sequence[str]], known: Collection[str]) -> None:
+    """Raise `InputError` if a file in `saved_files` (by folder) is not among the `known` files of the dataset."""
+    for folder, files in saved_files.items():
+        missing = [file for file in files if f"{folder}{file}" not in known]
+        if missing:
+            problem = f"{folder}{SAVED_STATE} lists {shorten(missing[0])}, which is not in this folder"
+            raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again")
 
 
 def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) -> dict[str, list[str]]:
@@ -160,7 +175,7 @@ def _is_discarded(name: str, known: Collection[str]) -> bool:
             return True
     file = PurePosixPath(name).name
     stem, suffixes = split_suffixes(file)
-    if stem.endswith(CHECKPOINT):
+    if stem.endswith(CHECKPOINT):  # a copy made by Jupyter, if the original exists
         original = stem.removesuffix(CHECKPOINT)
         if f"{_read_folder_name(name)}{original}{suffixes}" in known:
             return True
@@ -175,14 +190,12 @@ def _read_folder_name(name: str) -> str:
 
 
 def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
-    """Return the files listed in a `state.json`; None if `datasets` did not write it."""
-    folder = _read_folder_name(name)
-    tables = []
-    for other in names:
-        file = other.removeprefix(folder)
-        is_in_folder = _read_folder_name(other) == folder
-        if is_in_folder and file.endswith(".arrow") and not CACHE.fullmatch(file):
-            tables.append(file)
+    """Return the files listed in a `state.json`; None if `datasets` did not write it.
+
+    `name` is the name of this file in the dataset, `path` its local path, and `names` are the names of all files. Raise
+    `InputError` if the file is damaged.
+    """
+    tables = _list_arrow_files(_read_folder_name(name), names)
     state = _read_json(name, path, is_needed=bool(tables))
     if not isinstance(state, dict) or "_data_files" not in state:
         if any(file.startswith("data-") for file in tables):
@@ -199,8 +212,22 @@ def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] 
         raise InputError(f"dataset.name: {problem}; save the dataset again with save_to_disk") from None
 
 
+def _list_arrow_files(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the arrow files in a folder, without its path and without files cached by `datasets`."""
+    files = []
+    for name in names:
+        file = name.removeprefix(folder)
+        is_in_folder = _read_folder_name(name) == folder
+        if is_in_folder and file.endswith(".arrow") and not CACHE.fullmatch(file):
+            files.append(file)
+    return files
+
+
 def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
-    """Return the splits listed in a `dataset_dict.json`, which is required next to saved folders."""
+    """Return the splits listed in a `dataset_dict.json`.
+
+    If there is no valid list, return an empty list, or raise `InputError` if the list `is_needed`.
+    """
     content = _read_json(SAVED_SPLITS, path, is_needed)
     splits = None
     if isinstance(content, dict):

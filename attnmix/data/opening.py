@@ -52,7 +52,10 @@ def expansion_limit(path: Path) -> int:
 
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
-    """Return a reader of the decompressed content; `opened` closes it."""
+    """Return a reader of the decompressed content, which the exit stack `opened` closes.
+
+    Raise `ValueError` for a zip archive that does not contain exactly one file.
+    """
     if compression == ".gz":
         return _StreamReader(file, _GzipDecompressor, b"\0")
     if compression == ".bz2":
@@ -70,14 +73,18 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
 
 
 def _check_zip_end(file: io.BufferedReader) -> None:
-    """Raise `ValueError` if other bytes follow a zip archive, because `zipfile` ignores them."""
+    """Raise `ValueError` if other bytes follow a zip archive, because `zipfile` ignores them.
+
+    An archive ends with a record of `ZIP_END_BYTES` bytes, whose last field is the length of the comment that follows.
+    """
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - ZIP_END_BYTES - MAX_ZIP_COMMENT_BYTES))
     end = file.read()
     start = end.rfind(ZIP_END_MARK)
     if 0 <= start <= len(end) - ZIP_END_BYTES:
-        (comment_bytes,) = struct.unpack_from("<H", end, start + ZIP_END_BYTES - 2)  # last field of the end record
-        if start + ZIP_END_BYTES + comment_bytes < len(end):
+        end_of_record = start + ZIP_END_BYTES
+        (comment_bytes,) = struct.unpack_from("<H", end, end_of_record - 2)
+        if end_of_record + comment_bytes < len(end):
             raise ValueError(TRAILING_BYTES)
     file.seek(0)
 
@@ -114,7 +121,7 @@ class _GzipDecompressor:
 
 
 class _StreamReader:
-    """A reader of consecutive gzip, bz2 or xz streams, which skips padding.
+    """A reader of consecutive gzip, bz2 or xz streams, which may be separated by padding.
 
     Unlike Python's readers, it rejects other bytes after a stream, and byte order marks at the start of later streams.
     """
@@ -129,7 +136,7 @@ class _StreamReader:
         self._is_start = True  # until the first decompressed bytes of a stream
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` bytes; empty at the end."""
+        """Return at most `size` decompressed bytes; empty at the end. Raise `EOFError` for an incomplete stream."""
         while True:
             compressed = b""
             if self._decompressor.eof:
@@ -144,7 +151,7 @@ class _StreamReader:
                 if not compressed:
                     raise EOFError("it ends within its compressed content; download it again")
             part: bytes = self._decompress(compressed, size)
-            if part:
+            if part:  # empty if the decompressor needs more input
                 return part
 
     def _read_next_stream(self) -> bytes:
@@ -158,7 +165,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
-        """Return decompressed bytes; raise `ValueError` if the bytes after the first stream are not compressed."""
+        """Return decompressed bytes; raise `ValueError` for other bytes or a byte order mark after the first stream."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:

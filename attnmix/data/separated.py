@@ -1,7 +1,7 @@
 """Readers of csv, with fields in double quotes (RFC 4180), and tsv, without quotes.
 
-Both use Python's `csv` in strict mode. pandas and pyarrow interpret a stray quote as the start of a field that extends
-to the next quote, and lose the rows in between (shown in tests/test_files.py).
+Both readers use Python's `csv` in strict mode. pandas and pyarrow interpret a stray quote as the start of a field that
+extends to the next quote, and lose the rows in between (shown in tests/test_files.py).
 """
 
 import csv
@@ -24,7 +24,11 @@ BYTE_ORDER_MARK = "\ufeff"
 def read_separated(
     content: BinaryIO, separator: str, quoted: bool, columns: Columns | None, shown: str
 ) -> pd.DataFrame:
-    """Return the fields of csv (`quoted`) or tsv as strings; every record must have as many fields as the header."""
+    """Return the fields of csv (`quoted`) or tsv as strings, with only the `columns` (default: all).
+
+    Raise `ValueError` for a record that repeats the header or has a different number of fields. `shown` is the name of
+    the file in messages.
+    """
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     with _allow_long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
@@ -34,27 +38,34 @@ def read_separated(
             raise ValueError("it is empty")
         check_names(names, columns, shown, separator)
         selected = names if columns is None else list(columns.values())
-        kept = [number for number, name in enumerate(names) if name in selected]
-        values: list[list[str]] = [[] for _ in kept]
+        index_by_name = {name: index for index, name in enumerate(names) if name in selected}
+        table: dict[str, list[str]] = {name: [] for name in index_by_name}
         header = _normalise_header(names)
         size = 0
         for row, record in records:
-            if len(record) != len(names):
-                count = f"row {row} (line {reader.line_num}) has {len(record)} of {len(names)} fields"
-                raise ValueError(f"{count}; {_advise_on_ragged_rows(separator, quoted)}")
-            if _normalise_field(record[0]) in header and _normalise_header(record) == header:
-                problem = f"row {row} (line {reader.line_num}) repeats the header, as in joined files"
-                raise ValueError(f"{problem}; remove this line")
-            for column, number in zip(values, kept, strict=True):
-                column.append(record[number])
-                size += len(record[number])
+            problem = _find_problem(record, header, separator, quoted)
+            if problem is not None:
+                raise ValueError(f"row {row} (line {reader.line_num}) {problem}")
+            for name, index in index_by_name.items():
+                table[name].append(record[index])
+                size += len(record[index])
             check_table_size(size)
-    kept_names = [names[number] for number in kept]
-    table = dict(zip(kept_names, values, strict=True))
     frame = pd.DataFrame(table, dtype=object)
     if not quoted:
         _warn_of_quotes(frame, shown)
     return frame
+
+
+def _find_problem(record: Sequence[str], header: Sequence[str], separator: str, quoted: bool) -> str | None:
+    """Return the problem of a record: a different number of fields than the normalised `header`, or a second header.
+
+    Return None for a valid record.
+    """
+    if len(record) != len(header):
+        return f"has {len(record)} of {len(header)} fields; {_advise_on_ragged_rows(separator, quoted)}"
+    if _normalise_field(record[0]) in header and _normalise_header(record) == header:
+        return "repeats the header, as in joined files; remove this line"
+    return None
 
 
 def _normalise_header(fields: Sequence[str]) -> list[str]:
@@ -68,18 +79,23 @@ def _normalise_field(field: str) -> str:
 
 
 def _read_records(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield the index and the fields of each non-empty record; the header has index 0."""
-    row, start = 0, 1
+    """Yield the index and the fields of each non-empty record; the header has index 0.
+
+    Raise `ValueError`, with the lines of the record, for a quoted field that is not closed correctly.
+    """
+    row = 0
+    first_line = 1
     while True:
         try:
             record = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            lines = f"line {start}" if reader.line_num <= start else f"lines {start} to {reader.line_num}"
+            last_line = reader.line_num
+            lines = f"line {first_line}" if last_line <= first_line else f"lines {first_line} to {last_line}"
             problem = f'row {row} ({lines}): a field begins with a quote (") but is not closed correctly ({error})'
             raise ValueError(f"{problem}; write quotes within a quoted field twice") from error
-        start = reader.line_num + 1
+        first_line = reader.line_num + 1
         if record:
             yield row, record
             row += 1
@@ -104,8 +120,11 @@ def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
-    """Warn if all quotes in a tsv file follow csv's rules and some are doubled, because they remain in the texts."""
-    doubled_row = None
+    """Warn of a tsv file that was probably written with the quotes of csv, because these remain in the texts.
+
+    In such a file, all fields with quotes follow the rules of csv, and some quotes are doubled.
+    """
+    doubled_rows = []
     for name in frame:
         for row, value in enumerate(frame[name], 1):
             if '"' not in value:
@@ -113,7 +132,7 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
             if not WELL_QUOTED.fullmatch(value):
                 return
             if '""' in value[1:-1]:
-                doubled_row = row if doubled_row is None else min(row, doubled_row)
-    if doubled_row is not None:
-        problem = f'quotes are doubled ("") as in csv, first in row {doubled_row}'
+                doubled_rows.append(row)
+    if doubled_rows:
+        problem = f'quotes are doubled ("") as in csv, first in row {min(doubled_rows)}'
         logging.warning("%s: %s; in tsv files, quotes are part of the text; save the file as csv", shown, problem)

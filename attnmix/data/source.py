@@ -20,7 +20,7 @@ from attnmix.core.store.texts import TEXT_COLUMNS, whole_texts
 from attnmix.core.terminal import shorten
 from attnmix.data import folders
 from attnmix.data.arrow_tables import stored_class_names
-from attnmix.data.classes import FileLabels, choose_reading, named_classes, shown_classes, with_classes
+from attnmix.data.classes import FileLabels, Reading, choose_reading, named_classes, shown_classes, with_classes
 from attnmix.data.columns import Columns
 from attnmix.data.files import read_errors, read_file
 from attnmix.data.formats import SEPARATORS, allowed_names, check_sizes, data_suffix
@@ -29,15 +29,17 @@ from attnmix.data.listing import is_description
 from attnmix.data.rare_word import RARE_WORD_CLASSES, insert_rare_word
 
 Tables = dict[str, pd.DataFrame]
-MAX_SHOWN_PAIRS = 5  # pairs of files with equal rows
+MAX_SHOWN_PAIRS = 5  # maximum number of warnings of equal rows in two files
 HUB_IDENTIFIER = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class Origin(NamedTuple):
-    """The commit of a hub dataset, and the sources of the texts in the dataset card, such as `machine-generated`."""
+    """The origin of the texts."""
 
     commit: str | None = None
+    """The commit of a hub dataset."""
     creators: Sequence[str] = ()
+    """The sources of the texts in the dataset card, such as `machine-generated`."""
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
@@ -54,25 +56,29 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
     tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
     all_rows = pd.concat(tables.values())
     classes = all_rows.groupby("label")["label_name"].first()
-    if "test" not in tables:
-        tables["train"], tables["test"] = _split_rows(tables["train"], dataset.validation_fraction, seed)
-    tables["train"] = _draw_at_most(tables["train"], dataset.train_limit, seed)
-    tables["test"] = _draw_at_most(tables["test"], dataset.test_limit, seed)
-    # This sample has the same seed as the limits, but is independent of their selection of rows.
-    train, validation = _split_rows(tables["train"], dataset.validation_fraction, seed)
-    tables = {
-        "train": train,
-        "validation": validation,
-        "test": tables["test"],
-    }
+    splits = _draw_splits(tables, dataset, seed)
     if dataset.rare_word is not None:
-        tables = insert_rare_word(tables, dataset.rare_word, seed)
+        splits = insert_rare_word(splits, dataset.rare_word, seed)
         classes = pd.Series(RARE_WORD_CLASSES)
-    _check_splits(tables, classes)
+    _check_splits(splits, classes)
     text_columns = TEXT_COLUMNS[: len(dataset.text_columns)]
     names = [*text_columns, "label", "label_name"]
-    splits = {split: table[names].reset_index(drop=True) for split, table in tables.items()}
-    return splits, origin
+    selected = {split: table[names].reset_index(drop=True) for split, table in splits.items()}
+    return selected, origin
+
+
+def _draw_splits(tables: Tables, dataset: DatasetParameters, seed: int) -> Tables:
+    """Return the splits `train`, `validation` and `test`, drawn from the tables `train` and, if present, `test`."""
+    train = tables["train"]
+    if "test" in tables:
+        test = tables["test"]
+    else:
+        train, test = _split_rows(train, dataset.validation_fraction, seed)
+    train = _draw_at_most(train, dataset.train_limit, seed)
+    test = _draw_at_most(test, dataset.test_limit, seed)
+    # This sample has the same seed as the limits, but is independent of their selection of rows.
+    train, validation = _split_rows(train, dataset.validation_fraction, seed)
+    return {"train": train, "validation": validation, "test": test}
 
 
 def _select_columns(dataset: DatasetParameters) -> Columns:
@@ -85,7 +91,7 @@ def _select_columns(dataset: DatasetParameters) -> Columns:
 
 
 def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataFrame:
-    """Return a stratified sample of at most `limit` rows, or all rows if it is None."""
+    """Return a stratified sample of at most `limit` rows, or all rows if `limit` is None."""
     if limit is None:
         return table
     rows = stratified_draw(table["label"].to_numpy(), limit, seed)
@@ -93,7 +99,7 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` for classes missing in train and splits with one class; warn of other missing classes.
+    """Raise `InputError` if a class is missing in train or a split has only one class; warn of other missing classes.
 
     Also warn of test texts that share their text or group with a text of train or validation.
     """
@@ -125,29 +131,35 @@ def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
 
 
 def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the remainder and a part of the rows; rows connected by equal texts or groups stay together."""
+    """Return the remainder of the rows, and a sample of about `fraction`; equal texts and groups stay together.
+
+    Rows stay together if they are connected by a chain of rows with equal texts or equal groups: the connected
+    components of a graph whose nodes are texts and groups, and in which each row connects its text with its group.
+    """
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts
     if "group" in table:
         groups, _ = pd.factorize(table["group"])
-    # The nodes of the graph are the texts followed by the groups; each row connects its text with its group.
     size = len(table)
-    edges = (texts, size + groups)
-    links = coo_array((np.ones(size), edges), shape=(2 * size, 2 * size))
-    _, components = connected_components(links, directed=False)
-    _, linked = np.unique(components[texts], return_inverse=True)
+    edges = (texts, size + groups)  # the nodes are numbered: first the texts, then the groups
+    graph = coo_array((np.ones(size), edges), shape=(2 * size, 2 * size))
+    _, components = connected_components(graph, directed=False)
+    _, component_of_row = np.unique(components[texts], return_inverse=True)
     labels = table["label"].to_numpy()
-    rest, part = stratified_split(labels, linked, fraction, seed)
+    rest, part = stratified_split(labels, component_of_row, fraction, seed)
     return table.iloc[rest], table.iloc[part]
 
 
 class FileRows(NamedTuple):
-    """The rows of one file, and the class names from a description or the file, if available."""
+    """The rows of one file."""
 
     shown: str
+    """The name of the file in messages."""
     frame: pd.DataFrame
     class_names: list[str] | None
-    has_types: bool  # False for csv and tsv
+    """The class names from the description of the dataset or from the file; None if there are none."""
+    has_types: bool
+    """False for csv and tsv, in which all values are strings."""
 
 
 def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, Origin]:
@@ -160,8 +172,11 @@ def read_source(dataset: DatasetParameters, columns: Columns) -> tuple[Tables, O
     if path.is_file():
         return _read_single_file(dataset, columns), Origin()
     if path.is_dir():
-        names = folders.list_folder(path)
-        tables, creators = _read_folder(dataset, columns, names, lambda chosen: {name: path / name for name in chosen})
+
+        def locate_files(names: Sequence[str]) -> dict[str, Path]:
+            return {name: path / name for name in names}
+
+        tables, creators = _read_folder(dataset, columns, folders.list_folder(path), locate_files)
         return tables, Origin(creators=creators)
     if data_suffix(path.name) or not HUB_IDENTIFIER.fullmatch(source):
         raise InputError(f"dataset.name: {path} is neither an existing file or folder nor a hub identifier")
@@ -195,8 +210,7 @@ def _read_folder(
 
     `fetch` returns the local paths of selected files.
     """
-    source, configuration = folders.split_name(dataset.name)
-    folder = source.rstrip("/")
+    _, configuration = folders.split_name(dataset.name)
     descriptions = fetch([name for name in names if is_description(name)])
     layout = folders.find_layout(dataset.name, names, descriptions, configuration)
     splits = folders.chosen_splits(layout, dataset)
@@ -206,24 +220,39 @@ def _read_folder(
     files = fetch(required)
     check_sizes(list(files.values()))
     folders.warn_of_unread_files(dataset.name, layout.contents, required)
-    rows: dict[str, list[FileRows]] = {}
+    rows = {}
     for split, split_name in splits.items():
-        split_files = layout.files[split_name]
-        split_rows = []
-        for name in split_files:
-            shown = f"{folder}/{name}"
-            file_rows = _read_rows(files[name], shown, columns, layout.separator, layout.class_names)
-            split_rows.append(file_rows)
-        _log_files(split_name, split_files, split_rows)
-        _warn_of_equal_rows(split_name, split_files, split_rows, columns)
-        rows[split] = split_rows
+        rows[split] = _read_split(dataset, columns, layout, split_name, files)
     return _check_tables(rows, splits, columns, dataset.name), layout.creators
+
+
+def _read_split(
+    dataset: DatasetParameters, columns: Columns, layout: folders.Layout, split: str, files: Mapping[str, Path]
+) -> list[FileRows]:
+    """Return the rows of each file of a split; log the files, and warn of rows that occur in several files.
+
+    `files` contains the local paths of the files by name.
+    """
+    source, _ = folders.split_name(dataset.name)
+    folder = source.rstrip("/")
+    names = layout.files[split]
+    rows = []
+    for name in names:
+        shown = f"{folder}/{name}"
+        file_rows = _read_rows(files[name], shown, columns, layout.separator, layout.class_names)
+        rows.append(file_rows)
+    _log_files(split, names, rows)
+    _warn_of_equal_rows(split, names, rows, columns)
+    return rows
 
 
 def _read_rows(
     file: Path, shown: str, columns: Columns, separator: str | None, class_names: Mapping[str, list[str]]
 ) -> FileRows:
-    """Return the rows of a file, with class names from `class_names` or from the file."""
+    """Return the rows of a file, with class names from the description (`class_names`, by column) or from the file.
+
+    `shown` is the name of the file in messages, and `separator` overrides the separator of its format.
+    """
     frame = read_file(file, columns, shown, separator)
     names = class_names.get(columns["label"])
     if not names:
@@ -246,40 +275,43 @@ def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> No
     logging.info("%s: %s", split, ", ".join(counts))
 
 
+class _FilePair(NamedTuple):
+    """The indices of two files of a split."""
+
+    earlier: int
+    later: int
+
+
 def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
     """Warn of rows that occur in several files of a split, which indicates a copied file."""
     if len(rows) < 2:
         return
-    first_file: dict[tuple[str, ...], int] = {}
-    shared: Counter[tuple[int, int]] = Counter()
+    first_file: dict[tuple[str, ...], int] = {}  # index of the first file with each row
+    shared_rows: Counter[_FilePair] = Counter()
     for number, file_rows in enumerate(rows):
         frame = file_rows.frame
         values = [map(str, frame[name]) for name in columns.values() if name in frame]
         for row in set(zip(*values, strict=True)):
-            earlier = first_file.setdefault(row, number)
-            if earlier != number:
-                shared[earlier, number] += 1
-    for (earlier, number), count in shared.most_common(MAX_SHOWN_PAIRS):
+            first = first_file.setdefault(row, number)
+            if first != number:
+                shared_rows[_FilePair(first, number)] += 1
+    for pair, count in shared_rows.most_common(MAX_SHOWN_PAIRS):
         message = "%s: %d rows of %s are also in %s; remove one of the files if it is a copy"
-        file = folders.shown_file(names[number])
-        earlier_file = folders.shown_file(names[earlier])
+        file = folders.shown_file(names[pair.later])
+        earlier_file = folders.shown_file(names[pair.earlier])
         logging.warning(message, split, count, file, earlier_file)
 
 
 def _check_tables(
     rows: Mapping[str, Sequence[FileRows]], splits: Mapping[str, str], columns: Columns, shown: str
 ) -> Tables:
-    """Return one validated table per split, with class names as labels if the classes have names."""
+    """Return one validated table per split, with class names as labels if the classes have names.
+
+    `rows` contains the files of each split, `splits` the names of the splits in the source, and `shown` is the name of
+    the dataset in messages.
+    """
     label = columns["label"]
-    by_names: dict[tuple[str, ...], list[FileLabels]] = {}
-    for split_rows in rows.values():
-        for file_rows in split_rows:
-            if file_rows.class_names:
-                labels = FileLabels(file_rows.shown, file_rows.frame[label], file_rows.has_types)
-                files = by_names.setdefault(tuple(file_rows.class_names), [])
-                files.append(labels)
-    where = f"dataset.label_column: {shorten(label)!r} of {shown}"
-    readings = {names: choose_reading(files, names, where) for names, files in by_names.items()}
+    readings = _choose_readings(rows, label, f"dataset.label_column: {shorten(label)!r} of {shown}")
     tables = {}
     for split, split_rows in rows.items():
         checked = []
@@ -294,6 +326,21 @@ def _check_tables(
         if len(checked) > 1:
             tables[split] = pd.concat(checked, ignore_index=True)
     return tables
+
+
+def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: str) -> dict[tuple[str, ...], Reading]:
+    """Return the interpretation of the column `label` (codes or names) in all files with the same class names.
+
+    The keys are the class names; files without class names are ignored.
+    """
+    labels_by_names: dict[tuple[str, ...], list[FileLabels]] = {}
+    for split_rows in rows.values():
+        for file_rows in split_rows:
+            if file_rows.class_names:
+                labels = FileLabels(file_rows.shown, file_rows.frame[label], file_rows.has_types)
+                labels_of_files = labels_by_names.setdefault(tuple(file_rows.class_names), [])
+                labels_of_files.append(labels)
+    return {names: choose_reading(labels, names, where) for names, labels in labels_by_names.items()}
 
 
 def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:

@@ -29,9 +29,10 @@ Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """Numbers of rows in a store, in a chunk, and in a unit of writing (a shard file or a single chunk)."""
+    """The size of a store, and its division into chunks and units of writing (a shard file or a single chunk)."""
 
     tokens: int
+    """Number of rows in the store."""
     dtype: str
     chunk_rows: int
     unit_rows: int
@@ -66,23 +67,32 @@ def _locate_array(place: Place, site: Site) -> Place:
     return f"{place}/{name}"
 
 
-def _locate_arrays(root: Path) -> tuple[Place, dict[str, str]]:
-    """Return the location of a run's arrays and, for arrays outside `root`, their digests by site."""
+class _Location(NamedTuple):
+    """The location of a run's arrays."""
+
+    place: Place
+    digests: dict[str, str]
+    """The digest of each array, by site; empty for arrays in the folder of the run."""
+
+
+def _locate_arrays(root: Path) -> _Location:
+    """Return the location of the arrays of a run with the features folder `root`, from the manifest if there is one."""
     if not (root / MANIFEST).is_file():
-        return root, {}
+        return _Location(root, {})
     with reading(root / MANIFEST, "capture") as path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         place = place_of(manifest["store"])
         digests = manifest["digests"]
     if isinstance(place, Path):
-        place = root.parents[1] / place
-    return place, digests
+        place = root.parents[1] / place  # relative to the folder of the run
+    return _Location(place, digests)
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
-    """Write the location and a digest of each array to the manifest in `root`, and the digest also to the array.
+    """Write `manifest.json` in `root`, with the location `store` and a digest of each array.
 
-    The digest of an array is a hash of the `digests` of its units of writing (see `StorePlan`).
+    `digests` contains the hashes of all units of writing (see `StorePlan`), by site. The digest of an array is the hash
+    of the joined hashes of its units; it is also stored in the attributes of the array.
     """
     by_site = {}
     for name in digests[0]:
@@ -98,7 +108,7 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
 
 
 def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> None:
-    """Create the arrays of all sites; `widths` maps each site to the width of its vectors."""
+    """Create the arrays of all sites at `place`; `widths` maps each site to the width of its vectors."""
     has_shards = plan.unit_rows > plan.chunk_rows
     for site, width in widths.items():
         shards = (plan.unit_rows, width) if has_shards else None
@@ -114,7 +124,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 
 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
-    """Raise `InputError` with layer and point if `dtype` cannot represent a value of `block`."""
+    """Raise an `InputError` that names the layer and the point if `dtype` cannot represent a value of `block`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features contain NaN or infinite values")
     limit = np.finfo(dtype).max
@@ -127,7 +137,7 @@ def check_fits(block: Array, site: Site, dtype: str) -> None:
 
 
 class OpenStore(NamedTuple):
-    """A writable Zarr array and its location."""
+    """An open Zarr array and its location."""
 
     path: Place
     array: Any
@@ -142,13 +152,15 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
 def write_unit(
     store: OpenStore, rows: slice, block: Array, writer: ShardWriter | None = None, with_digest: bool = False
 ) -> str:
-    """Write the vectors of a complete unit of rows; return their hash if `with_digest`, otherwise an empty string.
+    """Write the vectors `block` of a unit of rows; return their hash if `with_digest`, otherwise an empty string.
 
-    Raise `InputError` if writing fails. A `writer` can be reused within one thread.
+    A unit is a complete shard, or a chunk of an array without shards. A `writer` can be reused within one thread.
+    Raise `InputError` if writing fails.
     """
     array = store.array
     block = np.ascontiguousarray(block, array.dtype)
     if array.shards and isinstance(store.path, Path):
+        # `ShardWriter` is faster than zarr, but supports only local files.
         chunk_rows = array.chunks[0]
         shard_rows = array.shards[0]
         shard = rows.start // shard_rows
@@ -165,12 +177,11 @@ def write_unit(
 
 def open_store(root: Path, site: Site) -> Any:
     """Return the Zarr array `[tokens, hidden]` of a site; raise `InputError` if it is damaged or from another run."""
-    array, _ = _open_checked(root, site)
-    return array
+    return _open_checked(root, site).array
 
 
-def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
-    """Return a site's array and its location; raise `InputError` if its digest differs from that in the manifest."""
+def _open_checked(root: Path, site: Site) -> OpenStore:
+    """Return the store of a site; raise `InputError` if the digest of its array differs from that in the manifest."""
     place, digests = _locate_arrays(root)
     path = _locate_array(place, site)
     array = open_array(path, "capture")
@@ -179,21 +190,21 @@ def _open_checked(root: Path, site: Site) -> tuple[Any, Place]:
             f"{path} was overwritten by another run and does not match {root / MANIFEST}; "
             "rerun the stage capture with --force, or use a separate capture.store for each run"
         )
-    return array, path
+    return OpenStore(path, array)
 
 
 def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
-    """Return rows `[rows, width]` of one store, in the store's dtype; raise `InputError` if they are damaged."""
-    array, path = _open_checked(root, site)
-    return read_array(array, path, "capture", rows)
+    """Return the vectors `[rows, width]` of one site in the store's dtype; raise `InputError` for a damaged store."""
+    store = _open_checked(root, site)
+    return read_array(store.array, store.path, "capture", rows)
 
 
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
     """Return the vectors `[rows, width]` of the sorted `rows` of one store; raise `InputError` if it is damaged.
 
-    One unit of rows is in memory at a time.
+    The store is read in units (shards, or chunks without shards); one unit at a time is in memory.
     """
-    array, path = _open_checked(root, site)
+    path, array = _open_checked(root, site)
     with reading(path, "capture"):
         tokens = pq.read_metadata(root / TOKENS_FILE).num_rows
         if array.shape[0] != tokens:
@@ -203,7 +214,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
     unit_rows = unit_shape[0]
     for start in range(0, tokens, unit_rows):
         stop = start + unit_rows
-        first, last = np.searchsorted(rows, (start, stop))
+        first, last = np.searchsorted(rows, (start, stop))  # `rows[first:last]` are in this unit
         if first < last:
             unit = read_array(array, path, "capture", slice(start, stop))
             rows_in_unit = rows[first:last] - start
@@ -213,8 +224,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 
 def stored_sites(root: Path) -> list[Site]:
     """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
-    _, digests = _locate_arrays(root)
-    names = list(digests)
+    names = list(_locate_arrays(root).digests)
     if not names:
         names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]

@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # including chunks of zeros, so that a missing chunk indicates damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # writes chunks of zeros, too: a missing chunk indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
 """Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -60,8 +60,8 @@ def writing(path: P) -> Iterator[P]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path, and rename it to `path` in one step after writing.
 
-    A killed stage therefore leaves no incomplete file at `path`. A link to a cache is replaced, whereas writing to the
-    link would change the cache.
+    A killed stage therefore leaves no incomplete file at `path`. If `path` is a link to a file in a cache, the link is
+    replaced; writing through the link would change the cache.
     """
     with writing(path):
         part = path.with_name(f"{path.name}.part")
@@ -90,26 +90,27 @@ def reading(path: P, stage: str) -> Iterator[P]:
 
 
 def read_table(path: Path, stage: str, **options: Any) -> pd.DataFrame:
-    """Return the parquet file written by `stage`; `options` are those of `pandas.read_parquet`."""
+    """Return the table in a parquet file written by `stage`; `options` are those of `pandas.read_parquet`."""
     with reading(path, stage):
         return pd.read_parquet(path, page_checksum_verification=True, **options)
 
 
 def read_results(source: Path | io.StringIO, **options: Any) -> Any:
-    """Return a result file (csv); empty cells are missing values, and all other strings are kept unchanged.
+    """Return the table in a result file (csv); `options` are those of `pandas.read_csv`.
 
     Columns of class names (`WORD_COLUMNS`, and `label` if there is a column `predicted`) are loaded as strings, which
-    preserves the names `None`, `nan`, `True` and `01`. `options` are those of `pandas.read_csv`.
+    preserves the names `None`, `nan`, `True` and `01`. In other columns, only empty cells are missing values.
     """
     names = [str(name) for name in pd.read_csv(source, nrows=0)]
     if isinstance(source, io.StringIO):
         source.seek(0)
-    words = [name for name in names if name in WORD_COLUMNS]
+    class_columns = [name for name in names if name in WORD_COLUMNS]
     if "label" in names and "predicted" in names:
-        words.append("label")
-    dtypes = dict.fromkeys(words, str) | options.pop("dtype", {})
-    missing = {name: [""] for name in names if name not in words}
-    return pd.read_csv(source, dtype=dtypes, keep_default_na=False, na_values=missing, **options)
+        class_columns.append("label")
+    dtypes = dict.fromkeys(class_columns, str)
+    dtypes.update(options.pop("dtype", {}))
+    missing_values = {name: [""] for name in names if name not in class_columns}
+    return pd.read_csv(source, dtype=dtypes, keep_default_na=False, na_values=missing_values, **options)
 
 
 def read_json(path: Path, stage: str) -> dict[str, Any]:
@@ -132,9 +133,9 @@ def create_array(path: Place, **options: Any) -> Any:
     import zarr  # slow import (0.5 s), not needed for measures in memory
     from zarr.codecs import Crc32cCodec
 
-    options |= {"compressors": Crc32cCodec(), "filters": None, "fill_value": 0, "config": EVERY_CHUNK}
+    encoding: Any = {"compressors": Crc32cCodec(), "filters": None, "fill_value": 0, "config": EVERY_CHUNK}
     with writing(path):
-        return zarr.create_array(store=path, overwrite=True, **options)
+        return zarr.create_array(store=path, overwrite=True, **options, **encoding)
 
 
 def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
@@ -143,24 +144,31 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
 
     with reading(path, stage):
         array: Any = zarr.open_array(path, mode=mode).with_config(EVERY_CHUNK)
-        if array.shape[1:] != (array.shards or array.chunks)[1:]:
+        file_shape = array.shards or array.chunks
+        if array.shape[1:] != file_shape[1:]:  # arrays are split along their first axis only
             raise ValueError(f"its shape {array.shape} does not match its chunks")
         return array
 
 
 def read_array(array: Any, path: Place, stage: str, rows: slice = slice(None)) -> npt.NDArray[Any]:
     """Return `rows` of an open array; raise `InputError` for a missing, truncated or modified chunk."""
+    with reading(path, stage):
+        _check_chunk_files(array, path, rows)
+        return np.asarray(array[rows])
+
+
+def _check_chunk_files(array: Any, path: Place, rows: slice) -> None:
+    """Raise `ValueError` if a file that contains some of the `rows` is missing or empty; zarr would return zeros."""
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
-    with reading(path, stage):
-        file_rows = (array.shards or array.chunks)[0]
-        first, last, _ = rows.indices(array.shape[0])
-        files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)
-        zeros = [0] * (array.ndim - 1)  # arrays are split along their first axis only
-        for number in range(first // file_rows, ceil(last / file_rows)):
-            name = array.metadata.encode_chunk_key((number, *zeros))
-            chunk = f"{folder}/{name}"
-            if not files.isfile(chunk) or not files.size(chunk):  # zarr would return zeros
-                raise ValueError(f"{name} is missing or empty")
-        return np.asarray(array[rows])
+    files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)
+    file_shape = array.shards or array.chunks
+    file_rows = file_shape[0]
+    first, last, _ = rows.indices(array.shape[0])
+    zeros = [0] * (array.ndim - 1)  # arrays are split along their first axis only
+    for number in range(first // file_rows, ceil(last / file_rows)):
+        name = array.metadata.encode_chunk_key((number, *zeros))
+        chunk = f"{folder}/{name}"
+        if not files.isfile(chunk) or not files.size(chunk):
+            raise ValueError(f"{name} is missing or empty")

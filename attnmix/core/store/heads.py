@@ -37,25 +37,32 @@ NORMS = {
     "norm_constants": ("layer", "norm", "constant"),  # for both norms: eps, and 1 if the norm subtracts the mean
 }
 """Additional arrays of short texts: the norms between W_O and `result`, depending on the model family."""
-VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; longer texts have only `HEAD_PARTS`
+VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; texts with a larger array have only `HEAD_PARTS`
 DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 
 def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the softmax input `[T, T]` of a head from its `products` q.k; -inf for masked keys."""
+    """Return the softmax input `[T, T]` of a head from its `products` q.k; -inf for masked keys.
+
+    `parts` are the stored arrays of a text with T tokens: the scaling factor and the softcap of the products, and the
+    first and the last visible key of each token.
+    """
     scaling, softcap = parts["scores"][layer].astype(np.float64)
     logits = products * scaling
     if softcap:
         logits = softcap * np.tanh(logits / softcap)
-    sources_T = np.arange(len(logits))
+    keys_T = np.arange(len(logits))
     first_T, last_T = parts["reach"][layer].T
-    is_from_first_TT = sources_T >= first_T[:, None]
-    is_to_last_TT = sources_T <= last_T[:, None]
-    return np.where(is_from_first_TT & is_to_last_TT, logits, -np.inf)
+    is_not_before_first_TT = keys_T >= first_T[:, None]
+    is_not_after_last_TT = keys_T <= last_T[:, None]
+    return np.where(is_not_before_first_TT & is_not_after_last_TT, logits, -np.inf)
 
 
 def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
-    """Return the softmax input `[T, T]` of one head; `layer` and `head` are indices from 0."""
+    """Return the softmax input `[T, T]` of one head from the stored queries and keys.
+
+    `layer` and `head` are indices from 0. Array axes: H heads, G key heads, T tokens, d features of a query.
+    """
     queries_HTd = parts["query"][layer]
     keys_GTd = parts["key"][layer]
     key_head = head * len(keys_GTd) // len(queries_HTd)  # the heads of a group share a key
@@ -66,7 +73,7 @@ def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
 
 
 def weights(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
-    """Return the attention weights a_ij `[T, T]` of one head."""
+    """Return the attention weights `[T, T]` of one head, the softmax of `scores` with the stored denominators."""
     scores_TT = scores(parts, layer, head)
     log_sums_T = parts["log_sums"][layer, head]
     exponents_TT: npt.NDArray[np.float64] = scores_TT - log_sums_T[:, None]

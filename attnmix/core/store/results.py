@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
-PICTURE_MATRICES = (INPUT_PARTS, "alti")  # matrices of the page's picture: shares of input tokens, lines between layers
+PICTURE_MATRICES = (INPUT_PARTS, "alti")
+"""Matrices drawn in the picture of a page: contributions of the input tokens, and lines between the layers."""
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
 class Components(NamedTuple):
-    """The scale and the variance of two principal components that are displayed as map coordinates."""
+    """Two principal components that are displayed as map coordinates."""
 
     scale: float
     """Ratio of a vector's component to its coordinate on the map."""
     shares: tuple[float, float]
-    """Shares of the vectors' variance along both axes."""
+    """Share of each component in the variance of the vectors."""
 
 
 class Results(Protocol):
@@ -49,9 +50,9 @@ class Results(Protocol):
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """A table with `document, predicted, probability, read_position` of the captured texts; empty if unclassified.
+        """A table with `document, predicted, probability, read_position` of captured texts; empty without a classifier.
 
-        `read_position` is the position of the final vector used by the classifier, or -1 if it uses several.
+        `read_position` is the position of the final vector that the classifier reads, or -1 if it reads several.
         """
 
     @property
@@ -80,7 +81,7 @@ class Results(Protocol):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of the table `measure/geometry` on steps of a layer, whose names are in the column `step`."""
+        """A table of the measures after each step of a layer; the column `step` contains the name of the step."""
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
@@ -89,7 +90,10 @@ class Results(Protocol):
         """Return the table with the `name` `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
-        """Return the ratios of the tokens of `documents`: `checkpoint, document, layer, position` and all methods."""
+        """Return the ratios of all tokens of `documents`.
+
+        Columns: checkpoint, document, layer, position, and one column per method.
+        """
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
         """Return the names of the available matrices."""
@@ -101,7 +105,7 @@ class Results(Protocol):
         """Return the arrays of a text's attention heads by name; empty if there are none."""
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
 
     @property
     def components(self) -> dict[Site, Components]:
@@ -119,14 +123,15 @@ class MixingTables:
     def mixing(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """The mean ratios of each checkpoint, and the differences between the checkpoints."""
         table = self.table("measure/mixing")
-        difference = table["checkpoint"] == "difference"
-        return table[~difference], table[difference]
+        is_difference = table["checkpoint"] == "difference"
+        return table[~is_difference], table[is_difference]
 
     @property
     def steps(self) -> pd.DataFrame:
-        """The rows of the table `measure/geometry` on steps of a layer, whose names are in the column `step`."""
+        """A table of the measures after each step of a layer; the column `step` contains the name of the step."""
         table = self.table("measure/geometry")
-        return table[table["measure"].isin(STEP_MEASURES)].rename(columns={"point": "step"})
+        step_rows = table[table["measure"].isin(STEP_MEASURES)]
+        return step_rows.rename(columns={"point": "step"})
 
 
 @dataclass
@@ -151,16 +156,19 @@ class TextResults(MixingTables):
     model_names: tuple[str, ...] | None = None
     """The display names of two compared models; None for one model before and after fine-tuning."""
     detailed_documents: Sequence[str] = ()
-    """Names of the texts with measured own shares and exact parts of their tokens; empty if all texts have them."""
+    """Names of the texts with own shares and exact contributions of the input tokens; empty if all texts have these."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
-        """Return a copy without head arrays and, if a text has any `PICTURE_MATRICES`, without its other matrices."""
-        shown = {}
-        for key, by_name in self.matrices_by_text.items():
-            of_picture = {name: matrix for name, matrix in by_name.items() if name in PICTURE_MATRICES}
-            shown[key] = of_picture or by_name
-        return replace(self, heads_by_text={}, matrices_by_text=shown)
+        """Return a copy without the arrays of attention heads, and with fewer matrices.
+
+        Of the matrices of a text, only `PICTURE_MATRICES` are kept, or all matrices if the text has none of them.
+        """
+        kept_matrices = {}
+        for key, matrices in self.matrices_by_text.items():
+            picture_matrices = {name: matrix for name, matrix in matrices.items() if name in PICTURE_MATRICES}
+            kept_matrices[key] = picture_matrices or matrices
+        return replace(self, heads_by_text={}, matrices_by_text=kept_matrices)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -178,7 +186,7 @@ class TextResults(MixingTables):
         return MIN_TYPED_UMAP_TOKENS
 
     def metrics(self, stage: str) -> dict[str, Any]:
-        """Return the metrics of any stage, which are only `computed_on`."""
+        """Return the metrics of a stage: for every stage, only `computed_on`."""
         return {"computed_on": self.computed_on}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
@@ -202,14 +210,14 @@ class TextResults(MixingTables):
         return self.heads_by_text.get((checkpoint, document), {})
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
         return self.maps[layout]
 
 
 def components_of(vectors: Array, places: Array) -> Components | None:
-    """Return the scale and variance shares of the map coordinates `places` `[N, 2]` of `vectors` `[N, width]`.
+    """Return the scale and the shares of the variance of the map coordinates `places` `[N, 2]` of N `vectors` `[N, D]`.
 
-    Return None if the coordinates are not principal components of these vectors, because the map's metric transforms
+    Return None if the coordinates are not principal components of the vectors, because the metric of the map transforms
     the vectors.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
@@ -217,16 +225,21 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     squares_2 = np.square(places_N2).sum(axis=0)
     if not squares_2[0] > 0:
         return None
-    # Along a direction v with X'Xv = bv, the coordinates are p = sXv. Hence |p|^2 = s^2 b and |X'p| = sb.
-    # The strengths are b = |X'p|^2 / |p|^2, and the scale is 1 / s = |X'p| / |p|^2.
+    # X are the centred vectors, v is a principal direction with X'Xv = bv, and the coordinates along v are p = sXv with
+    # an unknown factor s. Then |p|^2 = s^2 b and |X'p| = s b. Hence the eigenvalue is b = |X'p|^2 / |p|^2, and the
+    # scale of the map is 1 / s = |X'p| / |p|^2.
     lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
-    strengths_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
+    eigenvalues_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
-    first_N = centred_ND @ (centred_ND.T @ places_N2[:, 0] / lengths_2[0])  # Xv
-    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=COMPONENTS_TOLERANCE * np.abs(first_N).max()):
+    # The coordinates are principal components if p / s equals Xv, where v = X'p / |X'p|.
+    direction_D = centred_ND.T @ places_N2[:, 0] / lengths_2[0]
+    first_N = centred_ND @ direction_D
+    tolerance = COMPONENTS_TOLERANCE * np.abs(first_N).max()
+    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=tolerance):
         return None
-    first, second = (strengths_2 / np.square(centred_ND).sum()).tolist()
-    return Components(float(scale), (first, second))
+    total = np.square(centred_ND).sum()
+    first_share, second_share = (eigenvalues_2 / total).tolist()
+    return Components(float(scale), (first_share, second_share))
 
 
 class PointVectors(NamedTuple):
@@ -239,32 +252,38 @@ class PointVectors(NamedTuple):
 
 def allocate_vectors(widths: Mapping[Site, int], tokens: int, dtype: str) -> dict[str, PointVectors]:
     """Return one uninitialised array per capture point; `widths` maps each site to the width of its vectors."""
-    layers: dict[str, list[int]] = defaultdict(list)
+    layers_by_point: dict[str, list[int]] = defaultdict(list)
     for site in widths:
-        layers[site.point].append(site.layer)
+        layers_by_point[site.point].append(site.layer)
     vectors = {}
-    for point, numbers in layers.items():
-        shape = (len(numbers), tokens, widths[Site(numbers[0], point)])
-        vectors[point] = PointVectors(numbers, np.empty(shape, dtype))
+    for point, layers in layers_by_point.items():
+        width = widths[Site(layers[0], point)]
+        array = np.empty((len(layers), tokens, width), dtype)
+        vectors[point] = PointVectors(layers, array)
     return vectors
 
 
 def by_site(vectors: Mapping[str, PointVectors]) -> dict[Site, Array]:
     """Return views `[tokens, width]` of the vectors by site, in the order of the forward pass."""
     views = {}
-    for point, (layers, array) in vectors.items():
-        for layer, view in zip(layers, array, strict=True):
+    for point, point_vectors in vectors.items():
+        for layer, view in zip(point_vectors.layers, point_vectors.array, strict=True):
             views[Site(layer, point)] = view
     return {site: views[site] for site in in_forward_order(views)}
+
+
+def token_coordinates(tokens: pd.DataFrame) -> dict[str, Any]:
+    """Return the columns of a table of tokens as coordinates of the dimension `token` of an xarray object."""
+    return {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
 
 
 def labelled_vectors(vectors: Mapping[str, PointVectors], tokens: pd.DataFrame) -> dict[str, xarray.DataArray]:
     """Return the vectors `[layer, token, hidden]` by capture point, with the columns of `tokens` as coordinates."""
     import xarray
 
-    coordinates: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
     labelled = {}
     for point, (layers, array) in vectors.items():
-        labels = coordinates | {"layer": layers}
-        labelled[point] = xarray.DataArray(array, labels, ("layer", "token", "hidden"), name=point)
+        coordinates = token_coordinates(tokens)
+        coordinates["layer"] = layers
+        labelled[point] = xarray.DataArray(array, coordinates, ("layer", "token", "hidden"), name=point)
     return labelled

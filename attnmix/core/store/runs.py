@@ -35,7 +35,7 @@ from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store import features as stored
 from attnmix.core.store.files import open_array, read_array, read_json, read_results, read_table, reading
 from attnmix.core.store.heads import DIMENSIONS, HEAD_PARTS
-from attnmix.core.store.results import Components, MixingTables, components_of
+from attnmix.core.store.results import Components, MixingTables, components_of, token_coordinates
 from attnmix.core.store.texts import TokenizedFiles
 from attnmix.core.terminal import shorten
 
@@ -49,7 +49,7 @@ CSV_PART_ROWS = 100_000
 
 
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
-    """Return the folder of the `.zarr` arrays of a text and checkpoint.
+    """Return the folder of the `.zarr` arrays of a text and checkpoint, in the output `inspected` of `inspect`.
 
     The kind `contributions` has one array per method, `heads` one per name in `attnmix.core.store.heads.DIMENSIONS`.
     """
@@ -59,12 +59,12 @@ def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) ->
 def open_run(folder: Path | str = ".") -> Run:
     """Return the run in `folder`, a clone of the project; raise `InputError` if it contains no captured vectors."""
     run = Run(read_path("folder", folder, "open_run(folder)"))
-    _ = run.sites
+    _ = run.sites  # the property raises the error
     return run
 
 
 class Run(MixingTables):
-    """Paths and readers of all files of the stages in the folder `root`, which may not exist yet."""
+    """Paths and readers of all files that the stages write in the folder `root`; the files may not exist yet."""
 
     def __init__(self, root: Path) -> None:
         """Store the paths, without access to the files."""
@@ -120,7 +120,10 @@ class Run(MixingTables):
         return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """Return the rows of a text in every store, or all rows if `document` is None."""
+        """Return the rows of a text, equal in all stores, or all rows if `document` is None.
+
+        Raise `InputError` for a text that was not captured.
+        """
         if document is None:
             return slice(0, len(self.tokens))
         rows = np.flatnonzero(self.tokens["document"] == document)
@@ -139,7 +142,10 @@ class Run(MixingTables):
         return stored.read_rows(self.activations, site, rows)
 
     def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
-        """Return the vectors of one capture point, by default in all captured layers and for all texts."""
+        """Return the vectors of one capture point, by default in all captured layers and for all texts.
+
+        Raise `InputError` for a point, layer or text that was not captured.
+        """
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
@@ -167,7 +173,10 @@ class Run(MixingTables):
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of the table `name` that contain `values` (by column), loading the file in parts."""
+        """Return the rows of the table `name` in which each column in `values` has the given value.
+
+        The table is read in parts, to limit memory.
+        """
         columns = list(values)
         wanted = pd.Series(values)
         parts: Any = self.table(name, chunksize=CSV_PART_ROWS)
@@ -202,7 +211,10 @@ class Run(MixingTables):
         return [path.stem for path in folder.glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the stored arrays of a text's attention heads by name; empty if there are none for the checkpoint."""
+        """Return the stored arrays of a text's attention heads by name; empty if there are none for the checkpoint.
+
+        Every text with arrays has those in `HEAD_PARTS`; only short texts have the other ones.
+        """
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
         if not any(folder.glob("*.zarr")):
             return {}
@@ -234,21 +246,22 @@ class Run(MixingTables):
         return [layout for layout in LAYOUTS if (self.maps / f"{layout}.parquet").is_file()]
 
     def map(self, layout: str) -> pd.DataFrame:
-        """Return `document, position, layer, point, x, y` of one layout."""
+        """Return a table of `document, position, layer, point` and the coordinates `x, y` in one layout."""
         return read_table(self.maps / f"{layout}.parquet", "reduce")
 
     @property
     def components(self) -> dict[Site, Components]:
         """The principal components of every site in the layout `pca`, which scales all sites to the same extent."""
         keys = ["document", "position"]
-        row_of_token = pd.MultiIndex.from_frame(self.tokens[keys])
-        components = {}
+        stored_tokens = pd.MultiIndex.from_frame(self.tokens[keys])
         places = self.map("pca")
-        by_site = places.groupby(["layer", "point"])
+        places_by_site = places.groupby(["layer", "point"])
+        components = {}
         for site in map_sites(places):
-            table = by_site.get_group((site.layer, site.point))
+            table = places_by_site.get_group((site.layer, site.point))
             tokens = pd.MultiIndex.from_frame(table[keys])
-            vectors = self.read(site, row_of_token.get_indexer(tokens))
+            rows = stored_tokens.get_indexer(tokens)
+            vectors = self.read(site, rows)
             xy = table[["x", "y"]].to_numpy()
             components_of_site = components_of(vectors, xy)
             if components_of_site:
@@ -295,7 +308,7 @@ def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Features:
-    """Lazily loaded vectors `[layers, tokens, hidden]`."""
+    """Vectors `[layers, tokens, hidden]` of one capture point, which are loaded when a method is called."""
 
     run: Run
     sites: list[Site]
@@ -323,18 +336,18 @@ class Features:
         from dask import array
 
         def read_block(site: Site, block_info: Any) -> Array:
-            """Return the rows `[rows, hidden]` of one block, whose location dask passes in `block_info`."""
-            (start, stop), _ = block_info[None]["array-location"]
-            return stored.read_features(self.run.activations, site, slice(start, stop))
+            """Return the rows `[rows, hidden]` of one block; dask passes its location in `block_info[None]`."""
+            row_range, _ = block_info[None]["array-location"]
+            return stored.read_features(self.run.activations, site, slice(*row_range))
 
         store = stored.open_store(self.run.activations, self.sites[0])
         chunks = array.core.normalize_chunks(store.shards or store.chunks, store.shape)
-        meta = np.empty((0, 0), self.dtype)
+        meta = np.empty((0, 0), self.dtype)  # tells dask the dtype and the number of dimensions
         layers = []
         for site in self.sites:
             whole = array.map_blocks(partial(read_block, site), chunks=chunks, meta=meta)
             layers.append(whole[self.rows])
-        tokens = self.run.tokens.iloc[self.rows]
-        labels: dict[str, Any] = {str(name): ("token", tokens[name].to_numpy()) for name in tokens}
-        labels["layer"] = "layer", [site.layer for site in self.sites]
-        return xarray.DataArray(array.stack(layers), labels, ("layer", "token", "hidden"), name=self.sites[0].point)
+        coordinates = token_coordinates(self.run.tokens.iloc[self.rows])
+        coordinates["layer"] = [site.layer for site in self.sites]
+        dimensions = ("layer", "token", "hidden")
+        return xarray.DataArray(array.stack(layers), coordinates, dimensions, name=self.sites[0].point)

@@ -42,15 +42,19 @@ class ShardWriter:
         The file has up to `chunks` chunks of `chunk_rows` rows; rows missing in the last chunk of an array are zeros.
         """
         chunk_bytes = chunk_rows * rows.shape[1] * rows.itemsize
-        size = self._fill_buffer(rows.reshape(-1).view(np.uint8), chunk_bytes, chunks)
+        content = rows.reshape(-1).view(np.uint8)
+        size = self._fill_buffer(content, chunk_bytes, chunks)
         with writing(path):
             part = path.with_name(f"{path.name}.part")
             self._write_buffer(part, size)
             part.replace(path)
 
     def _fill_buffer(self, content: Array, chunk_bytes: int, chunks: int) -> int:
-        """Fill the buffer with the chunks of `content`, checksums and index; return the size of the file."""
-        # Layout: each chunk with its checksum, then the index (offset and size of each chunk) with its checksum.
+        """Fill the buffer with the bytes of a file, and return their number.
+
+        The file consists of the chunks of `content`, each with a checksum, followed by the index with a checksum. The
+        index contains the offset and the size of each of the `chunks` chunks.
+        """
         stride = chunk_bytes + CHECKSUM_BYTES
         starts = range(0, content.size, chunk_bytes)
         index = np.full((chunks, 2), MISSING_CHUNK, "<u8")
@@ -63,7 +67,7 @@ class ShardWriter:
             encoded = self.buffer[number * stride : (number + 1) * stride]
             chunk = content[start : start + chunk_bytes]
             encoded[: chunk.size] = chunk
-            encoded[chunk.size : chunk_bytes] = 0
+            encoded[chunk.size : chunk_bytes] = 0  # missing rows of the last chunk
             encoded[chunk_bytes:] = checksum_of(encoded[:chunk_bytes])
         encoded_index = index.reshape(-1).view(np.uint8)
         self.buffer[data_bytes : size - CHECKSUM_BYTES] = encoded_index
@@ -78,7 +82,7 @@ class ShardWriter:
             except OSError as error:
                 if error.errno not in UNSUPPORTED:
                     raise
-                self.direct_flag = 0
+                self.direct_flag = 0  # for all later files, too
             else:
                 return
         write_file(path, self.buffer[:size], size)
@@ -110,6 +114,6 @@ def write_file(path: Path, content: Array, size: int, flags: int = 0) -> None:
         written = 0
         while written < content.size:
             written += os.write(file, content[written:].data)
-        os.ftruncate(file, size)
+        os.ftruncate(file, size)  # direct writes consist of whole pages
     finally:
         os.close(file)

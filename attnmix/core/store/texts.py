@@ -4,7 +4,7 @@ Labelled texts are in one parquet file per split, with the columns text, label (
 the second text of a pair.
 
 `features/tokenize/captured/` contains the texts with stored vectors, in the row order of the stores.
-`features/tokenize/reviews/` contains the test texts for the statistics, followed by those used only for token removal.
+`features/tokenize/reviews/` contains the test texts for the statistics, then the other test texts for token removal.
 Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
 
 `texts.parquet` has one row per text, with the columns
@@ -13,8 +13,9 @@ Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
     text                the texts of a pair are on separate lines
     label, label_name   label is -1 for free texts
     predicted_label     by the fine-tuned classifier; -1 for free texts
-    measured, removed   True if used in the statistics, or for token removal; False in `captured`
-    tokens, whole_tokens, unknown_tokens   numbers of tokens; whole_tokens before truncation
+    measured            True for a text used in the statistics; False in `captured`
+    removed             True for a text used for token removal; False in `captured`
+    tokens, whole_tokens, unknown_tokens   numbers of tokens; `whole_tokens` is the number before truncation
 
 `tokens.parquet` has one row per token, with the columns
 
@@ -130,9 +131,11 @@ def read_split(split: str, folder: Path, columns: list[str] | None = None) -> pd
 
 def texts_of(table: pd.DataFrame) -> list[Text]:
     """Return the texts or pairs of texts in the table of a split."""
-    if TEXT_COLUMNS[1] not in table:
-        return list(table[TEXT_COLUMNS[0]])
-    return list(table[list(TEXT_COLUMNS)].itertuples(index=False, name=None))
+    first_column, second_column = TEXT_COLUMNS
+    if second_column not in table:
+        return list(table[first_column])
+    pairs = table[[first_column, second_column]]
+    return list(pairs.itertuples(index=False, name=None))
 
 
 def whole_text(text: Text) -> str:
@@ -159,16 +162,20 @@ def read_texts(split: str, folder: Path) -> Iterator[list[Text]]:
 
 
 def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> None:
-    """Write both tables into `folder` from row groups of texts and tokens; one row group at a time is in memory.
+    """Write `texts.parquet` and `tokens.parquet` into `folder`.
 
-    Tokens have the columns of `MORE_TOKEN_FIELDS` that are present in the first row group.
+    Each item of `row_groups` contains the rows of both tables for some texts; one item at a time is in memory. Columns
+    in `MORE_TOKEN_FIELDS` are written if they are present in the first item.
     """
     row_groups = iter(row_groups)
     first = next(row_groups)
     _, first_tokens = first
-    more = [field for field in MORE_TOKEN_FIELDS if field[0] in first_tokens]
+    token_fields = list(TOKEN_FIELDS)
+    for name, kind in MORE_TOKEN_FIELDS:
+        if name in first_tokens:
+            token_fields.append((name, kind))
     text_schema = pa.schema(TEXT_FIELDS)
-    token_schema = pa.schema([*TOKEN_FIELDS, *more])
+    token_schema = pa.schema(token_fields)
     with (
         atomic_path(folder / "texts.parquet") as texts_part,
         atomic_path(folder / "tokens.parquet") as tokens_part,

@@ -20,9 +20,8 @@ from attnmix.core.store.files import CHUNK_BYTES, PARQUET_OPTIONS, atomic_path, 
 from attnmix.core.store.heads import DIMENSIONS
 
 DIGITS = 6
-MIN_GROUP_ROWS = (
-    2**16
-)  # minimum per row group of a parquet file, because the statistics of all row groups are in memory
+MIN_GROUP_ROWS = 2**16
+"""Minimum number of rows in a row group of a parquet file: the statistics of all row groups must fit into memory."""
 
 
 def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
@@ -46,7 +45,7 @@ def _round_numbers(value: Any) -> Any:
 
 
 def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: Path) -> None:
-    """Write `<folder>/<name>.csv` with numbers rounded to six decimals; one chunk at a time is in memory."""
+    """Write a table, or consecutive chunks of it, to `<folder>/<name>.csv` with numbers rounded to six decimals."""
     chunks = [table] if isinstance(table, pd.DataFrame) else table
     with atomic_path(folder / f"{name}.csv") as part, part.open("w", encoding="utf-8", newline="") as file:
         for number, rows in enumerate(chunks):
@@ -56,10 +55,10 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
-    """Write the rows of all texts to `tokens.parquet` in `folder`; only the rows of one row group are in memory."""
+    """Write the tables of all texts to `tokens.parquet` in `folder`; only the rows of one row group are in memory."""
     schema = _build_ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
-        group = [schema.empty_table()]
+        group = [schema.empty_table()]  # the result of `concat_tables` without texts
         group_rows = 0
         for rows in documents:
             table = pa.Table.from_pandas(rows, schema, preserve_index=False)
@@ -86,7 +85,7 @@ def _build_ratio_schema(methods: Sequence[str]) -> pa.Schema:
 def write_matrix(
     folder: Path, name: str, array: npt.NDArray[Any], dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> None:
-    """Write an array as `<name>.zarr`, in chunks of one layer, or of several layers with up to 1 MB in total."""
+    """Write an array `[layers, ...]` as `<name>.zarr`, in chunks of as many layers as fit into 1 MB (at least one)."""
     layer_bytes = max(1, array[0].nbytes)
     chunk_layers = max(1, CHUNK_BYTES // layer_bytes)
     chunk_layers = min(chunk_layers, len(array))
@@ -99,7 +98,7 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write each array of a text's attention heads in `parts`; without arrays, create an empty folder."""
+    """Write each array in `parts`, the attention heads of a text; if there are none, create an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})
@@ -111,7 +110,10 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 
 
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table of `document, position, layer, point` and `columns`, with one row per site and token."""
+    """Return a table of `document, position, layer, point` and `columns`, with one row per site and token.
+
+    `columns` contains the same columns for each site, with one value per token: a list or an array.
+    """
     sites = list(columns)
     layers = np.array([site.layer for site in sites], np.int32)
     points = [site.point for site in sites]
@@ -121,9 +123,9 @@ def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, An
     table["point"] = np.repeat(points, len(tokens))
     first_columns = columns[sites[0]]
     for name, first_values in first_columns.items():
-        values = [columns[site][name] for site in sites]
+        values_by_site = [columns[site][name] for site in sites]
         if isinstance(first_values, list):
-            table[name] = list(chain(*values))
+            table[name] = list(chain(*values_by_site))
         else:
-            table[name] = np.concatenate(values)
+            table[name] = np.concatenate(values_by_site)
     return table

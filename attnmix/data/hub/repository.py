@@ -31,22 +31,30 @@ class Repository:
 
     def __init__(self, kind: Literal["model", "dataset"], name: str, revision: str | None) -> None:
         """Resolve `revision` to a commit, and download the listing of its files."""
-        self.kind, self.name, self._revision = kind, name, revision
+        self.kind = kind
+        self.name = name
+        self._revision = revision
         _register_retrying_client()
         with self._convert_errors():
             self.commit = client.resolve_revision(name, revision=revision, repo_type=kind).resolved
-            # Downloads only the listing, which the client caches for HF_HUB_OFFLINE.
-            options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _create_progress_bar(disable=True)}
-            client.snapshot_download(name, revision=self.commit, repo_type=kind, **options)
-            try:
-                tree = client.get_cached_repo_tree(name, revision=self.commit, repo_type=kind)
-            except errors.CachedRepoTreeNotFoundError as error:
-                remedy = "set HF_HOME to a writable folder"
-                raise UnavailableError(f"its listing cannot be stored in {constants.HF_HUB_CACHE}; {remedy}") from error
-            listing = {file.path: file for file in tree}
-            if any(path.startswith("/") or ".." in path.split("/") for path in listing):
+            self._listing = self._fetch_listing()
+        self.paths = sorted(self._listing)
+
+    def _fetch_listing(self) -> dict[str, RepoFile]:
+        """Return the listed files by path; raise `ValueError` for a path outside the repository."""
+        # Downloads only the listing, which the client caches for HF_HUB_OFFLINE.
+        options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _create_progress_bar(disable=True)}
+        client.snapshot_download(self.name, revision=self.commit, repo_type=self.kind, **options)
+        try:
+            tree = client.get_cached_repo_tree(self.name, revision=self.commit, repo_type=self.kind)
+        except errors.CachedRepoTreeNotFoundError as error:
+            remedy = "set HF_HOME to a writable folder"
+            raise UnavailableError(f"its listing cannot be stored in {constants.HF_HUB_CACHE}; {remedy}") from error
+        listing = {file.path: file for file in tree}
+        for path in listing:
+            if path.startswith("/") or ".." in path.split("/"):
                 raise ValueError("the listing contains a path outside the repository")
-            self._listing, self.paths = listing, sorted(listing)
+        return listing
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
         """Return the verified path of each file in the client's cache, after downloading missing files."""
@@ -67,8 +75,9 @@ class Repository:
                 continue
             if _matches_listing(file, listed):
                 return file
-            for spoilt in (file.resolve(), file):
-                spoilt.unlink(missing_ok=True)
+            content = file.resolve()  # `file` is a link to the content
+            content.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         listing = f"{listed.size} bytes, git's hash {listed.blob_id}"
         problem = f"{path} did not match the hub's listing in two downloads ({listing})"
         raise UnavailableError(f"{problem}; check the proxy, or try again later")
@@ -93,7 +102,7 @@ class Repository:
             raise InputError(f"{self.kind}.name: {problem}: {self._explain_failure(error)}") from error
 
     def _explain_failure(self, error: BaseException) -> str:
-        """Return the reason for a failed download, with the next step."""
+        """Return the reason for a failed download, with the next step for the user."""
         causes = error_chain(error)
         for cause in causes:
             if isinstance(cause, errors.HfHubHTTPError):
@@ -110,7 +119,7 @@ class Repository:
         return first_line(causes[-1])
 
     def _explain_status(self, error: errors.HfHubHTTPError) -> str:
-        """Return the reason for an error status of the hub, with the next step."""
+        """Return the reason for an error status in the response of the hub, with the next step for the user."""
         status = error.response.status_code
         folder = "datasets/" if self.kind == "dataset" else ""
         address = f"{constants.ENDPOINT}/{folder}{self.name}"
@@ -129,7 +138,7 @@ class Repository:
 
 
 def _matches_listing(path: Path, listed: RepoFile) -> bool:
-    """Return True if git's hash of the file, or of the Git LFS pointer of a large file, matches the listing."""
+    """Return True if git's hash of a file, or of the Git LFS pointer to a large file, matches the listing."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         pointer = LFS_POINTER.format(digest=digest, size=path.stat().st_size).encode()
@@ -147,7 +156,10 @@ def _create_git_hash(size: int, content: bytes = b"") -> Any:
 
 
 def _create_progress_bar(size: float = inf, **fixed: Any) -> type[tqdm]:
-    """Return a class of the client's progress bar with options `fixed` that raises an error beyond `size` bytes."""
+    """Return a subclass of the client's progress bar with the options `fixed`.
+
+    The bar raises an error if more than `size` bytes are received.
+    """
 
     class Bar(tqdm):
         """A progress bar that limits the size of a download."""

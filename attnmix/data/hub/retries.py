@@ -17,9 +17,10 @@ from huggingface_hub import constants
 from attnmix.core.errors import InputError, first_line
 
 TIME_LIMIT_SECONDS = 120.0  # maximum time without progress
-FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 30.0
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# These errors are not retried before the first response, because they are then permanent.
+# Before the first response, these errors are permanent and therefore not retried.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 
 
@@ -35,7 +36,8 @@ class Backoff:
 
     def restart(self) -> None:
         """Reset the waiting time and the time limit, after progress."""
-        self._end, self._wait = time.monotonic() + TIME_LIMIT_SECONDS, FIRST_WAIT_SECONDS
+        self._end = time.monotonic() + TIME_LIMIT_SECONDS
+        self._wait = FIRST_WAIT_SECONDS
 
     def remaining(self) -> float:
         """Return the remaining seconds until the time limit."""
@@ -58,10 +60,14 @@ class Backoff:
 class RetryingClient(httpx2.Client):
     """A client that retries temporary failures; streamed bodies are resumed, other bodies have a time limit."""
 
-    _has_answered = False
+    _has_answered = False  # True after the first response of any server
 
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send a request like httpx; raise `UnavailableError` after the time limit or for an unreachable server."""
+        """Send a request like `httpx2.Client`, with retries.
+
+        With `stream`, the body is read and, after an interruption, resumed by the caller's iteration. Raise
+        `UnavailableError` after the time limit or for an unreachable server.
+        """
         backoff = Backoff()
         if stream:
             request.headers["Accept-Encoding"] = "identity"  # compressed bodies cannot be resumed by file offset
@@ -81,7 +87,10 @@ class RetryingClient(httpx2.Client):
                 response.close()
 
     def begin(self, request: httpx2.Request, backoff: Backoff, position: int = 0, **options: Any) -> httpx2.Response:
-        """Return a response with an unread body, requested from byte `position` onwards."""
+        """Return a response with an unread body, requested from byte `position` onwards.
+
+        Temporary failures are retried. Raise `UnavailableError` after the time limit or for an unreachable server.
+        """
         headers = request.headers.copy()
         if position:
             headers["Range"] = f"bytes={position}-"
@@ -94,7 +103,8 @@ class RetryingClient(httpx2.Client):
                 response = super().send(attempt, stream=True, **options)
             except httpx2.TransportError as error:
                 root = error_chain(error)[-1]
-                if not self._has_answered and (isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)):
+                is_unreachable = isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)
+                if is_unreachable and not self._has_answered:
                     raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
                 backoff.wait(_describe_failure(error))
                 continue
@@ -109,7 +119,8 @@ class TimedBody(httpx2.SyncByteStream):
     """A short body, such as a page of a listing, which must end within the time limit."""
 
     def __init__(self, stream: Any, backoff: Backoff) -> None:
-        self._stream, self._backoff = stream, backoff
+        self._stream = stream
+        self._backoff = backoff
 
     def __iter__(self) -> Iterator[bytes]:
         for part in self._stream:
@@ -135,19 +146,23 @@ class ResumedBody(httpx2.SyncByteStream):
         response: httpx2.Response,
         backoff: Backoff,
     ) -> None:
-        self._client, self._request, self._options = client, request, options
+        """Prepare to read the body of `response`, the answer to `request`."""
+        self._client = client
+        self._request = request
+        self._options = options
         self._stream: Any = response.stream
         self._backoff = backoff
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield each byte of the file once, in order, across all responses."""
-        position, known = 0, 0  # numbers of yielded bytes, and of repeated bytes to skip in the current response
+        position = 0  # number of yielded bytes
+        repeated = 0  # number of bytes of the current response that an earlier response already contained
         while True:
             try:
                 for part in self._stream:
-                    new = part[known:]
+                    new = part[repeated:]
                     skipped = len(part) - len(new)
-                    known -= skipped
+                    repeated -= skipped
                     if not new:
                         self._backoff.check()
                         continue
@@ -165,7 +180,8 @@ class ResumedBody(httpx2.SyncByteStream):
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
                 # The client handles this error like a wrong size.
                 raise OSError(f"the server refuses the rest of the body with status {response.status_code}")
-            known = position if response.status_code == httpx2.codes.OK else 0  # OK: a server without range requests
+            # A server without range requests answers OK, and sends the file from the first byte.
+            repeated = position if response.status_code == httpx2.codes.OK else 0
 
     def close(self) -> None:
         """Close the connection."""
@@ -173,7 +189,10 @@ class ResumedBody(httpx2.SyncByteStream):
 
 
 def error_chain(error: BaseException) -> list[BaseException]:
-    """Return an error and its causes, including contexts, because the transport sets some causes only as context."""
+    """Return an error, its cause, the cause of its cause, and so on.
+
+    The context of an error counts as its cause if no cause is set: the HTTP transport sets some causes only as context.
+    """
     cause = error.__cause__ or error.__context__
     return [error, *error_chain(cause)] if cause else [error]
 
@@ -181,10 +200,11 @@ def error_chain(error: BaseException) -> list[BaseException]:
 def _compute_timeouts(request: httpx2.Request, backoff: Backoff) -> dict[str, float]:
     """Return the timeout in seconds of each phase of an attempt, at most the remaining time limit."""
     limits = request.extensions.get("timeout", {})
-    return {
-        phase: max(0.01, min(limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT, backoff.remaining()))
-        for phase in ("connect", "read", "write", "pool")
-    }
+    timeouts = {}
+    for phase in ("connect", "read", "write", "pool"):
+        limit = limits.get(phase) or constants.HF_HUB_DOWNLOAD_TIMEOUT
+        timeouts[phase] = max(0.01, min(limit, backoff.remaining()))
+    return timeouts
 
 
 def _create_timeout_error(cause: str) -> UnavailableError:
