@@ -89,7 +89,7 @@ def inspect(
     state.wait_for_everyone()
     if not state.is_main_process:
         return
-    # The main process combines the intermediate files of all texts to tables.
+    # The main process combines the intermediate files of all texts into tables.
     published = folder / PUBLISHED
     columns = [*methods, OWN_SHARE]
     writers.write_ratios(published, columns, _tabulate_ratios(checkpoints, columns, tokenizer, run, folder))
