@@ -105,7 +105,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the `reviews` with the sorted row indices `rows`, with their texts; one block of texts is in memory."""
+    """Yield the rows of `reviews` with the sorted indices `rows`, including their texts, which are read in blocks."""
     start = 0  # row index of the first text of the block
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
