@@ -2,10 +2,10 @@
 
 `joint` is one map of all capture points, `separate` one map per point, and `aligned` one map per point with ties
 between the coordinates of the same token at different points (`attnmix.maps.aligned`). `pca` contains the first two
-principal components of each point, which do not depend on the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would
-rebuild the neighbour graph for every seed; the maps are identical to those of `umap.UMAP` (tested). All maps are
-initialised with principal components, because umap-learn's spectral initialisation calls SciPy's `eigsh` without a
-seed. Equal vectors have equal coordinates, whereas umap-learn would spread copies over a disc.
+principal components of each point, which do not depend on the seed. The code calls functions of umap-learn instead of
+`umap.UMAP`, which would rebuild the neighbour graph for every seed; the maps are identical to those of `umap.UMAP`
+(tested). All maps are initialised with principal components, because umap-learn's spectral initialisation calls SciPy's
+`eigsh` without a seed. Equal vectors have equal coordinates, whereas umap-learn would spread copies over a disc.
 """
 
 import threading
