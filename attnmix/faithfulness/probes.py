@@ -112,8 +112,8 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
     Classes are permuted over texts, other labels over the tokens that have a label.
     """
-    labels_D = np.array([text.label for text in texts], np.int64)
-    tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
+    labels_of_texts = np.array([text.label for text in texts], np.int64)
+    tokens["class_control"] = generator.permutation(labels_of_texts)[tokens["text"]]
     for target in ("token", "position"):
         labels_N = tokens[target].to_numpy(copy=True)
         has_label_N = labels_N != NO_LABEL
