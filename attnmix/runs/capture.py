@@ -66,7 +66,7 @@ SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max
 def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
-    """Run `capture_texts` with the model at `checkpoint`."""
+    """Run `capture_texts` with the base model of the classifier at `checkpoint`, on `device`."""
     check_precision("capture.precision", capture.precision, device)
     tokenizer = load_tokenizer(checkpoint)
     classifier: Any = load_classifier(checkpoint)
@@ -79,7 +79,8 @@ def capture_checkpoint(
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
     """Write `features/capture/` of `run` with the model `base`, for the captured texts from the stage `tokenize`.
 
-    `padding` is the ID of the padding token. Unfinished work is stored in `folder`.
+    `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
+    `folder`.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)

@@ -70,7 +70,8 @@ def inspect(
     share = slice(state.process_index, None, state.num_processes)
     tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
     longest = int(run.documents["tokens"].max())
-    methods, matrices = parameters.methods, parameters.matrices
+    methods = parameters.methods
+    matrices = parameters.matrices
     donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
     # Each process measures its share of the texts with all checkpoints, and scores the tokens of these texts.
     for name in checkpoints:

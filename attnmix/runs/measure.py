@@ -157,7 +157,7 @@ class _Samples(NamedTuple):
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
-    """Draw the samples of documents, with the sample sizes in `parameters`, stratified by label."""
+    """Return random samples of documents, stratified by label, with the sample sizes in `parameters`."""
     controls = _draw_control_sample(corpus, parameters.control_documents, seed)
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
@@ -166,7 +166,7 @@ def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _
 
 
 def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[int] | None:
-    """Return a sample of `size` documents, stratified by label and length; None if it would contain all documents."""
+    """Return a sample of `size` documents, stratified by label and length; None if `size` covers the corpus."""
     if size is None or size >= len(corpus):
         return None
     strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
@@ -214,7 +214,7 @@ class _Plan:
     times: WorkTimes = field(default_factory=WorkTimes)
 
     def open_work(self, checkpoint: str) -> "CheckpointWork":
-        """Return the intermediate files of one checkpoint, and of this process's share of the tasks."""
+        """Return the storage for the results of one checkpoint, with this process's share of the tasks."""
         return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
     def create_engine(self, base: Any) -> Engine:
@@ -290,7 +290,7 @@ def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> D
 
 
 def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: its derivatives, and the measures compared with them.
+    """Return sums over the tokens of document `number`: derivatives of vectors, and measures compared with them.
 
     The document is truncated. Derivatives are computed along random directions. In one of the measures, layer inputs
     are replaced by those of the next measured reviews of the same and of another predicted class.
@@ -467,7 +467,8 @@ def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     documents = [*(corpus.document(drawn) for drawn in averaged), first]
     classes = classes_without_others(documents, range(len(averaged)))
     place = averaged.index(number) if number in averaged else len(averaged)
-    logging.info(left_out_sentence(first.name, classes[place], len(left_out), len(controlled)))
+    token_class = classes[place]  # the first class that none of the averaged documents contains
+    logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
 
 
 @dataclass(frozen=True)
@@ -507,6 +508,7 @@ class CheckpointWork:
         self._write_arrays(self._locate_file(kind, task), arrays)
 
     def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
+        """Write arrays to a file, and add its size and the writing time to `times`."""
         start = time.perf_counter()
         with atomic_path(file) as part, part.open("wb") as opened:
             np.savez(opened, **arrays)
