@@ -360,7 +360,7 @@ class GrowingCurves(transformers.TrainerCallback):
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return a split with randomly permuted labels."""
+    """Return a split with randomly permuted labels; the name of a label is permuted with the label."""
     order = np.random.default_rng(seed).permutation(len(reviews))
     numbers = reviews["label"].to_numpy(int)
     names = reviews["label_name"].to_numpy(object)
@@ -422,7 +422,8 @@ def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None
 
     def read_step(checkpoint: Path) -> int:
         """Return the number of training steps at the end of a folder's name."""
-        return int(checkpoint.name.rpartition("-")[2])
+        _, _, step = checkpoint.name.rpartition("-")
+        return int(step)
 
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=read_step, reverse=True):
         with suppress(OSError, ValueError):

@@ -59,7 +59,7 @@ def reduce(umap: UmapParameters, run: Run) -> None:
 def _write_nearest(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
 ) -> None:
-    """For each site, write the nearest vectors of each mapped token, as row indices of the captured tokens.
+    """Write the nearest vectors of each mapped token at each site, as row indices of the captured tokens.
 
     `rows` are the row indices of the mapped `tokens`.
     """
