@@ -49,7 +49,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
         if not is_defined_N.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
-        replacements = {}
+        replacements = {}  # for each layer, the weighted means of the values of all texts
         for layer, mean_NHd in means.items():
             replacements[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
         logits_by_layer = _compute_edited_logits(classifier, documents, replacements)

@@ -209,7 +209,8 @@ def _run_epochs(  # type: ignore[no-untyped-def]
         for edge in range(len(heads)):
             if next_sample[edge] > epoch:
                 continue
-            # Move both ends of the edge towards each other and towards their tied rows.
+            # Move both ends of the edge towards each other and towards their tied rows. The pull of the head is
+            # multiplied because AlignedUMAP repeats it with each negative sample.
             head = heads[edge]
             tail = tails[edge]
             squared = rdist(xy[head], xy[tail])
