@@ -128,7 +128,7 @@ def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, li
     """
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
-    highest = logits_NC.topk(2).values
+    largest_N, second_N = logits_NC.topk(2).values.T
     names = [document.name for document in documents]
     label_names = run.drawn_reviews.documents.set_index("document")["label_name"]
     table = pd.DataFrame(
@@ -136,7 +136,7 @@ def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, li
             "document": names,
             "label": label_names.loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
-            "margin": (highest[:, 0] - highest[:, 1]).numpy(),
+            "margin": (largest_N - second_N).numpy(),
             "tokens": [len(document) for document in documents],
         }
     )

@@ -63,6 +63,7 @@ def probes(
     rows: list[list[Any]] = []
     fitted = chosen_tokens(classifier, training)
     tested = chosen_tokens(classifier, documents)
+    # Only the IDs of frequent words are labels of the target `token`.
     word_counts = fitted.loc[fitted["word"], "token"].value_counts()
     frequent = word_counts.index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):

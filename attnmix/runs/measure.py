@@ -246,7 +246,7 @@ class _MeasuredCheckpoint(NamedTuple):
     gains_L: npt.NDArray[np.float64]
     """`attention_gain` of each layer."""
     has_parts: bool
-    """False if vectors of this model family cannot be decomposed into parts from the input."""
+    """False if vectors of this model family cannot be decomposed into contributions of the input tokens."""
 
 
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
@@ -451,7 +451,7 @@ def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     """Log the number of documents for which the control `corpus_value` is undefined, and the reason for the first.
 
     `corpus_value` averages values over tokens of the same class in other documents, drawn by `corpus_sample`. It is
-    undefined if a class of the document's tokens occurs in none of them. `sums` are those of the documents with
+    undefined if a class of the document's tokens occurs in none of them. `sums` are the sums of the documents with
     controls; a count of 0 marks an undefined control.
     """
     is_left_out = np.ravel(sums["corpus_value"].counts) == 0
