@@ -22,8 +22,9 @@ from stages.common.resume import unfinished_folder
 
 
 def main(parameters: Parameters) -> None:
-    """Capture the vectors of the captured texts in the fine-tuned classifier."""
-    run, capture = Run(Path()), parameters.capture
+    """Capture the vectors of the selected texts in the fine-tuned classifier."""
+    run = Run(Path())
+    capture = parameters.capture
     check_store(capture)
     set_arithmetic(parameters.arithmetic)
     folder = unfinished_folder("capture", parameters, run.root)

@@ -12,7 +12,7 @@ import errno
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError, model_errors
@@ -29,14 +29,24 @@ from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
 from stages.sources import hash_sources, missing_in_clone, missing_in_copy, original_of, source_names, write_sources
 
-COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}  # names of metrics
+COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}
+"""Names of the metrics that contain the commits of the models, by parameter."""
+
+
+class _ModelDownload(NamedTuple):
+    """A model to download."""
+
+    key: str  # parameter that contains the name
+    model: ModelParameters
+    folder: Path  # output folder
 
 
 def main(parameters: Parameters) -> None:
     """Download everything to a temporary folder, and publish it after validation."""
     run = Run(Path())
-    for key, model, _ in _list_models(parameters, run):
-        _check_path(key, model.name, list(run.checkpoints.values()))
+    # Check the paths of local sources before the download.
+    for download in _list_models(parameters, run):
+        _check_path(download.key, download.model.name, list(run.checkpoints.values()))
     names = source_names(parameters)
     _check_path("dataset.name", names["dataset.name"], [run.reviews])
     for key, name in names.items():
@@ -47,6 +57,7 @@ def main(parameters: Parameters) -> None:
     for key, name in names.items():
         if name in sources.get(key, {}) and not Path(name).exists():
             raise missing_in_clone(key, name)
+    # Download to a temporary folder.
     work = UNFINISHED / "download" / "work"
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
@@ -62,7 +73,7 @@ def main(parameters: Parameters) -> None:
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:
-    """Raise `InputError` for a path inside the pipeline's `outputs`, and for a circular link."""
+    """Raise `InputError` if `name` is a path inside one of the pipeline's `outputs`, or a circular link."""
     try:
         Path(name).stat()
     except OSError as error:  # usually a hub identifier
@@ -73,25 +84,26 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
 
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
-    """Write the dataset and the models to the folder of `run`, and return the metrics."""
-    models = _list_models(parameters, run)
+    """Write the validated dataset and models to the folder of `run`, and return the metrics."""
+    downloads = _list_models(parameters, run)
     metrics: dict[str, Any] = {"dataset_commit": None}
-    for key, model, folder in models:
+    for key, model, folder in downloads:
         with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
     splits, origin = read_splits(parameters.dataset, parameters.seed)
     metrics["dataset_commit"] = origin.commit
     if origin.creators:
         metrics["language_creators"] = ", ".join(origin.creators)
+    # Validate the models with the test texts.
     texts = texts_of(splits["test"])
-    for key, model, folder in models:
+    for key, model, folder in downloads:
         with model_errors(key, model.name, folder):
             check_model(folder, texts)
     # Problems with the classifier are reported now, because `finetune` may run much later.
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
     with model_errors("model.name", parameters.model.name, run.initial):
         check_classifier(run.initial, names, texts, trained=not parameters.finetune.epochs)
-    if len(models) > 1:
+    if len(downloads) > 1:
         check_comparable(run.pretrained, run.named_model, texts)
     for split, reviews in splits.items():
         write_table(split_file(split, run.reviews), reviews)
@@ -102,9 +114,13 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     return metrics
 
 
-def _list_models(parameters: Parameters, run: Run) -> list[tuple[str, ModelParameters, Path]]:
-    """Return the parameter key, settings and output folder of each model to download."""
-    model, base = parameters.model, parameters.model.base_model
+def _list_models(parameters: Parameters, run: Run) -> list[_ModelDownload]:
+    """Return the models to download: `model.name` and, if it is set, `model.base`."""
+    model = parameters.model
+    base = model.base_model
     if base is None:
-        return [("model.name", model, run.pretrained)]
-    return [("model.base", base, run.pretrained), ("model.name", model, run.named_model)]
+        return [_ModelDownload("model.name", model, run.pretrained)]
+    return [
+        _ModelDownload("model.base", base, run.pretrained),
+        _ModelDownload("model.name", model, run.named_model),
+    ]

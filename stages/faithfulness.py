@@ -2,10 +2,11 @@
 
     python -m stages faithfulness
 
-The drops are compared with those for a random order of tokens. For the sampled test texts, `class_use.csv` contains the
-effect of replaced attention values on the predicted class, predictions from single tokens by the classification head
-and by linear probes, and the correlation of the classifier's margin with the last layer's mixing ratio. The stage
-writes `reports/plots/faithfulness/` and `reports/metrics/faithfulness.json`. `docs/measures.md` defines each number.
+The drops are compared with those for a random order of tokens. `class_use.csv` contains three analyses of the sampled
+test texts: the effect of replacing attention values on the predicted class; predictions from single tokens, by the
+classification head and by linear probes; and the correlation of the classifier's margin with the last layer's mixing
+ratio. The stage writes `reports/plots/faithfulness/` and `reports/metrics/faithfulness.json`. `docs/measures.md`
+defines each number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Number of texts for evaluating references and costly scores."""
+"""Number of texts on which references and costly scores are evaluated."""
 
 
 def main(parameters: Parameters) -> None:
@@ -56,17 +57,21 @@ def main(parameters: Parameters) -> None:
     # Batches are half as large as in `capture`, because edits need memory for attention weights and layer outputs.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
+    # Measure the effect of token removal.
     removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
+    # Correlate the classifier's margin with the mixing ratio of the last layer.
     margins, checkpoints = _measure_margins(classifier, run)
     last_layer = int(run.table("measure/mixing")["layer"].max())
     correlations = margin_correlation(margins, checkpoints, last_layer)
+    # Evaluate probes and interventions in a sample of the measured texts.
     measured = read_reviews("measured", run.drawn_reviews)
     labels_N = np.array([document.label for document in measured])
     documents = [measured[number] for number in draw_texts(labels_N, parameters.seed)]
     training = _read_training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
     bases = _load_bases(classifier, checkpoints, run)
     accuracies = probes(classifier, bases, training, documents, parameters.seed)
-    class_use = pd.concat([interventions(classifier, documents, parameters.seed), accuracies, correlations])
+    effects = interventions(classifier, documents, parameters.seed)
+    class_use = pd.concat([effects, accuracies, correlations])
     write_plot("faithfulness/faithfulness", removed, run.tables)
     write_plot("faithfulness/margins", margins, run.tables)
     write_plot("faithfulness/class_use", class_use, run.tables)
@@ -74,23 +79,31 @@ def main(parameters: Parameters) -> None:
 
 
 def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[str, float]:
-    """Return the largest `above_random`, and the correlation of margin and mixing ratio given the text length.
+    """Return the metrics `above_random` and `margin` from the tables of removals and of margin correlations.
 
-    `above_random` refers to masked tokens; the correlation refers to all texts with the fine-tuned model.
+    `above_random` is the largest difference in comprehensiveness between a method and random removal, with masked
+    tokens. `margin` is the partial correlation of the margin with the mixing ratio of the fine-tuned model, controlling
+    for text length, averaged over classes.
     """
     is_masked = (removed["test"] == COMPREHENSIVENESS) & (removed["replacement"] == MASK)
-    best = removed.loc[is_masked & (removed["method"] != RANDOM_REMOVAL), "above_random"].max()
+    is_method = removed["method"] != RANDOM_REMOVAL
+    best = removed.loc[is_masked & is_method, "above_random"].max()
     overall = correlations.query("group == 'all' and quantity == 'margin_given_length'")
     margin_given_length = overall.set_index("checkpoint")["mean"].get("finetuned", np.nan)
     return {"above_random": float(best), "margin": float(margin_given_length)}
 
 
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return the table `faithfulness.csv` for the texts sampled for token removal, truncated to `max_length` tokens."""
-    methods, generator = present_attributions(classifier.family), np.random.default_rng(seed)
+    """Return the table `faithfulness.csv` for the texts sampled for token removal, truncated to `max_length` tokens.
+
+    Shapes: N texts, M methods, T tokens, D draws of a score (one unless the score is random).
+    """
+    methods = present_attributions(classifier.family)
+    generator = np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
-    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))
-    drops, agreements = [], []
+    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))  # indices for costly scores
+    drops = []
+    agreements = []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
         scores = {}
@@ -108,10 +121,14 @@ def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: R
 
 
 def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table `margins.csv`, and the names of the checkpoints, which are its columns of last-layer ratios."""
+    """Return the table `margins.csv` and the names of the checkpoints.
+
+    The margin of a text is the difference between its two largest logits. For each checkpoint, the table has a column
+    with the mean mixing ratio of the text in the last layer.
+    """
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
-    highest = logits_NC.topk(2).values
+    largest_N, second_N = logits_NC.topk(2).values.T
     names = [document.name for document in documents]
     label_names = run.drawn_reviews.documents.set_index("document")["label_name"]
     table = pd.DataFrame(
@@ -119,7 +136,7 @@ def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, li
             "document": names,
             "label": label_names.loc[names].to_numpy(),
             "predicted": [classifier.classes[label] for label in logits_NC.argmax(-1).tolist()],
-            "margin": (highest[:, 0] - highest[:, 1]).numpy(),
+            "margin": (largest_N - second_N).numpy(),
             "tokens": [len(document) for document in documents],
         }
     )
@@ -132,7 +149,7 @@ def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, li
 
 
 def _read_training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:
-    """Return the training texts of the probes, truncated and tokenised as in the stage `tokenize`."""
+    """Return a sample of the training texts for the probes, truncated and tokenised as in the stage `tokenize`."""
     reviews = store.read_split("train", run.reviews, ["label", "label_name"])
     drawn = stratified_draw(reviews["label"].to_numpy(), PROBE_TEXTS, seed)
     reviews = reviews.assign(document="train/" + reviews.index.astype(str), measured=False, predicted_label=-1)
@@ -144,7 +161,7 @@ def _read_training_reviews(classifier: Classifier, max_length: int, seed: int, r
 
 
 def _load_bases(classifier: Classifier, checkpoints: Sequence[str], run: Run) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the checkpoints and their models without a head."""
+    """Yield the name and the model (without a task head) of each checkpoint; the classifier is not loaded again."""
     for name in checkpoints:
         if name == CAPTURED_CHECKPOINT:
             yield name, classifier.base

@@ -3,10 +3,11 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-Training uses AdamW, on all weights or on adapters (LoRA) that are merged at the end, and a constant learning rate after
-warm-up. By default, the weights of the epoch with the lowest validation loss are saved, otherwise (always with permuted
-labels) those of the last epoch. A killed run resumes from its last complete epoch. With 0 epochs, an already trained
-classifier is tested without changes. Writes `models/finetuned/`, `reports/metrics/finetune.json` and
+Training uses AdamW and a constant learning rate after warm-up. It updates all weights, or adapters (LoRA) that are
+merged at the end. By default, the weights of the epoch with the lowest validation loss are saved. If
+`load_best_model_at_end` is false or labels are permuted, the weights of the last epoch are saved instead. A killed run
+resumes from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes. Writes
+`models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
 
@@ -44,6 +45,7 @@ from attnmix.core.arithmetic.kernels import computed_on, set_arithmetic
 from attnmix.core.device import check_precision, chosen_device, process_count
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError
+from attnmix.core.settings import FinetuneParameters
 from attnmix.core.store.files import write_table
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import read_split, texts_of
@@ -77,23 +79,13 @@ def main(parameters: Parameters) -> None:
     finetune = parameters.finetune
     run = Run(Path())
     _check_settings(parameters, run.initial)
-    splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
-    if finetune.labels == "permuted":
-        for split in ("train", "validation"):
-            splits[split] = permuted_labels(splits[split], parameters.seed)
+    splits = _read_splits(parameters, run)
     parameters.capture.check_documents(len(splits["test"]))
 
+    # Train the classifier; with 0 epochs, only evaluate it.
     transformers.set_seed(parameters.seed)
     names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    load = load_classifier if finetune.epochs else load_trained
-    model: Any = load(run.initial, names)
-    tokenizer = load_tokenizer(run.initial)
-    read_segments(model.base_model, tokenizer, "text_pair" in splits["train"])
-    if finetune.lora:
-        from attnmix.models.adapters import with_lora  # slow import
-
-        model = with_lora(model, **finetune.lora.model_dump())
-    freeze_layers(model.base_model, finetune.frozen_layers)
+    model, tokenizer = _load_model(finetune, run.initial, names, pairs="text_pair" in splits["train"])
     folder = unfinished_folder("finetune", parameters, run.root)
     train, validation, test = (_tokenize_examples(tokenizer, split, finetune.max_length) for split in splits.values())
     trainer = _create_trainer(model, tokenizer, train, validation, folder, parameters)
@@ -105,13 +97,17 @@ def main(parameters: Parameters) -> None:
     else:
         trainer.state.epoch = 0
         trainer.evaluate()
+
+    # All processes predict together; the first one writes the results.
     test_logits, test_scores = _predict(trainer, test)
-    fitted = {"train": _draw_examples(train, parameters.seed), "validation": validation}
-    fits = [_fit_row(split, _predict(trainer, examples)[0], examples) for split, examples in fitted.items()]
+    fits = []
+    for split, examples in (("train", _draw_examples(train, parameters.seed)), ("validation", validation)):
+        logits, _ = _predict(trainer, examples)
+        fits.append(_fit_row(split, logits, examples))
     fits.append(_fit_row("test", test_logits, test))
-    predictions = _tabulate_predictions(test_logits, test)
     if not trainer.is_world_process_zero():
         return
+    predictions = _tabulate_predictions(test_logits, test)
     write_table(run.test_predictions_file, predictions)
     merged = model.merge_and_unload() if finetune.lora else model
     merged.save_pretrained(folder / "best")
@@ -131,6 +127,35 @@ def main(parameters: Parameters) -> None:
     remove_unfinished(folder)
 
 
+def _read_splits(parameters: Parameters, run: Run) -> dict[str, pd.DataFrame]:
+    """Return the splits of the dataset by name; labels are permuted except in the test split, if so configured."""
+    splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
+    if parameters.finetune.labels == "permuted":
+        for split in ("train", "validation"):
+            splits[split] = permuted_labels(splits[split], parameters.seed)
+    return splits
+
+
+def _load_model(
+    finetune: FinetuneParameters, checkpoint: Path, names: Mapping[Any, str], pairs: bool
+) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Return the classifier to train, with LoRA adapters and frozen layers if so configured, and its tokenizer.
+
+    `names` maps class indices to names. If `pairs` is True, the texts are pairs. With 0 epochs, the checkpoint must
+    contain a trained classification head.
+    """
+    load = load_classifier if finetune.epochs else load_trained
+    model: Any = load(checkpoint, names)
+    tokenizer = load_tokenizer(checkpoint)
+    read_segments(model.base_model, tokenizer, pairs)
+    if finetune.lora:
+        from attnmix.models.adapters import with_lora  # slow import
+
+        model = with_lora(model, **finetune.lora.model_dump())
+    freeze_layers(model.base_model, finetune.frozen_layers)
+    return model, tokenizer
+
+
 def _create_trainer(
     model: Any,
     tokenizer: PreTrainedTokenizerFast,
@@ -139,7 +164,10 @@ def _create_trainer(
     folder: Path,
     parameters: Parameters,
 ) -> Trainer:
-    """Return the trainer of `model` with checkpoints in `folder`; `train` and `validation` are tokenized examples."""
+    """Return the trainer of `model`, which writes checkpoints to `folder`.
+
+    `train` and `validation` are tokenized examples.
+    """
     finetune = parameters.finetune
     arguments = OneDeviceArguments(
         output_dir=str(folder),
@@ -175,15 +203,22 @@ def _create_trainer(
         eval_dataset=validation,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
         compute_metrics=_compute_scores,
-        # Encoder-decoder models return the encoder's vectors after the logits.
-        preprocess_logits_for_metrics=lambda outputs, _: outputs[0] if isinstance(outputs, tuple) else outputs,
+        preprocess_logits_for_metrics=_select_logits,
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
+def _select_logits(outputs: Any, _labels: Any) -> Any:
+    """Return the logits among a model's outputs; encoder-decoder models also return the encoder's vectors."""
+    if isinstance(outputs, tuple):
+        logits, *_ = outputs
+        return logits
+    return outputs
+
+
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
-    """Return the logits `[texts, classes]` of `examples`, in the same order, and the test scores."""
+    """Return the logits `[texts, classes]` of `examples`, in their order, and the scores that the trainer computes."""
     lengths = np.array([len(example["input_ids"]) for example in examples])
     # Grouping by length would return predictions in random order; sorting by length avoids as much padding as grouping.
     order = np.argsort(-lengths, kind="stable")
@@ -207,14 +242,16 @@ def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]
 
 
 def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
+    """Return a random sample of at most `MAX_FIT_TEXTS` examples, in their order."""
     rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
     return [examples[row] for row in sorted(rows)]
 
 
 def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return a row of `finetune_fit.csv`: accuracy and mean margin for the labels in `examples`.
+    """Return a row of `finetune_fit.csv`: the accuracy and the mean margin of the predictions for `examples`.
 
-    The margin is the logit of the label minus the largest logit of another class.
+    The margin is the logit of the label minus the largest logit of another class. `logits` has the shape
+    `[texts, classes]`.
     """
     labels = np.array([example["labels"] for example in examples])
     is_label = np.arange(logits.shape[1]) == labels[:, None]
@@ -235,7 +272,8 @@ def _find_kept_epoch(trainer: Trainer) -> int:
 
 def _check_settings(parameters: Parameters, checkpoint: Path) -> None:
     """Raise `InputError` for settings that this machine, the model or a later stage does not support."""
-    finetune, processes = parameters.finetune, process_count()
+    finetune = parameters.finetune
+    processes = process_count()
     for name in ("finetune", "capture", "faithfulness"):
         check_max_length(f"{name}.max_length", getattr(parameters, name).max_length, checkpoint)
     if finetune.batch_size % processes:
@@ -261,7 +299,7 @@ class OneDeviceArguments(TrainingArguments):
 
     @cached_property
     def _setup_devices(self) -> torch.device:
-        """The device of this process, as in `TrainingArguments`."""
+        """The device of this process; a single process uses the chosen device instead of all GPUs."""
         device: torch.device = super()._setup_devices
         if self.world_size == 1:
             device = chosen_device()
@@ -294,6 +332,7 @@ class TrainingGuard(transformers.TrainerCallback):
 
     def on_epoch_begin(self, args: TrainingArguments, *_: Any, **_options: Any) -> None:
         # Each process draws the order of an epoch's texts, but dropout desynchronises the processes' random generators.
+        # All processes therefore copy the state of the first one.
         if args.world_size > 1:
             torch.set_rng_state(broadcast_object_list([torch.get_rng_state()])[0])
 
@@ -301,10 +340,10 @@ class TrainingGuard(transformers.TrainerCallback):
 class GrowingCurves(transformers.TrainerCallback):
     """A callback that rewrites `finetune.csv` at each logged step, for monitoring.
 
-    It also logs the training loss at the end of each epoch, before the checkpoint is saved. Checkpoints do not contain
-    the losses since the last logged step, so a resumed run would otherwise log a mean without these losses. DVCLive is
-    not used because it appends to separate files; after a kill, they would contain the steps since the last checkpoint
-    twice.
+    The callback also logs the training loss at the end of each epoch, before the checkpoint is saved. Checkpoints do
+    not contain the losses since the last logged step, so a resumed run would otherwise log a mean without these losses.
+    DVCLive is not used because it appends to separate files; in a resumed run, these files would contain the steps
+    since the last checkpoint twice.
     """
 
     def __init__(self, tables: Path) -> None:
@@ -321,18 +360,22 @@ class GrowingCurves(transformers.TrainerCallback):
 
 
 def permuted_labels(reviews: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """Return a split with randomly permuted labels."""
+    """Return a split with randomly permuted labels; the name of a label is permuted with the label."""
     order = np.random.default_rng(seed).permutation(len(reviews))
-    labels = reviews[["label", "label_name"]].to_numpy()[order]
-    return reviews.assign(label=labels[:, 0].astype(int), label_name=labels[:, 1])
+    numbers = reviews["label"].to_numpy(int)
+    names = reviews["label_name"].to_numpy(object)
+    return reviews.assign(label=numbers[order], label_name=names[order])
 
 
 def _tokenize_examples(
     tokenizer: PreTrainedTokenizerFast, reviews: pd.DataFrame, max_length: int
 ) -> list[dict[str, Any]]:
-    """Return `input_ids` and `labels` of each text."""
+    """Return the `input_ids` and the class index (`labels`) of each text, truncated to `max_length` tokens."""
     encoded = encode(tokenizer, texts_of(reviews), max_length)
-    return [{"input_ids": ids, "labels": int(label)} for ids, label in zip(encoded, reviews["label"], strict=True)]
+    examples = []
+    for ids, label in zip(encoded, reviews["label"], strict=True):
+        examples.append({"input_ids": ids, "labels": int(label)})
+    return examples
 
 
 def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
@@ -343,16 +386,21 @@ def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.DataFrame:
-    """Return the table `finetune_by_class.csv`; precision is empty for unpredicted and recall for absent classes."""
+    """Return the table `finetune_by_class.csv`, with the scores of each class; `names` maps class indices to names.
+
+    The precision of classes that are never predicted and the recall of classes without texts are missing.
+    """
     truth = predictions["label"]
-    chosen = predictions["predicted"]
+    predicted = predictions["predicted"]
     labels = list(names)
-    precision, recall, f1, reviews = precision_recall_fscore_support(truth, chosen, labels=labels, zero_division=np.nan)
+    precision, recall, f1, reviews = precision_recall_fscore_support(
+        truth, predicted, labels=labels, zero_division=np.nan
+    )
     columns = {
         "label": labels,
         "label_name": list(names.values()),
         "reviews": reviews,
-        "chosen": np.bincount(chosen, minlength=len(names)),
+        "chosen": np.bincount(predicted, minlength=len(names)),
         "precision": precision,
         "recall": recall,
         "f1": f1,
@@ -361,18 +409,21 @@ def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.D
 
 
 def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
-    """Return the newest complete checkpoint; the first process deletes newer, incomplete checkpoints of a killed run.
+    """Return the newest complete checkpoint of a killed run, or None; newer, incomplete checkpoints are deleted.
 
     The first process writes the trainer state last, and only then deletes older checkpoints. Each process writes its
     random state as a zip file, which ends with a directory and is therefore only valid if it is complete. If one of
     these files were missing, transformers would resume with a different random state.
     """
-    ranks = range(trainer.args.world_size)
-    generators = [f"rng_state_{rank}.pth" for rank in ranks] if len(ranks) > 1 else ["rng_state.pth"]
+    generators = ["rng_state.pth"]
+    processes = trainer.args.world_size
+    if processes > 1:
+        generators = [f"rng_state_{rank}.pth" for rank in range(processes)]
 
     def read_step(checkpoint: Path) -> int:
         """Return the number of training steps at the end of a folder's name."""
-        return int(checkpoint.name.rpartition("-")[2])
+        _, _, step = checkpoint.name.rpartition("-")
+        return int(step)
 
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=read_step, reverse=True):
         with suppress(OSError, ValueError):
@@ -386,19 +437,26 @@ def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None
 
 
 def _tabulate_curves(history: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return the table `finetune.csv`: a row per logged step and epoch end (`train`) or per epoch (`validation`)."""
+    """Return the table `finetune.csv` from the trainer's log.
+
+    Rows of the split `train` refer to logged steps and ends of epochs, rows of `validation` to ends of epochs.
+    """
     prefixes = {"train": "", "validation": "eval_"}
     rows = []
     for entry in history:
         for split, prefix in prefixes.items():
-            if f"{prefix}loss" in entry:
-                loss, accuracy = entry[f"{prefix}loss"], entry.get(f"{prefix}accuracy")
+            loss = entry.get(f"{prefix}loss")
+            if loss is not None:
+                accuracy = entry.get(f"{prefix}accuracy")  # only for `validation`
                 rows.append((entry["step"], entry["epoch"], split, loss, accuracy))
     return pd.DataFrame(rows, columns=["step", "epoch", "split", "loss", "accuracy"])
 
 
 def _compute_test_metrics(scores: Mapping[str, float], labels: pd.Series, majority: int) -> dict[str, float]:
-    """Return the test scores, with Wilson's 95 % interval of the accuracy, and the accuracy of the majority class."""
+    """Return the test scores, with Wilson's 95 % interval of the accuracy.
+
+    `majority_accuracy` is the accuracy of predicting the class `majority` for every text.
+    """
     correct = round(scores["test_accuracy"] * len(labels))
     interval = binomtest(correct, len(labels)).proportion_ci(0.95, method="wilson")
     return {

@@ -8,9 +8,9 @@ Writes `reports/figures/` and `reports/index.html`.
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import joblib
 import pandas as pd
@@ -33,7 +33,7 @@ from stages.common.parameters import Parameters
 MACHINE_GENERATED = "machine-generated"
 """The value of `language_creators` for synthetic texts in dataset cards."""
 ANIMATION = "gif"
-"""The entry of `render.formats` that adds an animation of the map."""
+"""The entry of `render.formats` that requests an animation of a map."""
 MAX_PROCESSES = 4  # few, because starting a process takes a second
 
 TYPICAL = (
@@ -42,8 +42,16 @@ TYPICAL = (
     f"{TYPICAL_TOKENS} tokens or, if there are none, among the shortest ones."
 )
 
-Drawing = tuple[Any, ...]
-"""A path without suffix (None if the function saves its own files), a drawing function, and its arguments."""
+
+class Drawing(NamedTuple):
+    """A figure to draw in another process."""
+
+    path: Path | None
+    """The path of the figure without suffix; None if the function writes its own file."""
+    draw: Callable[..., Any]
+    """A function that returns a figure (None if there is nothing to draw) or writes its own file."""
+    arguments: tuple[Any, ...]
+    """The arguments of the function."""
 
 
 def main(parameters: Parameters) -> None:
@@ -53,7 +61,7 @@ def main(parameters: Parameters) -> None:
     captured = read_captured(run.tokens, run.steps)
     documents = captured.tokens["document"].unique().tolist()
     shown = documents if parameters.render.texts == "all" else [first_text(documents)]
-    drawings = [  # the slowest first, so that all processes finish at about the same time
+    drawings = [  # the slowest figures are first, so that all processes finish at about the same time
         *text_figures(run, captured, shown),
         *map_figures(run, captured, ANIMATION in parameters.render.formats),
         *mixing_figures(run, captured),
@@ -66,22 +74,19 @@ def main(parameters: Parameters) -> None:
 
 def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
     """Return the subject of the page of a full run. `download` contains the metrics of the stage `download`."""
-    model, dataset, finetuned = parameters.model, parameters.dataset, parameters.finetune.epochs > 0
-    sources = [
-        ("pretrained model comes", model.base_model, "base_commit"),
-        ("model comes", model, "model_commit"),
-        ("reviews come", dataset, "dataset_commit"),
-    ]
+    model = parameters.model
+    dataset = parameters.dataset
     origins = []
-    for noun_and_verb, source, key in sources:
-        if source:
-            origins.append(_describe_origin(noun_and_verb, source, download[key]))
+    if model.base_model:
+        origins.append(_describe_origin("pretrained model comes", model.base_model, download["base_commit"]))
+    origins.append(_describe_origin("model comes", model, download["model_commit"]))
+    origins.append(_describe_origin("reviews come", dataset, download["dataset_commit"]))
     return Subject(
         model.name,
         revision=model.revision,
         base=model.base,
         dataset=dataset.name,
-        finetuned=finetuned,
+        finetuned=parameters.finetune.epochs > 0,
         synthetic=MACHINE_GENERATED in download.get("language_creators", "").split(", "),
         changed=changed_parameters(parameters),
         origins=origins,
@@ -90,7 +95,10 @@ def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
 
 
 def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParameters, commit: str | None) -> str:
-    """Return a sentence on the origin of a model or dataset, including the commit of a hub repository."""
+    """Return a sentence on the origin of a model or dataset, including the commit of a hub repository.
+
+    `noun_and_verb` begins the sentence, for example `reviews come`. `commit` is None for local files.
+    """
     origin = f"The {noun_and_verb} from {source.name}"
     if not commit:
         return f"{origin}."
@@ -100,7 +108,8 @@ def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParame
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
     """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
-    values, defaults = _flatten_by_key(parameters), _flatten_by_key(Parameters())
+    values = _flatten_by_key(parameters)
+    defaults = _flatten_by_key(Parameters())
     changed = []
     for key, value in values.items():
         if value != defaults[key]:
@@ -130,50 +139,60 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
     processes = min(MAX_PROCESSES, joblib.cpu_count())
     parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
-    done: Iterator[None] = parallel(joblib.delayed(_draw_and_save)(fonts, figures, *drawing) for drawing in drawings)
+    done: Iterator[None] = parallel(joblib.delayed(_draw_and_save)(fonts, figures, drawing) for drawing in drawings)
     return done
 
 
-def _draw_and_save(fonts: list[str], figures: RenderParameters, path: Path | None, draw: Any, *arguments: Any) -> None:
-    """Draw a figure and save it in all formats; functions without a `path` write their own file."""
+def _draw_and_save(fonts: list[str], figures: RenderParameters, drawing: Drawing) -> None:
+    """Draw a figure, and save it in all formats unless its function writes its own file."""
     with paper_style(fonts):
-        figure = draw(*arguments)
-        if path and figure:
-            save_figure(figure, path, [suffix for suffix in figures.formats if suffix != ANIMATION])
+        figure = drawing.draw(*drawing.arguments)
+        if drawing.path and figure:
+            save_figure(figure, drawing.path, [suffix for suffix in figures.formats if suffix != ANIMATION])
 
 
 def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[Drawing]:
-    """Yield the figures of the maps."""
+    """Yield the figures of the maps: the joint map, an animation if `animated` is True, and an atlas of small maps.
+
+    Figures of layouts that the run does not contain are omitted and logged.
+    """
     layouts = run.layouts
     if "joint" in layouts:
-        yield run.figures / "joint", draw_joint, run.map("joint"), captured
-        yield None, write_joint_pages, run.map("joint"), captured.encoder, run.figures / "joint_pages.pdf"
+        joint_map = run.map("joint")
+        yield Drawing(run.figures / "joint", draw_joint, (joint_map, captured))
+        yield Drawing(None, write_joint_pages, (joint_map, captured.encoder, run.figures / "joint_pages.pdf"))
     else:
         logging.info("no figures of the joint map, because umap.layouts does not contain joint or vectors are too few")
     if animated:
         plane = next((layout for layout in ONE_PLANE if layout in layouts), None)
         if plane:
-            yield None, write_animation, run.map(plane), captured, run.figures / f"{plane}.gif"
+            yield Drawing(None, write_animation, (run.map(plane), captured, run.figures / f"{plane}.gif"))
         else:
             logging.warning("no animation, because umap.layouts contains none of %s", ", ".join(ONE_PLANE))
     # The atlas shows the last layout, which represents single capture points best.
-    yield run.figures / "atlas", draw_atlas, layouts[-1], run.map(layouts[-1]), captured
+    atlas_layout = layouts[-1]
+    yield Drawing(run.figures / "atlas", draw_atlas, (atlas_layout, run.map(atlas_layout), captured))
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of the mixing measures of the sampled texts."""
+    """Yield the figures of the mixing measures, averaged over the sampled texts."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    yield run.figures / "mixing_by_layer", draw_by_layer, run.mixing[0], xlabel
+    mean_ratios, _ = run.mixing
+    yield Drawing(run.figures / "mixing_by_layer", draw_by_layer, (mean_ratios, xlabel))
     controls = run.table("measure/mixing_controls")
-    yield run.figures / "mixing_controls", draw_controls, run.mixing[0], controls, xlabel
-    yield run.figures / "own_share", draw_own_share, run.table("measure/exchange"), xlabel
-    reviews, weighted = (run.table(f"measure/mixing_{name}") for name in ("by_review", "weighted"))
-    yield run.figures / "mixing_reviews", draw_reviews, reviews, weighted, xlabel
-    yield run.figures / "mixing_steps", draw_steps, run.steps, xlabel
+    yield Drawing(run.figures / "mixing_controls", draw_controls, (mean_ratios, controls, xlabel))
+    yield Drawing(run.figures / "own_share", draw_own_share, (run.table("measure/exchange"), xlabel))
+    reviews = run.table("measure/mixing_by_review")
+    weighted = run.table("measure/mixing_weighted")
+    yield Drawing(run.figures / "mixing_reviews", draw_reviews, (reviews, weighted, xlabel))
+    yield Drawing(run.figures / "mixing_steps", draw_steps, (run.steps, xlabel))
 
 
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
-    """Yield the figures of single texts; in encoder-decoder models, the names of decoder figures end in `_decoder`."""
+    """Yield the figures of single texts: the main figure for one text, and ratios and matrices for all `documents`.
+
+    Encoder-decoder models have separate figures of both stacks; the names of decoder figures end in `_decoder`.
+    """
     ratios = run.captured_ratios(list(documents))
     main_text = first_text(documents)
     for document, rows in ratios.groupby("document", sort=False):
@@ -182,12 +201,13 @@ def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) ->
             ending = f"_{text.name}" if text.name else ""
             text_rows = rows[rows["layer"].isin(text.layers)]
             if document == main_text and not text.name:
-                yield run.figures / "main", draw_main, text_rows, run.table("measure/exchange"), document, text
-            yield run.figures / f"mixing_tokens_{name}{ending}", draw_strips, text_rows, document, text
+                exchange = run.table("measure/exchange")
+                yield Drawing(run.figures / "main", draw_main, (text_rows, exchange, document, text))
+            yield Drawing(run.figures / f"mixing_tokens_{name}{ending}", draw_strips, (text_rows, document, text))
             for checkpoint in map(str, rows["checkpoint"].unique()):
-                stored = run.matrices(checkpoint, str(document))
-                for kind, declared in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
+                available = run.matrices(checkpoint, str(document))
+                for kind, names in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
-                    methods = [method for method in declared if method in stored]
+                    methods = [method for method in names if method in available]
                     if methods:
-                        yield path, draw_matrices, run, checkpoint, document, text, methods
+                        yield Drawing(path, draw_matrices, (run, checkpoint, document, text, methods))

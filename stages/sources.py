@@ -1,4 +1,4 @@
-"""Record hashes of local datasets and models, to rerun `download` when their files change.
+"""Record the hashes of local datasets and models, so that changed files cause a new run of `download`.
 
     python -m stages sources
 
@@ -24,11 +24,11 @@ from attnmix.models.fetching import PACKAGE_SCHEME, local_files
 from stages.common.parameters import Parameters
 
 Sources = dict[str, dict[str, dict[str, str]]]
-"""SHA-256 hashes of files, by parameter, value of the parameter, and file name."""
+"""SHA-256 hashes of files, by parameter, then by value of the parameter, then by file name."""
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""Components of the folder to which `dvc exp run --temp` and `--queue` copy tracked files."""
+"""Components of the folder in which `dvc exp run --temp` and `--queue` run copies of a repository."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
@@ -42,14 +42,15 @@ def main(parameters: Parameters) -> None:
 def hash_sources(parameters: Parameters) -> Sources:
     """Return the hashes of all local sources; sources missing on this machine keep their last recorded hashes.
 
-    Raise `InputError` for an unreadable folder, and for a missing file in DVC's copy of a repository.
+    Raise `InputError` for an unreadable folder, and for a source that is missing in DVC's copy of a repository and has
+    changed since its hashes were recorded.
     """
-    before = read_sources()
+    recorded = read_sources()
     hashes: Sources = {}
     for key, name in source_names(parameters).items():
         if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
             continue
-        known = before.get(key, {}).get(name, {})
+        known = recorded.get(key, {}).get(name, {})
         original = original_of(name)
         if original is not None:
             if _hash_files(key, _list_files(key, str(original), parameters)) != known:
@@ -65,20 +66,25 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
-    """Return the names of the dataset and of each model, by parameter."""
-    names = {"dataset.name": split_name(parameters.dataset.name)[0], "model.name": parameters.model.name}
+    """Return the names of the dataset (without its configuration) and of each model, by parameter."""
+    dataset, _ = split_name(parameters.dataset.name)
+    names = {"dataset.name": dataset, "model.name": parameters.model.name}
     base = parameters.model.base_model
-    return names | ({"model.base": base.name} if base else {})
+    if base:
+        names["model.base"] = base.name
+    return names
 
 
 def original_of(name: str) -> Path | None:
     """Return the original of a relative path that is missing in DVC's copy of a repository.
 
-    Return None outside such a copy, and if the path exists in the copy or does not exist in the original.
+    Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original repository
+    either.
     """
     for folder in Path.cwd().parents:
         if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
-            original = folder.parents[len(COPIES) - 1] / name
+            repository = folder.parents[len(COPIES) - 1]
+            original = repository / name
             return original if original.exists() else None
     return None
 
@@ -91,7 +97,7 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
 
 
 def missing_in_clone(key: str, name: str) -> InputError:
-    """Return the error for a file that `download` needs and that is missing on this machine, as in a clone."""
+    """Return the error for a file that is missing on this machine, for example in a clone, but needed by `download`."""
     problem = f"{name} does not exist on this machine, nor do outputs of a run with it and these parameters"
     advice = f"copy or commit the file, or get the outputs from a remote with `dvc repro --pull` ({REMOTES})"
     return InputError(f"{key}: {problem}; {advice}")
@@ -105,7 +111,7 @@ def read_sources() -> Sources:
         files = json.loads(SOURCES_FILE.read_text(encoding="utf-8"))["files"]
         for sources in files.values():
             for hashes in sources.values():
-                if not all(isinstance(text, str) for pair in hashes.items() for text in pair):
+                if not all(isinstance(file_hash, str) for file_hash in hashes.values()):
                     raise TypeError("a hash is not a string")
     except (AttributeError, LookupError, TypeError, ValueError, OSError, RecursionError) as error:
         problem = f"{SOURCES_FILE} does not contain hashes of files by parameter ({in_one_line(error)})"
@@ -115,7 +121,10 @@ def read_sources() -> Sources:
 
 
 def write_sources(files: Sources) -> None:
-    """Write the hashes, and the list `watched` for dvc.yaml, which is empty if there are no local sources."""
+    """Write the hashes, and the list `watched`: dvc.yaml declares the stage `sources` once for each of its entries.
+
+    The list has one entry if there are local sources; otherwise, it is empty.
+    """
     part = SOURCES_FILE.with_name(f"{SOURCES_FILE.name}.part")  # an incomplete file would make DVC fail at start
     part.parent.mkdir(parents=True, exist_ok=True)
     content = {"files": files, "watched": ["own"] if files else []}
@@ -124,9 +133,13 @@ def write_sources(files: Sources) -> None:
 
 
 def _list_files(key: str, name: str, parameters: Parameters) -> dict[str, Path]:
-    """Return the files of a local source that `download` loads, by name; empty for a hub identifier."""
+    """Return the files that `download` loads from a local source, by name; empty for a hub identifier.
+
+    `name` is the path of the source; for a dataset, the configuration in `dataset.name` is appended to this path.
+    """
     if key == "dataset.name":
-        configuration = parameters.dataset.name.removeprefix(split_name(parameters.dataset.name)[0])
+        path, _ = split_name(parameters.dataset.name)
+        configuration = parameters.dataset.name.removeprefix(path)
         return source_files(parameters.dataset.model_copy(update={"name": f"{name}{configuration}"}))
     with model_errors(key, name, Path(name)):
         return local_files(name)
@@ -151,7 +164,7 @@ def _hash_files(key: str, files: Mapping[str, Path]) -> dict[str, str]:
 
 @contextmanager
 def _convert_missing_files(key: str) -> Iterator[None]:
-    """Convert errors of unreadable files, or of files removed during hashing, to `InputError`."""
+    """Convert the errors for unreadable files, and for files removed during hashing, to `InputError`."""
     try:
         yield
     except OSError as error:

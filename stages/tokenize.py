@@ -22,35 +22,39 @@ from stages.common.parameters import Parameters
 
 def main(parameters: Parameters) -> None:
     """Write the tokens of the captured texts and of the reviews for the statistics."""
-    run, length = Run(Path()), parameters.capture.max_length
-    check_max_length("capture.max_length", length, run.finetuned)
-    write_tokens(captured_texts(parameters, run), length, run.finetuned, run.captured)
-    write_tokens(drawn_reviews(parameters, run), length, run.finetuned, run.drawn_reviews, warn=False)
+    run = Run(Path())
+    max_length = parameters.capture.max_length
+    check_max_length("capture.max_length", max_length, run.finetuned)
+    write_tokens(captured_texts(parameters, run), max_length, run.finetuned, run.captured)
+    write_tokens(drawn_reviews(parameters, run), max_length, run.finetuned, run.drawn_reviews, warn=False)
 
 
 def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the texts to capture: reviews of `capture.documents`, then drawn reviews, then `capture.texts`.
+    """Yield the texts to capture: selected reviews, then `capture.drawn` random reviews, then `capture.texts`.
 
-    By default, these are the reviews selected by `typical_reviews`.
+    The selected reviews are those of `capture.documents`. If no texts are specified, which is the default, the reviews
+    are selected by `typical_reviews`.
     """
-    capture, reviews = parameters.capture, _tabulate_test_reviews(run)
+    capture = parameters.capture
+    reviews = _tabulate_test_reviews(run)
     capture.check_documents(len(reviews))
-    numbers = capture.documents
+    selected = capture.documents
     if capture.typical:
-        numbers = typical_reviews(read_table(run.test_predictions_file, "finetune"))
-    named = np.array(numbers, np.int64)
-    named_reviews = with_texts(np.sort(named), "test", reviews, run.reviews)
-    by_number = dict(zip(sorted(numbers), named_reviews, strict=True))
-    for number in numbers:
-        yield by_number[number]
+        selected = typical_reviews(read_table(run.test_predictions_file, "finetune"))
+    # `with_texts` requires sorted row indices; the reviews are yielded in the order of their selection.
+    sorted_rows = np.sort(np.array(selected, np.int64))
+    selected_reviews = with_texts(sorted_rows, "test", reviews, run.reviews)
+    review_by_row = dict(zip(sorted_rows.tolist(), selected_reviews, strict=True))
+    for row in selected:
+        yield review_by_row[row]
     if capture.drawn:
         drawn = stratified_draw(reviews["label"].to_numpy(), capture.drawn, parameters.seed)
-        yield from with_texts(np.setdiff1d(drawn, named), "test", reviews, run.reviews)
+        yield from with_texts(np.setdiff1d(drawn, sorted_rows), "test", reviews, run.reviews)
     yield from free_texts(capture.texts)
 
 
 def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the reviews for the statistics, then the remaining reviews for token removal."""
+    """Yield the reviews sampled for the statistics, then the reviews sampled only for token removal."""
     reviews = _tabulate_test_reviews(run)
     labels = reviews["label"].to_numpy()
     measured = stratified_draw(labels, parameters.measure.documents, parameters.seed)

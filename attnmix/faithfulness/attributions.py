@@ -34,10 +34,20 @@ def word_positions(document: Document) -> npt.NDArray[np.int64]:
     return np.flatnonzero(~np.isin(document.classes, special))
 
 
-class Review:
-    """A text with the classifier's outputs required for its scores; costly ones are computed at first use and cached.
+class LayerResults(NamedTuple):
+    """Results of one forward pass, from which several scores are computed."""
 
-    `donor_ids` `[T]` are tokens of other texts, used by `with_donors` as replacements.
+    matrices: dict[str, Tensor]
+    """Matrices and rollouts `[L, T, T]` by name."""
+    contributions_T: Tensor | None
+    """Each token's contribution to the predicted class's logit; None if the classifier cannot be decomposed."""
+
+
+class Review:
+    """A text and the classifier's outputs for it, from which its token scores are computed.
+
+    Costly outputs are computed at first use and cached. `donor_ids` `[T]` are tokens of other texts, used by
+    `with_donors` as replacements.
     """
 
     def __init__(
@@ -66,32 +76,34 @@ class Review:
         return self.classifier.gradients(self.ids, self.predicted)
 
     def gradient_norm(self) -> Doubles:
-        """Return |d logit / d word_embedding_j| `[T]`."""
+        """Return |d logit / d word_embedding_j| for each token j, `[T]`."""
         return _convert_to_float64(self.gradients.logit_by_words_TD.norm(dim=-1))
 
     def gradient_by_input(self) -> Doubles:
-        """Return d logit / d word_embedding_j . word_embedding_j `[T]`."""
+        """Return the scalar product of d logit / d word_embedding_j and word_embedding_j for each token j, `[T]`."""
         products_TD = self.gradients.logit_by_words_TD * self.gradients.words_TD
         return _convert_to_float64(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return the last layer's row `[T]` of the token that the classification head reads (the mean if several)."""
-        matrices, _ = self.layer_results
-        last_TT = matrices[method][-1].cpu()
+        """Return the row `[T]` of the token that the classification head reads, in the last layer's matrix.
+
+        `method` is the name of a matrix or rollout. If the head reads several tokens, the mean of their rows is
+        returned.
+        """
+        last_TT = self.layer_results.matrices[method][-1].cpu()
         is_read_T = self.gradients.read_T.cpu()
         return _convert_to_float64(last_TT[is_read_T].mean(0))
 
     def decomposed(self) -> Doubles:
-        """Return each token's part of the predicted class's logit `[T]`; NaN if the classifier cannot be decomposed."""
-        _, parts_T = self.layer_results
-        return self._fill_undefined(parts_T)
+        """Return each token's contribution `[T]` to the predicted class's logit; NaN if it cannot be decomposed."""
+        return self._fill_undefined(self.layer_results.contributions_T)
 
     def attnlrp(self) -> Doubles:
-        """Return each token's relevance for the predicted class's logit `[T]`; NaN if no relevance can be computed."""
-        read = self.gradients.read_position
+        """Return each token's relevance `[T]` for the predicted class's logit; NaN if no relevance can be computed."""
+        read_position = self.gradients.read_position
         relevance_T = None
-        if read >= 0:
-            relevance_T = self.classifier.attnlrp(self.ids, self.predicted, read, self.document.name)
+        if read_position >= 0:  # negative if the head reads several tokens
+            relevance_T = self.classifier.attnlrp(self.ids, self.predicted, read_position, self.document.name)
         return self._fill_undefined(relevance_T)
 
     def _fill_undefined(self, scores_T: Tensor | None) -> Doubles:
@@ -101,9 +113,9 @@ class Review:
         return _convert_to_float64(scores_T)
 
     def left_out(self) -> Doubles:
-        """Return how much the predicted class's logit drops if a single token is removed, for each token `[T]`.
+        """Return the drop of the predicted class's logit after removal of each single token, `[T]`.
 
-        The drop is NaN for special tokens.
+        Special tokens are not removed; their drop is NaN.
         """
         texts = [self.without(np.array([place])) for place in self.word_positions]
         logits_NC = self.classifier.logits(texts)
@@ -134,13 +146,16 @@ class Review:
         return [int(token) for token in ids]
 
     @cached_property
-    def layer_results(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Matrices and rollouts `[L, T, T]` by name, and the parts `[T]` of the predicted class's logit."""
+    def layer_results(self) -> LayerResults:
+        """The scoring matrices and the decomposition of the predicted class's logit, from one forward pass.
+
+        The logit is decomposed if the family supports it and the head reads a single token.
+        """
         family = self.classifier.family
-        read = self.gradients.read_position
+        read_position = self.gradients.read_position
         decomposition = None
-        if decomposition_obstacle(family) is None and read >= 0:
-            decomposition = Decomposition(self.classifier, read)
+        if decomposition_obstacle(family) is None and read_position >= 0:
+            decomposition = Decomposition(self.classifier, read_position)
         names = [name for name in SCORING_MATRICES if not _find_matrix_obstacle(name, family)]
         matrices = select_layer_matrices(names)
 
@@ -149,24 +164,24 @@ class Review:
                 decomposition.visit(layer_pass)
             return layer_contributions(matrices, layer_pass)
 
-        by_layer, logits_C, calls = self.classifier.map_layers(measure_layer, self.ids)
-        parts_T = None
+        by_layer, logits_C, head_calls = self.classifier.map_layers(measure_layer, self.ids)
+        contributions_T = None
         if decomposition is not None:
-            parts_T = decomposition.relevance(calls, logits_C, self.predicted, self.document.name)
+            contributions_T = decomposition.relevance(head_calls, logits_C, self.predicted, self.document.name)
         with torch.inference_mode():
-            return contributions(names, by_layer), parts_T
+            return LayerResults(contributions(names, by_layer), contributions_T)
 
 
 def _convert_to_float64(scores: Tensor) -> Doubles:
-    """Return a tensor as an array on the CPU."""
+    """Return a tensor as a float64 array."""
     return np.asarray(scores.cpu().double().numpy())
 
 
 class Attribution(NamedTuple):
-    """A method that scores each token; a higher score claims a larger influence on the class."""
+    """A method that scores each token; a higher score indicates a larger influence on the class."""
 
     formula: Callable[[Review], Doubles]  # returns `[T]`, or `[draws, T]` for random scores
-    obstacle: Callable[[Family], str | None] = lambda family: None  # reason why a family lacks the score, or None
+    obstacle: Callable[[Family], str | None] = lambda family: None  # returns why a family lacks the score, or None
     sampled: bool = False  # True for references and costly scores, which are evaluated on fewer texts
 
     def scores(self, review: Review) -> Doubles:
@@ -187,7 +202,7 @@ def _find_attnlrp_obstacle(family: Family) -> str | None:
 
 
 SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
-"""Matrices that define a score: the last layer's row of the token that the classification head reads."""
+"""Matrices that define a score, `Review.matrix_row`."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{

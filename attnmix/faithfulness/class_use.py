@@ -1,6 +1,7 @@
-"""Interventions on attention values, to measure how much of their information the classifier uses.
+"""Interventions on attention values, to measure how much of the information in the values the classifier uses.
 
-`interventions` replaces the value vectors of all tokens of a text by one vector per head, from a first edited layer on:
+`interventions` replaces the value vectors of all tokens of a text by one vector per head, in all layers from a first
+edited layer on. The vector is one of these means:
 
     text_mean     mean over the text's own tokens; removes the differences between tokens
     corpus_mean   mean over all other texts; also removes the content of the text
@@ -38,46 +39,59 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     """
     logits_NC, means = _predict_with_means(classifier, documents)
     predicted_N, second_N = logits_NC.topk(2).indices.T
-    is_second_class_NN = second_N[:, None] == predicted_N
-    own_NN = torch.eye(len(documents))
-    weights = {  # Row: edited text; column: text that contributes its mean values.
-        "text_mean": own_NN,
-        "corpus_mean": 1 - own_NN,
-        "other_class": is_second_class_NN.float(),
-    }
     labels_N = torch.tensor([document.label for document in documents])
-    chosen_N = _select_class_probabilities(logits_NC, predicted_N)
+    probability_N = _select_class_probabilities(logits_NC, predicted_N)
     is_right_N = predicted_N == labels_N
     rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
-    for name, weights_NN in weights.items():
+    for edit, weights_NN in _weigh_texts(predicted_N, second_N).items():
         sums_N = weights_NN.sum(-1)
-        is_known_N = sums_N > 0  # False if no text is predicted as the second class of this text
-        if not is_known_N.any() or len(documents) < 2:
+        is_defined_N = sums_N > 0  # False if no text is predicted as the second class of this text
+        if not is_defined_N.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
-        values = {}
+        replacements = {}  # for each layer, the weighted means of the values of all texts
         for layer, mean_NHd in means.items():
-            values[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
-        logits_by_layer = _compute_edited_logits(classifier, documents, values)
-        known_predicted_N = predicted_N[is_known_N]
-        known_labels_N = labels_N[is_known_N]
-        for first, edited_NC in logits_by_layer.items():
-            known_NC = edited_NC[is_known_N]
-            named_N = known_NC.argmax(-1)
-            probability_N = _select_class_probabilities(known_NC, known_predicted_N)
-            quantities = {
-                "class_kept": named_N == known_predicted_N,
-                "accuracy": named_N == known_labels_N,
-                "probability": probability_N - chosen_N[is_known_N],
-            }
+            replacements[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
+        logits_by_layer = _compute_edited_logits(classifier, documents, replacements)
+        for first_layer, edited_NC in logits_by_layer.items():
+            quantities = _compare_predictions(edited_NC, predicted_N, probability_N, labels_N)
             for quantity, values_N in quantities.items():
-                row = table_row("finetuned", quantity, name, first, values_N, seed)
+                row = table_row("finetuned", quantity, edit, first_layer, values_N[is_defined_N], seed)
                 rows.append(row)
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
+def _weigh_texts(predicted_N: Tensor, second_N: Tensor) -> dict[str, Tensor]:
+    """Return, by edit, the weights `[N, N]` of the texts (columns) whose mean values replace those of a text (row).
+
+    `predicted_N` and `second_N` are the most probable and the second most probable class of each text.
+    """
+    own_NN = torch.eye(len(predicted_N))
+    is_second_class_NN = second_N[:, None] == predicted_N
+    return {"text_mean": own_NN, "corpus_mean": 1 - own_NN, "other_class": is_second_class_NN.float()}
+
+
+def _compare_predictions(
+    edited_NC: Tensor, predicted_N: Tensor, probability_N: Tensor, labels_N: Tensor
+) -> dict[str, Tensor]:
+    """Return the quantities `[N]` of `interventions` by name, from the logits `[N, C]` of edited texts.
+
+    `predicted_N` and `probability_N` are the predicted class of each unedited text and the probability of this class.
+    """
+    edited_predicted_N = edited_NC.argmax(-1)
+    edited_probability_N = _select_class_probabilities(edited_NC, predicted_N)
+    return {
+        "class_kept": edited_predicted_N == predicted_N,
+        "accuracy": edited_predicted_N == labels_N,
+        "probability": edited_probability_N - probability_N,
+    }
+
+
 def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the logits `[N, C]` of unedited texts, and the mean value vectors `[N, H, d]` of each text by layer."""
+    """Return the logits `[N, C]` of unedited texts, and for each layer the mean value vectors `[N, H, d]` of each text.
+
+    Shapes of a batch: B texts, T padded tokens.
+    """
     ids = [document.ids.tolist() for document in documents]
     means: dict[int, Tensor] = {}
 
@@ -86,7 +100,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
         def record_means(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            """Store the means `[B, H, d]` of the values over the tokens of each text."""
+            """Store the means `[B, H, d]` of the values `[B, H, T, d]` over the tokens of each text."""
             sums_BHd = (value * mask_B1T1).sum(-2)
             mean_BHd = sums_BHd / mask_B1T1.sum(-2)
             if layer not in means:
@@ -108,13 +122,16 @@ def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
 
 
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
-    """Return a row of `CLASS_USE_COLUMNS`. Intervals are clipped to the quantity's range."""
+    """Return a row of `CLASS_USE_COLUMNS` with the mean of a quantity over texts and its bootstrap interval.
+
+    The interval is clipped to the range of the quantity: -1 to 1 for a change of probability, otherwise 0 to 1.
+    """
     values = values_N.double().numpy()
     texts = len(values)
     resampled = resample(values, np.ones(texts), BOOTSTRAP_SAMPLES, seed)
     lowest = -1 if quantity == "probability" else 0
-    mean_and_ends = [float(np.clip(number, lowest, 1)) for number in resampled.interval()]
-    return [checkpoint, quantity, group, layer, *mean_and_ends, texts]
+    mean, low, high = (float(np.clip(number, lowest, 1)) for number in resampled.interval())
+    return [checkpoint, quantity, group, layer, mean, low, high, texts]
 
 
 def padded_batches(
@@ -133,18 +150,18 @@ def _compute_edited_logits(
 ) -> dict[int, Tensor]:
     """Return logits `[N, C]` by first edited layer; `values` contains the replacements `[N, H, d]` by layer.
 
-    Layers before the first edited layer are computed only once per batch.
+    The unedited layers before the first edited layer are computed only once per batch.
     """
-    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}
+    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}  # by first layer, then by text
     layers = [layer for _, layer in layer_modules(classifier.base)]
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _record_layer_outputs(classifier, inputs)
         for first, logits_by_text in logits.items():
-            replacements = {}
+            values_of_batch = {}
             for layer, values_NHd in values.items():
                 if layer >= first:
-                    replacements[layer] = values_NHd[batch][:, :, None]
-            edit = replaced_values(replacements)
+                    values_of_batch[layer] = values_NHd[batch][:, :, None]  # [B, H, 1, d], the same for all tokens
+            edit = replaced_values(values_of_batch)
             with (
                 torch.inference_mode(),
                 edited_attention(classifier.base, edit),
@@ -180,7 +197,7 @@ def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor
 
 @contextmanager
 def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Return stored `outputs` instead of computing the first calls of `layers` in a forward pass."""
+    """Within the context, the first calls of `layers` return the stored `outputs` instead of computing them."""
     remaining = list(outputs)
 
     def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -199,4 +216,4 @@ def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) 
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            del layer.forward  # restores the method of the class

@@ -1,15 +1,16 @@
 """The fine-tuned classifier, and the attribution of its class scores to input tokens: DecompX and AttnLRP.
 
-If attention weights, standard deviations of norms and slopes of activations are fixed at their values in one forward
-pass (`attnmix.measures.input_parts`), a class score is an affine function of the input of the first layer, where each
-vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token, computed by one backward
-pass. The authors consider post-LN encoders; here, the norms of pre-LN families (before sublayers and after the last
-layer) are treated in the same way. A separate part for the biases is the authors' later option `include_bias_token`;
-their published configuration distributes each bias over the tokens. In models without gated networks, `decompx` equals
-CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the attention weights
+Attention weights, standard deviations of norms and slopes of activations can be fixed at their values in one forward
+pass (`attnmix.measures.input_parts`). A class score is then an affine function of the first layer's input, in which
+each vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token in this function,
+computed by one backward pass. The authors consider post-LN encoders; here, the norms of pre-LN families (before
+sublayers and after the last layer) are treated in the same way. A separate part for the biases is the authors' later
+option `include_bias_token`; their published configuration distributes each bias over the tokens. In models without
+gated networks, `decompx` equals CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the attention weights
 (`attnmix.faithfulness.relevance`).
 
-The head is the classification head. Shapes: J parts (sum of all tokens, biases), T tokens, D hidden, C classes.
+In this module, the head is the classification head, and parts are the terms of a vector that are propagated separately:
+the sum of all tokens' terms, and the biases. Shapes: J parts (2), T tokens, D hidden, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -62,20 +63,28 @@ class Prediction(NamedTuple):
     """The logits of one text, and the token that the head reads."""
 
     logits_C: Tensor  # float64, on the CPU
-    read_position: int  # as in `Gradients`
+    read_position: int  # position of the token that the head reads, or -1 if it reads several tokens
+
+
+class _DifferentiablePass(NamedTuple):
+    """Tensors of a forward pass for one text, connected by the autograd graph."""
+
+    logits_C: Tensor
+    words_1TD: Tensor  # word embeddings
+    last_1TD: Tensor  # vectors after the last layer
 
 
 class HeadCall(NamedTuple):
-    """A call of a Linear after the last layer, with input and output `[rows, width]` for one token or all tokens."""
+    """A call of one of the head's Linears, with input and output `[rows, width]` for one token or all tokens."""
 
     module: Linear
     input: Tensor
     output: Tensor
 
     def rows_at(self, token: int) -> tuple[Tensor, Tensor]:
-        """Return the input and output vectors `[width]` for the token at position `token`."""
+        """Return the input and output vectors `[width]` of the token at position `token`."""
         row = token
-        if len(self.input) == 1:
+        if len(self.input) == 1:  # the call contained only the token that the head reads
             row = 0
         return self.input[row], self.output[row]
 
@@ -131,22 +140,21 @@ class Classifier:
         """Return the derivatives of the logit of class `label` for one text."""
         classes = int(self.model.config.num_labels or 0)
         check_range("label: class", [label], range(classes))
-        logits_C, vectors = self._run_with_derivatives(ids)
-        words_1TD = vectors[0]
-        by_words_1TD, by_last_1TD = torch.autograd.grad(logits_C[label], [words_1TD, vectors[-1]])
+        logits_C, words_1TD, last_1TD = self._run_with_derivatives(ids)
+        by_words_1TD, by_last_1TD = torch.autograd.grad(logits_C[label], [words_1TD, last_1TD])
         return Gradients(words_1TD.detach()[0], by_words_1TD[0], _moves_logit(by_last_1TD))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
-        logits_C, vectors = self._run_with_derivatives(ids)
-        (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [vectors[-1]])
+        logits_C, _, last_1TD = self._run_with_derivatives(ids)
+        (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [last_1TD])
         read_position = _find_only_position(_moves_logit(by_last_1TD))
         exact_logits_C = logits_C.detach().cpu().double()
         return Prediction(exact_logits_C, read_position)
 
-    def _run_with_derivatives(self, ids: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Return the logits `[C]` of one text, and its word embeddings and each layer's output, `[1, T, D]` each."""
-        vectors: list[Tensor] = []
+    def _run_with_derivatives(self, ids: Sequence[int]) -> _DifferentiablePass:
+        """Run a forward pass for one text, and return the tensors for computing derivatives of its logits."""
+        vectors: list[Tensor] = []  # the word embeddings, then the output of each layer
 
         def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
             vectors.append(first_of(output))
@@ -157,18 +165,21 @@ class Classifier:
                 hook = module.register_forward_hook(keep_output)
                 hooks.enter_context(hook)
             output = self.model(**self._create_batch(ids))
-        return output.logits[0], vectors
+        return _DifferentiablePass(output.logits[0], vectors[0], vectors[-1])
 
     def map_layers(
         self, function: Callable[[LayerPass], Result], ids: Sequence[int]
     ) -> tuple[list[Result], Tensor, list[HeadCall]]:
-        """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears."""
+        """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears.
+
+        All of them refer to one text, in the same forward pass.
+        """
         results: list[Result] = []
 
         def append_result(layer_pass: LayerPass, _features: Any) -> None:
             result = function(layer_pass.document(0))
             results.append(result)
-            calls.clear()  # Linears of the embedding and the layers do not belong to the head.
+            calls.clear()  # Calls before the end of the last layer do not belong to the head.
 
         with self._record_head_calls() as calls, torch.no_grad():
             points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
@@ -176,27 +187,28 @@ class Classifier:
         return results, output.logits[0], calls
 
     def attnlrp(self, ids: Sequence[int], label: int, read: int, name: str) -> Tensor | None:
-        """Return the AttnLRP relevance `[T]` of each token for a class's logit.
+        """Return the AttnLRP relevance `[T]` of each token for the logit of class `label`.
 
-        Return None if `FixedFactorScores.logits` returns None. `read` is the position of the only token that the head
-        reads, and `name` the text's name in messages.
+        Return None if the head is not supported by `FixedFactorScores`. `read` is the position of the only token that
+        the head reads, and `name` the text's name in messages.
         """
-        entering: list[Tensor] = []
-        leaving: list[Tensor] = []
+        first_inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
             """Make the first layer's input a leaf of the autograd graph."""
-            if entering:  # Shared layers run repeatedly; only the first call matters.
+            if first_inputs:  # Shared layers run repeatedly; only the first call matters.
                 return None
             vectors = arguments[0] if arguments else options["hidden_states"]
             replacement = vectors.detach().requires_grad_()
-            entering.append(replacement)
+            first_inputs.append(replacement)
             if arguments:
                 return (replacement, *arguments[1:]), options
             return arguments, {**options, "hidden_states": replacement}
 
         def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
-            leaving.append(first_of(output))
+            """Store a layer's output. Calls before the end of the last layer do not belong to the head."""
+            outputs.append(first_of(output))
             calls.clear()
 
         with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
@@ -207,15 +219,21 @@ class Classifier:
                 hooks.enter_context(hook)
             output = self.model(**self._create_batch(ids))
         logits_C = output.logits[0].detach()
-        read_D = leaving[-1][0, read]
+        last_1TD = outputs[-1]
+        read_D = last_1TD[0, read]
+        # The rules apply to the layers' backward pass, so the whole vector that the head reads is one part.
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
         head = FixedFactorScores(self, read, parts_JD, read_D.detach())
-        return head.relevance(entering[0], calls, logits_C, label, name)
+        (input_1TD,) = first_inputs
+        return head.relevance(input_1TD, calls, logits_C, label, name)
 
     @contextmanager
     def _record_head_calls(self) -> Iterator[list[HeadCall]]:
-        """Yield a list that collects the calls of all Linears. Callers clear it after each layer."""
+        """Yield a list that collects the calls of all Linears of the model.
+
+        Callers clear the list after each layer, so that only the calls of the head remain.
+        """
         calls: list[HeadCall] = []
 
         def record_call(module: Any, inputs: Any, output: Tensor) -> None:
@@ -237,15 +255,18 @@ class Classifier:
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Autograd cannot use inference tensors.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
-        """Return the input `[width]` of the head's Linear `second` if all outputs of `first` equal `number` `[1]`."""
-        entering: list[Tensor] = []
+        """Return the input `[width]` of the head's Linear `second` if all outputs of `first` equal `number` `[1]`.
+
+        This evaluates the activation between the two Linears at `number`.
+        """
+        second_inputs: list[Tensor] = []
 
         def replace_output(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
             return number.expand_as(output)
 
         def record_input(_module: Any, inputs: Any) -> None:
             rows = inputs[0].flatten(0, -2)
-            entering.append(rows[0])
+            second_inputs.append(rows[0])
 
         with (
             first.register_forward_hook(replace_output),
@@ -253,7 +274,7 @@ class Classifier:
             torch.inference_mode(),
         ):
             self.model(**self._create_batch([self.tokenizer.pad_token_id]))
-        return entering[-1]
+        return second_inputs[-1]
 
     def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the model's input for a single text."""
@@ -288,8 +309,8 @@ class FixedFactorScores:
     """The class scores of one text as an affine function of the vector that the head reads.
 
     The standard deviations of norms and the slopes of activations are fixed at the values of one forward pass. `read`
-    is the position that the head reads, `whole_D` the vector at this position after the last layer, and `parts_JD` the
-    parts of this vector.
+    is the position of the token that the head reads, `whole_D` the vector at this position after the last layer, and
+    `parts_JD` the parts of this vector: its terms from the tokens, and from the biases.
     """
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
@@ -301,23 +322,27 @@ class FixedFactorScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of a class score at the first layer's input.
+        """Return input times gradient `[T]` of the score of class `label` at the first layer's input `[T, D]`.
 
-        Return None if `logits` returns None.
+        The gradient is that of the tokens' part of the score, without the biases. Return None if the head is not
+        supported by `logits`.
         """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
         if parts_JC is None:
             return None
-        (gradient,) = torch.autograd.grad(parts_JC[0, label], input_TD)
+        tokens_C = parts_JC[0]  # without the part of the biases
+        (gradient,) = torch.autograd.grad(tokens_C[label], input_TD)
         products = (gradient * input_TD).sum(-1).detach()
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
         """Return the parts `[J, C]` of the logits; None unless the head is one Linear, or two around an activation.
 
-        Raise `InputError` if the parts do not sum to the logits.
+        `calls` are the calls of the head's Linears, and `logits_C` the model's logits. Raise `InputError` if the parts
+        do not sum to the logits.
         """
+        # Propagate the parts through the norm after the last layer, if there is one.
         parts_JD = self.parts_JD
         whole_D = self.whole_D
         stack = self.classifier.family.stacks[0]
@@ -326,22 +351,23 @@ class FixedFactorScores:
             norm = norm_of(module, whole_D)
             parts_JD = _add_to_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
+        # Check that the first Linear reads this vector, and that the last one returns the logits.
         if not 1 <= len(calls) <= 2:
             return None
         first = calls[0]
         last = calls[-1]
         first_input, first_output = first.rows_at(self.read)
         last_input, last_output = last.rows_at(self.read)
-        # The first Linear must read this token's vector, and the last one must return the logits.
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
         if not reads_token or not torch.equal(last_output, logits_C):
             return None
+        # Propagate the parts through the first Linear and, if there are two, the activation and the last Linear.
         parts_JD = _map_parts(linear_weights(first.module), parts_JD)
         if len(calls) == 2:
             between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
                 slopes_D = slopes(between, first_output, last_input)
-                constant_D = between(slopes_D.new_zeros(1))
+                constant_D = between(slopes_D.new_zeros(1))  # the activation at 0, added to the biases
             parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
             parts_JD = _map_parts(linear_weights(last.module), parts_JD)
         self._check_sum(parts_JD, logits_C, name)
@@ -363,19 +389,23 @@ class FixedFactorScores:
 
 
 class Decomposition:
-    """The parts of a text's vectors, propagated layer by layer; in the last layer, only of the token the head reads."""
+    """The parts of a text's vectors (tokens and biases), propagated layer by layer from the first layer's input.
+
+    In the last layer, only the vector of the token that the head reads is decomposed.
+    """
 
     def __init__(self, classifier: Classifier, read: int) -> None:
         """Prepare the decomposition of the vector at position `read`, the only one that the head reads."""
         self.classifier = classifier
         self.read = read
-        self.values = classifier.values  # This property runs a forward pass, so it is read before the text's own pass.
-        self.input_TD = torch.empty(0)  # set by `visit`, like the tensors below
-        self.whole_D = torch.empty(0)
-        self.parts_JTD = torch.empty(0)
+        self.values = classifier.values  # This property runs a forward pass, so it is read before that of the text.
+        # `visit` sets these tensors.
+        self.input_TD = torch.empty(0)  # input of the first layer
+        self.whole_D = torch.empty(0)  # output of the visited layer for the token that the head reads
+        self.parts_JTD = torch.empty(0)  # parts of the visited layer's output
 
     def visit(self, layer_pass: LayerPass) -> None:
-        """Propagate the parts through one layer."""
+        """Propagate the parts through one layer; must be called for each layer in order."""
         number = layer_pass.call.number
         is_last = number == len(self.values)
         rows = slice(self.read, self.read + 1) if is_last else slice(None)
@@ -390,8 +420,12 @@ class Decomposition:
         self.whole_D = output_TD[self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
-        """Return each token's part `[T]` of a class score; None if `FixedFactorScores.logits` returns None."""
-        head = FixedFactorScores(self.classifier, self.read, self.parts_JTD[:, 0], self.whole_D)
+        """Return each token's contribution `[T]` to the score of class `label`, after visits of all layers.
+
+        Return None if the head is not supported by `FixedFactorScores`.
+        """
+        parts_JD = self.parts_JTD[:, 0]  # after the last layer, there are only parts of the token at `read`
+        head = FixedFactorScores(self.classifier, self.read, parts_JD, self.whole_D)
         return head.relevance(self.input_TD, calls, logits_C, label, name)
 
 

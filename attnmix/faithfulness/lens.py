@@ -23,11 +23,11 @@ ITERATIONS = 1000
 
 
 def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) -> Tensor:
-    """Return the head's logits `[N, C]` for `N` vectors, each in place of the last layer's output.
+    """Return the logits `[N, C]` of the classification head for vectors `[N, D]` of any token and layer.
 
-    Each vector becomes the output for a text of one token, `token_id`, and passes through the modules after the last
-    layer (final norm, pooler, head). The head must read this token; pass the end token if the head searches for it.
-    Applied to vectors of any token and layer, this is the class lens (Vilas et al., NeurIPS 2023).
+    This is the class lens (Vilas et al., NeurIPS 2023). Each vector replaces the last layer's output in a forward pass
+    for a text of one token, `token_id`, so that it passes through the modules after the last layer (final norm, pooler,
+    head). The head must read this token; pass the end token if the head searches for it.
 
     Raise `InputError` for vectors of a different width, and for a token ID outside the model's vocabulary.
     """
@@ -47,7 +47,7 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
             width = first_of(output).shape[-1]
             if block_ND.shape[1] != width:
                 raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")
-            vectors = block_ND.unsqueeze(1).to(first_of(output))
+            vectors = block_ND.unsqueeze(1).to(first_of(output))  # [N, 1, D]
             if isinstance(output, tuple):
                 return (vectors, *output[1:])
             return vectors
@@ -65,8 +65,9 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
 def probe_predictions(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """Return the labels `[N]` that a logistic regression, fitted to training vectors, predicts for test vectors.
+    """Return the labels that a logistic regression, fitted to training vectors, predicts for test vectors.
 
+    `train_ND` and `test_ND` are vectors `[vectors, width]`, and `train_N` are the labels of the training vectors.
     Training and test vectors must come from different texts; otherwise, a probe can recognise the text instead of the
     label. A control task with random labels measures how much a probe memorises (Hewitt and Liang, EMNLP 2019).
     """
@@ -95,7 +96,7 @@ def probe_predictions(
 def probe_accuracy(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
 ) -> float:
-    """Return the accuracy of `probe_predictions`."""
+    """Return the accuracy of `probe_predictions`; `test_N` are the labels of the test vectors."""
     predictions = probe_predictions(train_ND, train_N, test_ND)
     is_right = predictions == np.asarray(test_N)
     return float(is_right.mean())

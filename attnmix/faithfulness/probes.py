@@ -2,12 +2,12 @@
 
 For each checkpoint, linear probes are fitted to tokens of training texts and evaluated on tokens of the sampled test
 texts. A probe predicts the text's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens), or
-its position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels: classes are
-permuted over texts, other labels over tokens. The vectors are layer outputs of the last stack (encoder or decoder), for
-the token that the head reads (`read`; absent if the head pools several tokens), and for up to `OTHER_TOKENS + 1`
-equally spaced tokens of each text (`others`).
+the token's position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels:
+classes are permuted over texts, other labels over tokens. The vectors are layer outputs of the last stack (encoder or
+decoder). There are two groups of tokens: the token that the head reads (`read`; absent if the head pools several
+tokens), and up to `OTHER_TOKENS + 1` equally spaced tokens of each text (`others`).
 
-Shapes: N tokens, T tokens of a text, D hidden.
+Shapes: N chosen tokens of all texts, T tokens of a text, D hidden.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ def probes(
 ) -> pd.DataFrame:
     """Return a table with `CLASS_USE_COLUMNS`: the accuracies `probe_<target>` and `probe_<target>_control`.
 
-    The accuracies are shares of tokens of `documents`. `bases` are the checkpoints' names and models. The classifier's
-    own model also has rows of `lens_agreement`, the share of tokens for which the head predicts the class of the whole
-    text. Targets with fewer than two labels in the `training` texts, or without labels in `documents`, are omitted.
+    Probes are fitted to `training` texts; accuracies are shares of tokens of `documents`. `bases` contains the name and
+    the model of each checkpoint. The classifier's own model also has rows of `lens_agreement`, the share of tokens for
+    which the head predicts the class of the whole text. Targets with fewer than two labels in the `training` texts, or
+    without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
     fitted = chosen_tokens(classifier, training)
     tested = chosen_tokens(classifier, documents)
+    # Only the IDs of frequent words are labels of the target `token`.
     word_counts = fitted.loc[fitted["word"], "token"].value_counts()
     frequent = word_counts.index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
@@ -73,23 +75,37 @@ def probes(
         tested_vectors = token_vectors(classifier, base, documents, tested)
         if base is classifier.base:
             rows.extend(_list_lens_rows(classifier, documents, tested, tested_vectors, seed))
-        for group, target in TARGETS:
-            is_fitted = _has_label(fitted, group, target)
-            is_tested = _has_label(tested, group, target)
-            labels = fitted.loc[is_fitted, target]
-            tested_tokens = tested[is_tested]
-            if labels.nunique() < 2 or tested_tokens.empty:
-                continue
-            for layer in fitted_vectors:
-                fitted_ND = fitted_vectors[layer].double().numpy()[is_fitted]
-                tested_ND = tested_vectors[layer].double().numpy()[is_tested]
-                predictions = probe_predictions(fitted_ND, labels.tolist(), tested_ND)
-                is_right = predictions == tested_tokens[target]
-                scored = tested_tokens.assign(right=is_right)
-                shares = _compute_shares(scored)
-                row = table_row(checkpoint, f"probe_{target}", group, layer, shares, seed)
-                rows.append(row)
+        rows.extend(_list_probe_rows(checkpoint, fitted, fitted_vectors, tested, tested_vectors, seed))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
+
+
+def _list_probe_rows(
+    checkpoint: str,
+    fitted: pd.DataFrame,
+    fitted_vectors: dict[int, torch.Tensor],
+    tested: pd.DataFrame,
+    tested_vectors: dict[int, torch.Tensor],
+    seed: int,
+) -> Iterator[list[Any]]:
+    """Yield a row with the accuracy of the probe for each of `TARGETS` and each layer of a checkpoint.
+
+    `fitted` and `tested` are tables of training and test tokens, with their vectors `[N, D]` by layer.
+    """
+    for group, target in TARGETS:
+        is_fitted = _has_label(fitted, group, target)
+        is_tested = _has_label(tested, group, target)
+        labels = fitted.loc[is_fitted, target]
+        tested_tokens = tested[is_tested]
+        if labels.nunique() < 2 or tested_tokens.empty:
+            continue
+        for layer in fitted_vectors:
+            fitted_ND = fitted_vectors[layer].double().numpy()[is_fitted]
+            tested_ND = tested_vectors[layer].double().numpy()[is_tested]
+            predictions = probe_predictions(fitted_ND, labels.tolist(), tested_ND)
+            is_right = predictions == tested_tokens[target]
+            scored = tested_tokens.assign(right=is_right)
+            shares = _compute_shares(scored)
+            yield table_row(checkpoint, f"probe_{target}", group, layer, shares, seed)
 
 
 def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np.random.Generator) -> None:
@@ -97,8 +113,8 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
     Classes are permuted over texts, other labels over the tokens that have a label.
     """
-    labels_D = np.array([text.label for text in texts], np.int64)
-    tokens["class_control"] = generator.permutation(labels_D)[tokens["text"]]
+    labels_of_texts = np.array([text.label for text in texts], np.int64)
+    tokens["class_control"] = generator.permutation(labels_of_texts)[tokens["text"]]
     for target in ("token", "position"):
         labels_N = tokens[target].to_numpy(copy=True)
         has_label_N = labels_N != NO_LABEL
@@ -120,10 +136,14 @@ def _list_lens_rows(
     vectors: dict[int, torch.Tensor],
     seed: int,
 ) -> Iterator[list[Any]]:
-    """Yield the rows of `lens_agreement`."""
+    """Yield a row of `lens_agreement` for each layer and group of tokens.
+
+    `lens_agreement` is the share of `tokens`, with `vectors` `[N, D]` by layer, for which the head predicts the same
+    class as for the whole text.
+    """
     all_ids = [document.ids.tolist() for document in documents]
-    predicted_D = classifier.logits(all_ids).argmax(-1).numpy()
-    predicted_N = predicted_D[tokens["text"]]
+    predicted_by_text = classifier.logits(all_ids).argmax(-1).numpy()
+    predicted_N = predicted_by_text[tokens["text"]]
     # In a text of one token, heads read this token, except that heads of encoder-decoders search for the end token.
     has_encoder = len(classifier.family.stacks) > 1
     if has_encoder:
@@ -134,23 +154,25 @@ def _list_lens_rows(
     for layer, vectors_ND in vectors.items():
         vectors_on_device = vectors_ND.to(classifier.model.device)
         scores_NC = head_scores(classifier.model, vectors_on_device, int(token_id))
-        named_N = scores_NC.argmax(-1).cpu().numpy()
-        is_right_N = named_N == predicted_N
-        scored = tokens.assign(right=is_right_N)
+        lens_predicted_N = scores_NC.argmax(-1).cpu().numpy()
+        is_same_N = lens_predicted_N == predicted_N
+        scored = tokens.assign(right=is_same_N)
         for group, tokens_of_group in scored.groupby("group"):
             shares = _compute_shares(tokens_of_group)
             yield table_row("finetuned", "lens_agreement", str(group), layer, shares, seed)
 
 
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
-    """Return one row per token: the `text` index, `group`, position in the text (`place`), and labels.
+    """Return a table with one row per chosen token of the `documents`.
 
-    For special tokens, `word` is False and `position` is `NO_LABEL`. In encoder-decoders, the labels describe the
-    decoder inputs, which are shifted right by one.
+    The columns are the index of the text (`text`), the `group` (`read` or `others`), the position in the text
+    (`place`), whether the token belongs to a word (`word`), and the labels: the token ID (`token`), the text's `class`,
+    and the group of positions (`position`). For special tokens, `word` is False and `position` is `NO_LABEL`. In
+    encoder-decoders, the labels describe the decoder inputs, which are shifted right by one.
     """
     read_position = _find_read_position(classifier, documents[0]) if documents else None
     has_encoder = len(classifier.family.stacks) > 1
-    start = [NO_LABEL] if has_encoder else []
+    start = [NO_LABEL] if has_encoder else []  # the decoder's start token
     rows = []
     for text, document in enumerate(documents):
         tokens = len(document)
@@ -164,8 +186,8 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
         positions_T = np.where(is_word_T, position_groups(len(words_T)), NO_LABEL)
         for group, places in (("read", read), ("others", others.tolist())):
             for place in places:
-                labels = (ids_T[place], is_word_T[place], document.label, positions_T[place])
-                rows.append((text, group, place, *labels))
+                row = (text, group, place, ids_T[place], is_word_T[place], document.label, positions_T[place])
+                rows.append(row)
     columns = ["text", "group", "place", "token", "word", "class", "position"]
     table = pd.DataFrame(rows, columns=columns)
     return table.astype({"word": bool, "text": int, "token": int})
@@ -174,13 +196,17 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
 def token_vectors(
     classifier: Classifier, base: Any, documents: Sequence[Document], tokens: pd.DataFrame
 ) -> dict[int, torch.Tensor]:
-    """Return the vectors `[N, D]` of `chosen_tokens` after each layer of the last stack (encoder or decoder)."""
-    rows: list[Any] = []
+    """Return, by layer of the last stack (encoder or decoder), the vectors `[N, D]` of `tokens` after this layer.
+
+    `tokens` is the result of `chosen_tokens` for `documents`.
+    """
+    rows: list[Any] = []  # rows of `tokens`, in the order of the batches
     vectors: dict[int, list[torch.Tensor]] = defaultdict(list)
     all_places = tokens["place"].to_numpy()
     for batch, inputs in padded_batches(classifier, documents):
         with torch.inference_mode(), recording(base, ("layer_output", DECODER_INPUT)) as features:
             base(**inputs)
+        # In encoder-decoders, the site of the decoder input has the layer index of the encoder's last layer.
         decoder_inputs = [site.layer for site in features if site.point == DECODER_INPUT]
         last_encoder_layer = max(decoder_inputs, default=0)
         sites = [site for site in features if site.layer > last_encoder_layer]
@@ -191,6 +217,7 @@ def token_vectors(
             for site in sites:
                 vectors_of_text = features[site][number, places]
                 vectors[site.layer].append(vectors_of_text.cpu())
+    # Sort the vectors by the rows of `tokens`.
     order: Any = []
     if rows:
         order = np.argsort(np.concatenate(rows))
@@ -202,15 +229,15 @@ def token_vectors(
 
 
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return each text's share of `right` tokens, `[texts]`."""
-    shares_D = tokens.groupby("text")["right"].mean()
-    return torch.tensor(shares_D.to_numpy())
+    """Return each text's share of correctly predicted tokens (column `right`), `[texts]`."""
+    shares = tokens.groupby("text")["right"].mean()
+    return torch.tensor(shares.to_numpy())
 
 
 def _find_read_position(classifier: Classifier, document: Document) -> int | None:
-    """Return the position of the token that the head reads; None for several tokens.
+    """Return the position of the token that the head reads, or None if it reads several tokens.
 
-    Positions except 0 are negative: they count from the end of the text.
+    A position other than 0 is returned as a negative index, which counts from the end of a text.
     """
     gradients = classifier.gradients(document.ids.tolist(), 0)
     position = gradients.read_position

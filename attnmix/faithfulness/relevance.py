@@ -1,14 +1,14 @@
 """Relevance propagation through a model's own modules: AttnLRP (Achtibat et al., ICML 2024).
 
-Within `relevance_rules`, the forward pass of a model is unchanged, and its backward pass propagates relevance: input
-times gradient, with these rules for nonlinear operations.
+Within the context `relevance_rules`, the forward pass of a model is unchanged, and the backward pass propagates
+relevance: input times gradient, with these rules for nonlinear operations.
 
 norms                 x / s with the standard deviation s fixed
 activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g(0)) / p fixed
 softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
 
-A soft cap of the attention scores propagates its derivative. With constant attention weights and without the halves of
+A soft cap of the attention scores propagates its derivative. With constant attention weights and without the rule for
 products, the result would be CP-LRP (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
 
 References:
@@ -42,7 +42,10 @@ def relevance_obstacle(family: Family) -> str | None:
 
 @contextmanager
 def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
-    """Propagate relevance in the backward passes of `base`, which must use the attention function `OBSERVED`."""
+    """Within the context, propagate relevance in the backward passes of `base`.
+
+    The model must use the attention function `OBSERVED`.
+    """
     with ExitStack() as hooks:
         for module, hook in _list_rules(base):
             hooks.enter_context(module.register_forward_hook(hook))
@@ -51,14 +54,18 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return modules with their hooks. An activation shared by several layers occurs once."""
-    like = next(base.parameters())
+    """Return each norm, activation and factor of a product with the forward hook that implements its rule.
+
+    An activation shared by several layers occurs once.
+    """
+    like = next(base.parameters())  # a tensor with the dtype and the device of the model
     rules: list[tuple[Module, Hook]] = []
     for layers in stack_layers(base):
         for layer in dict.fromkeys(layers.modules):
-            norms = [module for module in layer.modules() if _is_norm(module)]
-            rules += [(norm, _hold_deviation(norm, like)) for norm in norms]
-            rules += _list_network_rules(layer, layers.stack)
+            for module in layer.modules():
+                if _is_norm(module):
+                    rules.append((module, _hold_deviation(module, like)))
+            rules.extend(_list_network_rules(layer, layers.stack))
     return list(dict.fromkeys(rules))
 
 
@@ -68,7 +75,10 @@ def _is_norm(module: Module) -> bool:
 
 
 def _hold_deviation(module: Module, like: Tensor) -> Hook:
-    """Return a hook that treats the standard deviation in a norm as a constant."""
+    """Return a forward hook that treats the standard deviation in a norm as a constant.
+
+    `like` is a tensor with the dtype and the device of the model.
+    """
     norm = norm_of(module, like)
 
     def normalise(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
@@ -79,20 +89,24 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
 
 def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the rules of a feed-forward network: for its activation and, if it is gated, for the product."""
-    first, activation, *up, _ = [layer.get_submodule(path) for path in stack.feed_forward_network]
+    """Return the rules of a feed-forward network: for the activation and, if the network is gated, for the product.
+
+    A gated network multiplies the activation by a second factor. This factor is the output of a separate Linear, or the
+    second half of the output of the first Linear.
+    """
+    first, activation, *second, _last = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
         rules.append((activation, _halve_relevance))
-        if up:
-            rules.append((up[0], _halve_relevance))
+        if second:
+            rules.append((second[0], _halve_relevance))
         else:
             rules.append((first, _halve_relevance_of_factor))
     return rules
 
 
 def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
-    """Return g(p) as slope * p + g(0), with a constant slope (forward hook of an activation g)."""
+    """Return g(p) as slope * p + g(0) with a constant slope, as the forward hook of an activation g with input p."""
     p = inputs[0]
     slope = slopes(module.forward, p.detach(), output.detach())
     held: Tensor = slope * p + module.forward(p.new_zeros(1))
@@ -100,12 +114,12 @@ def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of a factor (forward hook)."""
+    """Halve the gradient of a factor, as the forward hook of the module that computes this factor."""
     return _scale_gradient(output, HALF)
 
 
 def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the second half of the output, which is the factor without activation."""
+    """Halve the gradient of the second half of a Linear's output, which is the factor without activation."""
     activated, factor = output.chunk(2, dim=-1)
     return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
 
@@ -113,7 +127,10 @@ def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) ->
 def _attend_with_shares(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the head outputs `[B, T, H, d]`; values receive half of the relevance, queries and keys a quarter each."""
+    """Return the head outputs `[B, T, H, d]` (texts, tokens, heads, head width), and None for the attention weights.
+
+    In the backward pass, the values receive half of the relevance, the queries and the keys a quarter each.
+    """
     query = _scale_gradient(query, QUARTER)
     key = _scale_gradient(key, QUARTER)
     value = _scale_gradient(value, HALF)
@@ -122,5 +139,6 @@ def _attend_with_shares(
 
 
 def _scale_gradient(vectors: Tensor, factor: float) -> Tensor:
+    """Return `vectors` unchanged, but with a gradient that is multiplied by `factor`."""
     constant = vectors.detach()
     return constant + factor * (vectors - constant)

@@ -1,13 +1,16 @@
 """The effect of the highest-scored tokens on the predicted class's probability; tables of the stage `faithfulness`.
 
-Comprehensiveness is the probability drop after the replacement of these tokens, sufficiency the drop after the
-replacement of all others (DeYoung et al., ACL 2020). A token is replaced by [MASK] or by a token of another text. The
-mean over shares is the area over the perturbation curve (AOPC; Samek et al., 2017).
+Comprehensiveness is the probability drop after these tokens are replaced; sufficiency is the drop after all other
+tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] or by a token of
+another text. The mean over the shares of replaced tokens is the area over the perturbation curve (AOPC; Samek et al.,
+2017).
+
 Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +32,15 @@ DONOR = "donor"
 TESTS = tuple(product((COMPREHENSIVENESS, SUFFICIENCY), (MASK, DONOR)))
 """All pairs of a test and a replacement."""
 RemainingTokens = tuple[int, ...]
+"""The token IDs of an edited text."""
 NOTHING_LEFT: RemainingTokens = ()
-ALL = "all"  # marks the mean over shares in the column `share`, and over classes in the column `group`
+ALL = "all"  # marks means over shares in the column `share`, and means over classes in the column `group`
 
 
 def draw_donors(
     documents: Sequence[Document], number: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int32] | None:
-    """Return a random token of other texts for each token `[T]` of text `number`; None if there are no such tokens."""
+    """Return, for each token `[T]` of text `number`, a random token of the other texts; None if these have no words."""
     words_of_others = []
     for place, document in enumerate(documents):
         if place != number:
@@ -50,7 +54,10 @@ def draw_donors(
 
 
 def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray[np.int64]:
-    """Return the sorted positions of the `share` of non-special tokens with the highest scores `[T]`, at least one."""
+    """Return the sorted positions of the non-special tokens with the highest scores `[T]`.
+
+    The number of positions is the fraction `share` of all non-special tokens, but at least one.
+    """
     count = max(1, round(share * len(review.word_positions)))
     word_scores = scores_T[review.word_positions]
     order = np.argsort(-word_scores, kind="stable")
@@ -59,9 +66,10 @@ def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray
 
 
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
-    """Return the drops `[Q, S]` of the predicted class's probability for each of `scores`, which are `[draws, T]`.
+    """Return the drops `[Q, S]` of the predicted class's probability after edits of a text, by method.
 
-    Drops are means over draws. They are NaN if the scores are undefined or the edited text would be empty.
+    `scores` are the scores `[draws, T]` of each method; drops are averaged over draws. A drop is NaN if the scores are
+    undefined or the edited text would be empty.
     """
     texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, then by test and replacement, then by share
     for name, scores_DT in scores.items():
@@ -80,10 +88,13 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
-    """Return the probability of the originally predicted class of each edited text. Equal texts are classified once."""
-    distinct: dict[RemainingTokens, None] = {}
-    for texts_of_score in texts:
-        distinct.update(dict.fromkeys(texts_of_score))
+    """Return the probability of the originally predicted class for each distinct edited text; NaN for an empty text.
+
+    `texts` contains the edited texts of each method.
+    """
+    distinct: dict[RemainingTokens, None] = {}  # a set in order of insertion
+    for texts_of_method in texts:
+        distinct.update(dict.fromkeys(texts_of_method))
     distinct.pop(NOTHING_LEFT, None)
     logits = review.classifier.logits(list(distinct))
     class_probabilities = logits.softmax(-1)
@@ -94,9 +105,10 @@ def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTok
 
 
 def edited_text(review: Review, scores_T: Doubles, share: float, test: str, replacement: str) -> RemainingTokens:
-    """Return the text without its highest-scored tokens or, for `SUFFICIENCY`, with only these and special tokens.
+    """Return the token IDs of a text after replacement of its highest-scored tokens.
 
-    Return `NOTHING_LEFT` if a score is undefined.
+    For the test `SUFFICIENCY`, all other tokens except special tokens are replaced instead. Return `NOTHING_LEFT` if a
+    score is undefined.
     """
     word_scores = scores_T[review.word_positions]
     if not len(word_scores) or np.isnan(word_scores).any():
@@ -110,7 +122,10 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 
 
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
-    """Return Spearman's correlation of scores `[draws, T]` with a reference over non-special tokens (mean of draws)."""
+    """Return Spearman's correlation of scores `[draws, T]` with a reference `[T]`, averaged over draws.
+
+    Special tokens are excluded. The correlation is NaN if there are fewer than two other tokens.
+    """
     if len(review.word_positions) < 2:
         return float("nan")
     word_scores = scores[:, review.word_positions]
@@ -123,9 +138,9 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
     """Return the table `faithfulness.csv`, with each method's drops in each test.
 
     Args:
-        drops_NMQS: Probability drops, as returned by `probability_drops`.
-        agreement_NM: Rank correlation of each score with the reference.
-        methods: Names of the scores.
+        drops_NMQS: Probability drops of each text, as returned by `probability_drops`.
+        agreement_NM: Rank correlation of each method's scores with the reference, for each text.
+        methods: Names of the methods.
         seed: Seed of the bootstrap over texts.
     """
     tables = []
@@ -138,11 +153,12 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 
 
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return one test's drops by share and, in rows with share `all`, the comparison with random removal.
+    """Return one test's drops by method and share and, in rows with share `all`, the comparison with random removal.
 
     Intervals are bootstrapped over texts, with the same samples for all methods. A text is excluded for methods with
     undefined scores. The difference from random removal also has a simultaneous interval over all methods.
     """
+    # Tabulate the drops at each share, and their mean over shares (AOPC).
     aopc_NM = drops_NMS.mean(-1)
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
     drops = _resample_reviews(drops_and_aopc, seed).interval()
@@ -151,6 +167,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
     table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
     table = table.assign(**_name_columns("drop ci_low ci_high", drops))
 
+    # Add the difference of the AOPC from random removal, and the correlation with the reference.
     random_column = methods.index(RANDOM_REMOVAL)
     random_N1 = aopc_NM[:, [random_column]]
     above = _resample_reviews(aopc_NM - random_N1, seed)
@@ -168,7 +185,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
 
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
-    """Return bootstrap means over the texts of `values` `[N, ...]`, ignoring NaN."""
+    """Return bootstrap samples of the mean of `values` `[N, ...]` over texts, ignoring NaN."""
     known = ~np.isnan(values)
     sums = np.where(known, values, 0)
     counts = known.astype(np.float64)
@@ -186,13 +203,13 @@ def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Double
 
 
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
-    """Return rows of `class_use.csv`: correlations of each checkpoint's mixing ratio with the class margin.
+    """Return rows of `class_use.csv`: correlations of each checkpoint's mixing ratio in `layer` with the class margin.
 
     Predicted classes may differ in the level of the ratio, and pooling all texts would confound this difference with
     the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
-    `margin_given_length`, the partial correlation given the number of tokens (one degree of freedom less). Rows of the
-    group `all` contain means over classes. Classes with too few texts for a standard error have an undefined
-    correlation, and are excluded from the mean and its `documents`.
+    `margin_given_length`, the partial correlation controlling for the number of tokens (one degree of freedom less).
+    Rows of the group `all` contain means over classes. Classes with too few texts for a standard error have an
+    undefined correlation. They are excluded from the mean and from its number of `documents`.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -201,24 +218,29 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
         correlations_K2 = [_correlate_with_margin(reviews, checkpoint) for reviews in classes.values()]
         plain_K, given_length_K = np.transpose(correlations_K2)
         is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
-        counted = sizes_K[is_counted_K].sum()
-
-        # Each element consists of a group, the indices of its classes, and their number of texts.
-        row_classes = []
+        groups = []
         for number, name in enumerate(classes):
-            row_classes.append((name, slice(number, number + 1), sizes_K[number]))
-        row_classes.append((ALL, slice(None), counted))
-        for name, chosen, documents in row_classes:
-            sizes = sizes_K[chosen]
-            plain = _average_by_fisher(plain_K[chosen], sizes - 3)
-            given_length = _average_by_fisher(given_length_K[chosen], sizes - 4)
-            rows.append((checkpoint, "margin_spearman", name, layer, *plain, documents))
-            rows.append((checkpoint, "margin_given_length", name, layer, *given_length, documents))
+            groups.append(_ClassGroup(name, slice(number, number + 1), sizes_K[number]))
+        groups.append(_ClassGroup(ALL, slice(None), sizes_K[is_counted_K].sum()))
+        for group in groups:
+            sizes = sizes_K[group.classes]
+            plain = _average_by_fisher(plain_K[group.classes], sizes - 3)
+            given_length = _average_by_fisher(given_length_K[group.classes], sizes - 4)
+            rows.append((checkpoint, "margin_spearman", group.name, layer, *plain, group.documents))
+            rows.append((checkpoint, "margin_given_length", group.name, layer, *given_length, group.documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
+class _ClassGroup(NamedTuple):
+    """One predicted class, or all classes, with common rows in `class_use.csv`."""
+
+    name: str
+    classes: slice  # indices of the classes
+    documents: int  # number of texts
+
+
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the plain and the partial (given the length) rank correlation of a checkpoint's ratio with the margin."""
+    """Return the rank correlation of a checkpoint's ratio with the margin, and the same controlling for text length."""
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
     length = reviews["tokens"].to_numpy(np.float64)
@@ -230,26 +252,28 @@ def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[floa
 
 
 def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
-    """Return the mean of rank correlations by Fisher's z and the ends of its 95 % interval, ignoring NaN.
+    """Return the mean of the rank correlations of several classes and the ends of its 95 % interval, ignoring NaN.
 
-    z = artanh r has the variance (1 + r^2 / 2) / (n - 3) for Spearman's r of n texts (Bonett and Wright,
-    Psychometrika 2000), with n - 4 instead of n - 3 for a partial correlation. `freedom` contains n - 3 or n - 4 as
-    weights; correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, r is clipped to
-    1 - 6 / (m^3 - m) with m = freedom + 3, which is half a step below 1 for Spearman's r of m texts.
+    The mean is computed by Fisher's transformation z = artanh r, which has the variance (1 + r^2 / 2) / (n - 3) for
+    Spearman's r of n texts (Bonett and Wright, Psychometrika 2000), with n - 4 instead of n - 3 for a partial
+    correlation. `freedom` contains n - 3 or n - 4 for each class, the weights of the mean; correlations with
+    `freedom` < 1 are ignored. Since artanh 1 is infinite, r is clipped to 1 - 6 / (m^3 - m) with m = freedom + 3, which
+    is half a step below 1 for Spearman's r of m texts.
     """
-    known = ~np.isnan(correlations) & (freedom >= 1)
-    if not known.any():
+    is_known = ~np.isnan(correlations) & (freedom >= 1)
+    if not is_known.any():
         return np.nan, np.nan, np.nan
-    weights = freedom[known]
+    weights = freedom[is_known]
     reviews = weights + 3
     most = 1 - 6 / (reviews**3 - reviews)
-    bounded = np.clip(correlations[known], -most, most)
-    mean = np.average(np.arctanh(bounded), weights=weights)
-    scaled_variances = 1 + bounded**2 / 2  # variances of z, multiplied by `freedom`
+    clipped = np.clip(correlations[is_known], -most, most)
+    mean = np.average(np.arctanh(clipped), weights=weights)
+    # A class has the variance `scaled_variances / weights`; the weighted mean has the variance `error**2`.
+    scaled_variances = 1 + clipped**2 / 2
     error = np.sqrt((weights * scaled_variances).sum()) / weights.sum()
     normal_quantile = ndtri((1 + statistics.LEVEL) / 2)
-    half = normal_quantile * error
+    half_width = normal_quantile * error
     mean_correlation = np.tanh(mean)
-    low = np.tanh(mean - half)
-    high = np.tanh(mean + half)
+    low = np.tanh(mean - half_width)
+    high = np.tanh(mean + half_width)
     return float(mean_correlation), float(low), float(high)

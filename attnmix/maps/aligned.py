@@ -1,14 +1,14 @@
 """Aligned maps: one map per capture point, with ties that attract each token's coordinates at neighbouring points.
 
 The layout follows `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), with three changes:
-`min_dist` is respected, the last point is tied too, and an edge's ties are applied once, not with each negative sample.
-AlignedUMAP is not used because it computes a separate layout of every point just to obtain the graph, and compiles its
-loop in every call. For the 32 points x 195 tokens of the default run, one map requires 2.6 s of processor time here and
-22.8 s with AlignedUMAP (46.7 s the first time). Mean trustworthiness is 0.835 here and 0.834 with AlignedUMAP; mean
-continuity is 0.872 in both.
+`min_dist` is respected, the last point is tied too, and ties are applied once for each sampled edge, not with each
+negative sample. AlignedUMAP is not used because it computes a separate layout of every point only to obtain the graph,
+and compiles its loop in every call. For the 32 points x 195 tokens of the default run, one map requires 2.6 s of
+processor time here and 22.8 s with AlignedUMAP (46.7 s the first time). Mean trustworthiness is 0.835 here and 0.834
+with AlignedUMAP; mean continuity is 0.872 in both.
 """
 
-# numba infers the types of compiled functions; mypy's strict mode cannot, hence `type: ignore` below.
+# numba infers the types of compiled functions, but mypy's strict mode cannot; hence `type: ignore` below.
 from collections.abc import Sequence
 from itertools import pairwise, permutations
 
@@ -41,10 +41,19 @@ def fit_aligned(
 ) -> list[Coordinates]:
     """Fit one UMAP layout per capture point, jointly, and return the coordinates `[tokens, 2]` at each point.
 
-    In addition to UMAP's forces, ties attract the same token at neighbouring points. `graphs` and `starts` refer to the
-    distinct vectors of each point; `numbers` maps tokens to distinct vectors. `strength` is the result of `ties`, and
-    `curve` contains umap-learn's a and b for `min_dist`.
+    In addition to UMAP's forces, ties attract the coordinates of the same token at neighbouring points. Tokens with
+    equal vectors at a point share one row of coordinates at this point.
+
+    Args:
+        graphs: The weighted neighbour graph of each point, between its distinct vectors.
+        starts: The initial coordinates `[distinct, 2]` of the distinct vectors of each point.
+        numbers: For each point, the index `[tokens]` of each token's vector among the distinct vectors.
+        strength: The result of `ties`.
+        curve: The parameters a and b of umap-learn for `min_dist`.
+        n_epochs: The number of epochs.
+        seed: Seed for negative samples.
     """
+    # The rows of `xy` are the distinct vectors of all points, one point after the other.
     rotated = _align_by_rotation(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(rotated))
     edges = scipy.sparse.block_diag(graphs, format="coo")
@@ -53,7 +62,7 @@ def fit_aligned(
     is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes  # first row of each point in `xy`
-    places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]
+    places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]  # rows of the tokens in `xy`
     pulls = ties_of_places(strength, places)
     a, b = curve
     _run_epochs(
@@ -83,7 +92,11 @@ def _draw_state(seed: int) -> npt.NDArray[np.int64]:
 
 
 def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
-    """Return each point's initial layout `[N, 2]`, rotated to match the previous point (orthogonal Procrustes)."""
+    """Return the initial layout `[distinct, 2]` of each point, rotated to match the previous point.
+
+    Rotations are found by orthogonal Procrustes analysis of the tokens' coordinates; `numbers` contains the row
+    `[tokens]` of each token in the layout of each point.
+    """
     rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
         tokens_before = rotated[before][numbers[before]]
@@ -97,12 +110,12 @@ def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDAr
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     """Return the strengths `[offsets, points * tokens]` of each token's ties to itself at neighbouring points.
 
-    Row `WINDOW + n` is for the point `n` points ahead. A strength is the Jaccard similarity of the token's neighbours
-    at both points, multiplied by a factor that decreases exponentially with the number of points between them.
-    `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
+    Row `WINDOW + n` contains the ties to the point `n` points ahead. A strength is the Jaccard similarity of the
+    token's sets of neighbours at both points, multiplied by a factor that decreases exponentially with the distance
+    between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
-    near = []
-    degrees = []
+    near = []  # for each point, a matrix with 1 for neighbours
+    degrees = []  # for each point, the number of neighbours of each token
     for graph in graphs:
         is_near = graph > 0
         near_point = is_near.astype(np.float64)
@@ -115,7 +128,7 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
             point = other - offset
             is_shared = near[point].multiply(near[other])
             shared = _sum_rows(is_shared)
-            either = degrees[point] + degrees[other] - shared
+            either = degrees[point] + degrees[other] - shared  # number of neighbours at one point or both
             similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
             decay = np.exp(1.0 - offset)
             tie = TIE * decay * similarity
@@ -131,12 +144,13 @@ def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
 
 
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
-    """Return the tie strengths between rows of coordinates, averaged over the tokens of a row.
+    """Return the tie strengths `[rows, rows]` between rows of coordinates.
 
-    `places` contains the row of each token at each point. Tokens with equal vectors at a point share a row.
+    `strength` is the result of `ties`, and `places` contains the row of each token at each point. Tokens with equal
+    vectors at a point share a row; its ties are averaged over these tokens.
     """
     all_places = np.concatenate(places)
-    tokens = np.bincount(all_places)
+    tokens = np.bincount(all_places)  # number of tokens of each row
     shape = (len(tokens), len(tokens))
     by_offset = strength.reshape(len(strength), len(places), -1)
     rows = []
@@ -158,14 +172,17 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
     coordinates = (np.concatenate(rows), np.concatenate(columns))
     all_values = np.concatenate(values)
     entries = scipy.sparse.coo_matrix((all_values, coordinates), shape=shape)
-    pulls = entries.tocsr()  # sums duplicates
+    pulls = entries.tocsr()  # sums the entries of tokens that share their rows at both points
     pulls.sort_indices()
     return pulls
 
 
 @numba.njit(inline="always")
 def _compute_pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore[no-untyped-def]
-    """Return the differences between row `place` of `xy` and its tied rows on `axis`, summed with the tie strengths."""
+    """Return the sum of differences on `axis` between row `place` of `xy` and its tied rows, weighted by tie strength.
+
+    `tie_ends`, `others` and `strengths` are the ties in CSR format.
+    """
     distance = 0.0
     for tie in range(tie_ends[place], tie_ends[place + 1]):
         distance += strengths[tie] * (xy[place, axis] - xy[others[tie], axis])
@@ -178,11 +195,13 @@ def _run_epochs(  # type: ignore[no-untyped-def]
 ):
     """Update the coordinates `xy` `[rows, 2]` in place by stochastic gradient descent over edges.
 
-    `heads` and `tails` `[edges]` are the rows at the ends of each edge. `tie_ends`, `others` and `strengths` are the
-    ties in CSR format. Negative samples of a row are drawn from its point: `firsts` and `sizes` `[rows]` are the first
-    row and the number of rows of this point.
+    The similarity of two rows at the distance d is 1 / (1 + a d^(2 b)), as in UMAP. `heads` and `tails` `[edges]` are
+    the rows at the ends of each edge, which is sampled once in `epochs_per_sample` `[edges]` epochs. `tie_ends`,
+    `others` and `strengths` are the ties in CSR format. Negative samples of a row are drawn from the rows of its point:
+    `firsts` and `sizes` `[rows]` are the first row and the number of rows of this point. `state` is the state of the
+    random generator.
     """
-    next_sample = epochs_per_sample.copy()
+    next_sample = epochs_per_sample.copy()  # the epoch of the next sample of each edge
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES
     next_negative = epochs_per_negative.copy()
     for epoch in range(n_epochs):
@@ -190,6 +209,8 @@ def _run_epochs(  # type: ignore[no-untyped-def]
         for edge in range(len(heads)):
             if next_sample[edge] > epoch:
                 continue
+            # Move both ends of the edge towards each other and towards their tied rows. The pull of the head is
+            # multiplied because AlignedUMAP repeats it with each negative sample.
             head = heads[edge]
             tail = tails[edge]
             squared = rdist(xy[head], xy[tail])
@@ -201,6 +222,7 @@ def _run_epochs(  # type: ignore[no-untyped-def]
                 tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
                 xy[tail, axis] -= clip(move + tail_pull) * rate
             next_sample[edge] += epochs_per_sample[edge]
+            # Move the head away from random rows of its point.
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])
             for _ in range(negatives):
                 other = firsts[head] + tau_rand_int(state) % sizes[head]

@@ -12,22 +12,22 @@ from attnmix.maps.neighbours import METRICS
 from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Vectors, distinct_rows
 
-MIN_STRENGTH = 1e-12  # relative to the largest eigenvalue; smaller eigenvalues are rounding errors
+MIN_STRENGTH = 1e-12  # smallest eigenvalue relative to the largest one; smaller eigenvalues are rounding errors
 EXTENT = 10.0  # largest absolute coordinate of a map, as in umap-learn's initialisation
 
 
 def two_components(x_ND: Doubles) -> Doubles:
-    """Return the two principal components `[vectors, 2]`; the largest entry of each direction is positive.
+    """Return the first two principal components `[N, 2]` of vectors `[N, D]`.
 
-    They are computed from the covariance `[hidden, hidden]` or the Gram matrix `[vectors, vectors]`, whichever is
-    smaller.
+    The sign of a component is chosen so that the entry of its direction with the largest absolute value is positive.
+    Components are computed from the covariance `[D, D]` or the Gram matrix `[N, N]`, whichever is smaller.
     """
     vectors, width = x_ND.shape
     if vectors >= width > 1:
         from sklearn.decomposition import PCA  # slow import, not needed for fewer vectors
 
         return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))
-    # With the Gram matrix X X' = U S^2 U', the components are U S.
+    # If U are the eigenvectors and S^2 the eigenvalues of the Gram matrix X X' = U S^2 U', the components are U S.
     centred_ND = x_ND - x_ND.mean(axis=0)
     strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
     components = np.zeros((vectors, 2))
@@ -44,9 +44,10 @@ def two_components(x_ND: Doubles) -> Doubles:
 
 
 def principal_components(vectors: Vectors, metric: str) -> Coordinates:
-    """Return the two principal components `[vectors, 2]` of the vectors prepared for `metric`, scaled to `EXTENT`.
+    """Return the first two principal components `[vectors, 2]` of the vectors, prepared for `metric`.
 
-    Equal vectors have equal coordinates; if all vectors are equal, all coordinates are 0.
+    The largest absolute coordinate is `EXTENT`. Equal vectors have equal coordinates; if all vectors are equal, all
+    coordinates are 0.
     """
     first, numbers = distinct_rows(vectors)
     if len(first) == 1:
@@ -55,6 +56,7 @@ def principal_components(vectors: Vectors, metric: str) -> Coordinates:
     extent = np.abs(components).max()  # 0 if all distances are 0 under the metric, although vectors differ
     factor = EXTENT / extent if extent > 0 else 0
     places = np.asarray(components * factor)
+    # Rounding errors may differ between equal vectors, so each vector has the coordinates of its first copy.
     return places[first][numbers]
 
 

@@ -1,11 +1,11 @@
 """Two-dimensional layouts with umap-learn.
 
 `joint` is one map of all capture points, `separate` one map per point, and `aligned` one map per point with ties
-between the coordinates of each token (`attnmix.maps.aligned`). `pca` contains the two principal components of each
-point, which do not depend on the seed. The code calls functions of umap-learn instead of `umap.UMAP`, which would
-rebuild the neighbour graph for every seed; the maps are identical to those of `umap.UMAP` (tested). All maps are
-initialised with principal components, because umap-learn's spectral initialisation calls SciPy's `eigsh` without a
-seed. Equal vectors have equal coordinates, whereas umap-learn would spread copies over a disc.
+between the coordinates of the same token at different points (`attnmix.maps.aligned`). `pca` contains the first two
+principal components of each point, which do not depend on the seed. The code calls functions of umap-learn instead of
+`umap.UMAP`, which would rebuild the neighbour graph for every seed; the maps are identical to those of `umap.UMAP`
+(tested). All maps are initialised with principal components, because umap-learn's spectral initialisation calls SciPy's
+`eigsh` without a seed. Equal vectors have equal coordinates, whereas umap-learn would spread copies over a disc.
 """
 
 import threading
@@ -56,9 +56,13 @@ class Neighbourhood(NamedTuple):
         return np.asarray(self.places + noise, dtype=np.float32)
 
     def between_vectors(self) -> Graph:
-        """Return the graph `[vectors, vectors]`. Equal vectors are neighbours and share all other neighbours."""
+        """Return the graph `[vectors, vectors]` of all vectors.
+
+        Equal vectors are neighbours of each other (with weight 1) and have the same other neighbours.
+        """
         vectors = len(self.numbers)
-        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))  # one-hot [vectors, distinct]
+        # The one-hot matrix `[vectors, distinct]` maps each vector to its distinct vector.
+        member = csr_matrix((np.ones(vectors), (np.arange(vectors), self.numbers)))
         between_different = member @ self.graph @ member.T
         is_equal = member @ member.T
         return csr_matrix(between_different + is_equal - identity(vectors))
@@ -73,6 +77,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
     distinct = vectors[first]
     k = min(n_neighbors, len(distinct) - 1)  # includes the vector itself
     others, other_distances = neighbours(distinct, k - 1, metric, seed)
+    # umap-learn requires each vector as its own first neighbour, at distance 0.
     itself = np.arange(len(distinct))
     indices = np.column_stack([itself, others])
     distances = np.pad(other_distances, ((0, 0), (1, 0)))
@@ -84,16 +89,16 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
 
 
 def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
-    """Return the coordinates `[vectors, 2]` of a map of `vectors`."""
+    """Return the coordinates `[vectors, 2]` of a UMAP of `vectors`."""
     near = neighbourhood(vectors, settings.metric, settings.n_neighbors, settings.seed)
     return lay_out(near, settings.min_dist, settings.seed)
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
-    """Return the coordinates `[vectors, 2]` of a map from its neighbour graph."""
+    """Return the coordinates `[vectors, 2]` of the UMAP of a neighbour graph."""
     a, b = umap_.find_ab_params(1.0, min_dist)
     xy, _ = umap_.simplicial_set_embedding(
-        None,  # umap-learn uses vectors and metric only for its spectral initialisation
+        None,  # umap-learn uses the vectors and the metric only for its spectral initialisation
         near.graph.copy(),  # umap-learn removes weak edges in place
         n_components=2,
         initial_alpha=1.0,
@@ -115,7 +120,7 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
 
 
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
-    """Return the coordinates `[tokens, 2]` of aligned maps at each point."""
+    """Return the coordinates `[tokens, 2]` of the aligned map of each point; `near` has one item per point."""
     a, b = umap_.find_ab_params(1.0, min_dist)
     strength = ties([point.between_vectors() for point in near])
     graphs = [point.graph for point in near]
@@ -125,9 +130,9 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
-    """Return maps of each point's vectors by seed, beginning with `settings.seed`; `pca` has only this seed.
+    """Return the maps of all points' vectors by seed, beginning with `settings.seed`; `pca` has only this seed.
 
-    `vectors` are those returned by `points_for`. Only `separate` and `pca` support vectors of different widths.
+    `vectors` is a result of `points_for`. Only `separate` and `pca` support vectors of different widths.
     """
     if layout == "pca":
         return fit_components(vectors, settings)
@@ -137,18 +142,21 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     searches = [(block, settings.metric, settings.n_neighbors, settings.seed) for block in blocks]
     near = in_parallel(neighbourhood, searches, f"{layout}: neighbours")
     seeds = [settings.seed, *settings.stability_seeds]
-    maps = _fit_maps_by_seed(layout, near, settings.min_dist, seeds)
-    places = {}
-    for seed, map_of_seed in zip(seeds, maps, strict=True):
-        map_by_site = np.split(map_of_seed, len(vectors))
-        places[seed] = dict(zip(vectors, map_by_site, strict=True))
-    return places
+    coordinates = _fit_maps_by_seed(layout, near, settings.min_dist, seeds)
+    maps = {}
+    for seed, xy in zip(seeds, coordinates, strict=True):
+        xy_of_sites = np.split(xy, len(vectors))
+        maps[seed] = dict(zip(vectors, xy_of_sites, strict=True))
+    return maps
 
 
 def _fit_maps_by_seed(
     layout: str, near: Sequence[Neighbourhood], min_dist: float, seeds: Sequence[int]
 ) -> list[Coordinates]:
-    """Return the coordinates `[points * tokens, 2]` of all vectors for each seed, concatenated over points."""
+    """Return the coordinates `[points * tokens, 2]` of all vectors for each seed, concatenated over points.
+
+    `near` has one item for all points of the layout `joint`, and one item per point for other layouts.
+    """
     if layout == "aligned":
         aligned_calls = [(near, min_dist, seed) for seed in seeds]
         aligned_maps = in_parallel(lay_out_aligned, aligned_calls, "aligned: maps by seed")
@@ -157,5 +165,5 @@ def _fit_maps_by_seed(
     for seed in seeds:
         for block in near:
             calls.append((block, min_dist, seed))
-    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # all blocks of the first seed first
+    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # in the order of the calls, so seeds are contiguous
     return np.split(np.concatenate(maps), len(seeds))

@@ -20,18 +20,17 @@ Indices = npt.NDArray[np.int32]
 
 
 class Metric(NamedTuple):
-    """A metric of umap-learn, as a distance between prepared vectors.
-
-    `distance` is the name of this distance in scikit-learn, SciPy and pynndescent.
-    """
+    """A metric of umap-learn, as a distance between transformed (prepared) vectors."""
 
     distance: str
+    """The name of the distance in scikit-learn, SciPy and pynndescent."""
     prepare: Callable[[Doubles], Doubles] = lambda x_ND: x_ND
+    """The transformation of the vectors `[N, D]`."""
     finish: Callable[[Doubles], Doubles] = lambda distances: distances
     """A monotonic function from the distance of prepared vectors to the metric's value."""
 
     def prepared(self, vectors: Vectors) -> Doubles:
-        """Return prepared vectors. `distance` between them orders pairs of vectors as the metric does."""
+        """Return the prepared vectors; their `distance` sorts pairs of vectors in the same order as the metric."""
         return self.prepare(vectors.astype(np.float64))
 
 
@@ -44,13 +43,13 @@ def _scale_to_unit(x_ND: Doubles) -> Doubles:
 
 
 def _centre_and_scale(x_ND: Doubles) -> Doubles:
-    """Subtract the mean of each vector's components, and scale as in `_scale_to_unit`."""
+    """Subtract the mean of each vector's components, and scale the results to length 1 by `_scale_to_unit`."""
     mean_N1 = x_ND.mean(axis=1, keepdims=True)
     return _scale_to_unit(x_ND - mean_N1)
 
 
 def _replace_zeros(x_ND: Doubles) -> Doubles:
-    """Replace zero vectors, to avoid Bray-Curtis distances of 0 / 0."""
+    """Replace zero vectors by tiny vectors, to avoid Bray-Curtis distances of 0 / 0."""
     is_nonzero_N1 = x_ND.any(axis=1, keepdims=True)
     return np.asarray(np.where(is_nonzero_N1, x_ND, 1e-12))
 
@@ -90,7 +89,7 @@ METRICS: dict[str, Metric] = {
     "correlation": Metric("euclidean", prepare=_centre_and_scale, finish=_convert_to_cosine),
     "softmax_hellinger": Metric("euclidean", prepare=_take_root_of_probabilities, finish=_convert_to_hellinger),
 }
-"""Metrics by their names in umap-learn."""
+"""The supported metrics, by their names in umap-learn."""
 
 
 def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indices, Doubles]:
@@ -99,23 +98,24 @@ def neighbours(vectors: Vectors, k: int, metric: str, seed: int) -> tuple[Indice
     `k` is reduced if there are fewer other vectors. The search is exact for up to `MAX_EXACT_VECTORS` vectors; for
     more, `seed` initialises an approximate search.
     """
-    known = METRICS[metric]
-    x_ND = known.prepared(vectors)
+    definition = METRICS[metric]
+    x_ND = definition.prepared(vectors)
     k = min(k, len(vectors) - 1)
-    if k == 0:
+    if k == 0:  # a single vector has no neighbours
         return np.empty((1, 0), np.int32), np.empty((1, 0))
     if len(x_ND) > MAX_EXACT_VECTORS:
-        indices, distances = _search_approximately(x_ND, k, known.distance, seed)
+        indices, distances = _search_approximately(x_ND, k, definition.distance, seed)
     else:
-        indices, distances = _search_exactly(x_ND, k, known.distance)
+        indices, distances = _search_exactly(x_ND, k, definition.distance)
+    # Equal vectors must have the distance 0, without rounding errors.
     lengths_N = np.linalg.norm(x_ND, axis=1)
-    is_rounding = distances < MIN_RELATIVE_DISTANCE * lengths_N[:, None]
-    distances[is_rounding] = 0
-    return indices.astype(np.int32), known.finish(distances)
+    is_rounding_error = distances < MIN_RELATIVE_DISTANCE * lengths_N[:, None]
+    distances[is_rounding_error] = 0
+    return indices.astype(np.int32), definition.finish(distances)
 
 
 def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doubles]:
-    """Return indices and distances `[N, k]` from all pairwise distances, by scikit-learn."""
+    """Return indices and distances `[N, k]` of the nearest other vectors; scikit-learn compares all pairs."""
     from sklearn import config_context  # slow import, not needed by all users of the metrics
     from sklearn.neighbors import NearestNeighbors
 
@@ -129,14 +129,15 @@ def _search_exactly(x_ND: Doubles, k: int, distance: str) -> tuple[Indices, Doub
 
 
 def _search_approximately(x_ND: Doubles, k: int, distance: str, seed: int) -> tuple[Indices, Doubles]:
-    """Return indices and distances `[N, k]` found by umap-learn, without each vector among its own neighbours."""
+    """Return indices and distances `[N, k]` of the nearest other vectors, found by umap-learn."""
     from umap.umap_ import nearest_neighbors  # slow import, not needed for the exact search
 
     random_state = np.random.RandomState(seed)
     indices, distances, _ = nearest_neighbors(x_ND, k + 1, distance, {}, False, random_state, n_jobs=1)
-    is_itself = indices == np.arange(len(indices))[:, None]
-    lacks_itself_N = ~is_itself.any(axis=1)
-    is_itself[lacks_itself_N, -1] = True  # then the farthest of the k + 1 vectors is removed
-    other_indices = indices[~is_itself].reshape(-1, k)
-    other_distances = distances[~is_itself].reshape(-1, k)
+    # From the k + 1 results of each vector, remove the vector itself or, if it was not found, the farthest result.
+    is_removed = indices == np.arange(len(indices))[:, None]
+    lacks_itself_N = ~is_removed.any(axis=1)
+    is_removed[lacks_itself_N, -1] = True
+    other_indices = indices[~is_removed].reshape(-1, k)
+    other_distances = distances[~is_removed].reshape(-1, k)
     return other_indices, other_distances.astype(np.float64)

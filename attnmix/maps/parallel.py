@@ -23,9 +23,9 @@ Result = TypeVar("Result")
 def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]], description: str) -> list[Result]:
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
-    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`), or of Dask workers. Each job runs in
-    a single thread, which makes sums independent of the number of cores: scikit-learn can otherwise select different
-    neighbours among nearly equal ones. All neighbour searches therefore use this function.
+    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`), or the number of Dask workers. Each
+    job runs in a single thread, so that sums do not depend on the number of cores. Otherwise, scikit-learn could select
+    different neighbours at nearly equal distances; all neighbour searches therefore use this function.
     """
     run = _run_on_cluster if SCHEDULER in os.environ else _run_in_threads
     with closing(run(function, calls)) as results:
@@ -35,7 +35,8 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 def _run_in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of a thread pool. Threads suffice because compiled loops and NumPy release the GIL.
 
-    The thread limit of BLAS applies to the process, the limit of OpenMP to the calling thread.
+    Each job may use only one thread of BLAS and OpenMP. The limit of BLAS applies to the process, but the limit of
+    OpenMP only to the thread that sets it, so each thread of the pool sets it too.
     """
     controller = ThreadpoolController()  # created once, because finding the libraries takes milliseconds
     with controller.limit(limits=1):
@@ -51,7 +52,8 @@ def _run_on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, 
     require_extra("dask", SCHEDULER)
     from distributed import Client
 
-    job = partial(_run_in_one_thread, environment.in_place(), function)
+    is_portable = environment.in_place()  # True if this process has portable arithmetic
+    job = partial(_run_in_one_thread, is_portable, function)
     address = os.environ[SCHEDULER]
     client: Any = Client
     try:

@@ -29,12 +29,12 @@ DIGITS = 6
 def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """Return the values of `SCORES` for one map; NaN if there are fewer than three vectors or all vectors are equal.
 
-    Trustworthiness and continuity (Venna and Kaski 2001) use the 15 nearest neighbours; if there are few vectors, they
-    use half of the others, because scikit-learn requires fewer neighbours than half of the vectors. scikit-learn finds
-    the neighbours of its second argument by Euclidean distance. Continuity therefore uses Euclidean neighbours in the
-    full space for metrics without a Euclidean form: manhattan, chebyshev, braycurtis and canberra. `neighbours_kept` is
-    the share of a vector's nearest neighbours that are also nearest neighbours on the map, `distance_spearman` the rank
-    correlation of all pairwise distances.
+    `trustworthiness` and `continuity` (Venna and Kaski 2001) use the 15 nearest neighbours of each vector, but at most
+    half of the other vectors, because scikit-learn requires fewer neighbours than half of the vectors. scikit-learn
+    finds the neighbours of its second argument by Euclidean distance. Continuity therefore uses Euclidean neighbours in
+    the full space for metrics without a Euclidean form: manhattan, chebyshev, braycurtis and canberra.
+    `neighbours_kept` is the share of a vector's nearest neighbours that are also nearest neighbours on the map.
+    `distance_spearman` is the rank correlation of pairwise distances in the full space and on the map.
     """
     if _has_too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
@@ -59,7 +59,10 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
-    """Return the value and the chance level of `neighbours_kept`, as computed by `score_map`."""
+    """Return only the score `neighbours_kept` of `score_map` for one map: the value and the chance level.
+
+    Both are NaN if there are fewer than three vectors or all vectors are equal.
+    """
     rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
     xy = xy[rows]
@@ -68,7 +71,8 @@ def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -
     k = _count_scored_neighbours(vectors)
     near, _ = neighbours(vectors, k, metric, 0)
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
-    order = _draw_order(len(xy), seed)  # as for the chance level in `score_map`
+    # For the chance level, the coordinates on the map are permuted.
+    order = _draw_order(len(xy), seed)
     near_by_chance = _permute_neighbours(near_on_map, order)
     value = _compute_overlap(near, near_on_map)
     chance = _compute_overlap(near, near_by_chance)
@@ -98,9 +102,9 @@ def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return each row's neighbours after permuting the rows to `order`, as new indices."""
-    new_number = np.argsort(order)
-    return np.asarray(new_number[near[order]])
+    """Return the neighbour indices `[rows, k]` that result if the coordinates are permuted to `order`."""
+    new_index = np.argsort(order)  # new_index[i] is the index of the old row i after the permutation
+    return np.asarray(new_index[near[order]])
 
 
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
@@ -124,7 +128,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     for xy in maps:
         indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
         near.append(indices)
-    values = []  # distance and overlap for each pair of maps
+    values = []  # Procrustes distance and overlap for each pair of maps
     chances = []
     for one, other in combinations(range(len(maps)), 2):
         _, _, distance = procrustes(maps[one], maps[other])
@@ -144,11 +148,11 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 
 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
-    """Return a table of `value` and `chance` by measure, for the maps of the same vectors with different seeds.
+    """Return a table of the columns `value` and `chance` by measure, for maps of the same vectors with different seeds.
 
-    `SCORES` refer to the first map, `STABILITY` to all maps. Equal vectors count once. At most `MAX_SCORED_VECTORS`
-    randomly sampled vectors are scored, with neighbours within the sample. For chance levels, the coordinates on the
-    map are permuted.
+    `SCORES` refer to the first map, `STABILITY` to all maps (omitted if there is only one). Equal vectors count once.
+    At most `MAX_SCORED_VECTORS` randomly sampled vectors are scored, with neighbours within the sample. For chance
+    levels, the coordinates on the map are permuted.
     """
     rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
@@ -169,7 +173,7 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
 
 
 def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metric: str, seed: int) -> pd.DataFrame:
-    """Return a table with `QUALITY_COLUMNS` and counts, with rows of the whole layout before rows of its points.
+    """Return a table with `QUALITY_COLUMNS` and counts; rows of the whole layout precede rows of single points.
 
     The counts `tokens` (per point), `points` and `scored_vectors` are equal in all rows.
 
@@ -178,36 +182,49 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     - Rows without layer and point contain the mean over the points with a defined value. For the joint map, they also
       contain scores of the vectors of all points together, except points with a separate basis (`OWN_BASIS`).
     """
-    by_seed = list(maps.values())
-    scored_maps = by_seed[:1] if layout == "joint" else by_seed
-    calls = []
-    for site, vectors_TD in vectors.items():
-        maps_of_site = [by_site[site] for by_site in scored_maps]
-        calls.append((vectors_TD, maps_of_site, metric, seed))
-    tables = in_parallel(score_map, calls, f"{layout}: scores by point")
-    table_by_site = dict(zip(vectors, tables, strict=True))
-    point_scores = pd.concat(table_by_site, names=["layer", "point"])
-    mean_over_points = point_scores.groupby("measure", sort=False).mean()
+    maps_by_seed = list(maps.values())
     tokens = len(next(iter(vectors.values())))
-    scored_tokens = min(tokens, MAX_SCORED_VECTORS)
     if layout == "joint":
+        point_scores = _score_points(layout, vectors, maps_by_seed[:1], metric, seed)  # without stability
+        mean_over_points = point_scores.groupby("measure", sort=False).mean()
         point_scores = point_scores.rename(index=WITHIN, level="measure")
         mean_within_points = mean_over_points.rename(index=WITHIN).loc[list(WITHIN.values())]
-        among_all, scored_vectors = _score_among_all(vectors, by_seed, metric, seed)
+        among_all, scored_vectors = _score_among_all(vectors, maps_by_seed, metric, seed)
         whole = pd.concat([among_all, mean_within_points])
     else:
-        whole = mean_over_points
-        scored_vectors = len(vectors) * scored_tokens
+        point_scores = _score_points(layout, vectors, maps_by_seed, metric, seed)
+        whole = point_scores.groupby("measure", sort=False).mean()
+        scored_vectors = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
     table = pd.concat([whole.reset_index(), point_scores.reset_index()])
     table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
     table = table.astype({"layer": "Int32", "point": "string"})
     return table.assign(tokens=tokens, points=len(vectors), scored_vectors=scored_vectors)
 
 
+def _score_points(
+    layout: str,
+    vectors: Mapping[Site, Vectors],
+    maps: Sequence[Mapping[Site, Coordinates]],
+    metric: str,
+    seed: int,
+) -> pd.DataFrame:
+    """Return the results of `score_map` for the vectors of each point, indexed by layer, point and measure."""
+    calls = []
+    for site, vectors_TD in vectors.items():
+        maps_of_site = [by_site[site] for by_site in maps]
+        calls.append((vectors_TD, maps_of_site, metric, seed))
+    tables = in_parallel(score_map, calls, f"{layout}: scores by point")
+    table_by_site = dict(zip(vectors, tables, strict=True))
+    return pd.concat(table_by_site, names=["layer", "point"])
+
+
 def _score_among_all(
     vectors: Mapping[Site, Vectors], maps: Sequence[Mapping[Site, Coordinates]], metric: str, seed: int
 ) -> tuple[pd.DataFrame, int]:
-    """Return `score_map` for a sample of the vectors of all points together, and the sample size."""
+    """Return the result of `score_map` for a sample of the vectors of all points together, and the sample size.
+
+    The sample is stratified by point. Points with a separate basis are excluded.
+    """
     sites = [site for site in vectors if site.point not in OWN_BASIS]
     tokens = len(next(iter(vectors.values())))
     site_of_row = np.repeat(np.arange(len(sites)), tokens)
@@ -231,7 +248,10 @@ def _concatenate_sites(arrays: Mapping[Site, Vectors], sites: Sequence[Site]) ->
 
 
 def _compute_overlap(near: Indices | npt.NDArray[np.int64], others: Indices | npt.NDArray[np.int64]) -> float:
-    """Return the share of indices in a row of `near` that also occur in this row of `others`, averaged over rows."""
-    is_same = near[:, :, None] == others[:, None, :]
+    """Return the share of the indices in a row of `near` that also occur in the same row of `others`.
+
+    `near` and `others` are neighbour indices `[rows, k]`; the share is averaged over the rows.
+    """
+    is_same = near[:, :, None] == others[:, None, :]  # [rows, k of near, k of others]
     is_shared = is_same.any(axis=2)
     return float(is_shared.mean())

@@ -39,7 +39,10 @@ def read_vectors(given: Any) -> Vectors:
 
 
 def _convert_to_array(given: Any) -> npt.NDArray[Any]:
-    """Return `given` as an array; raise TypeError unless it contains real numbers."""
+    """Return `given` as an array; raise `TypeError` unless it contains real numbers.
+
+    Tensors are recognised by their attribute `detach`.
+    """
     if isinstance(given, Sequence) and any(hasattr(vector, "detach") for vector in given):
         return np.stack([_convert_to_array(vector) for vector in given])
     if hasattr(given, "detach"):
@@ -58,7 +61,8 @@ def _convert_to_array(given: Any) -> npt.NDArray[Any]:
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the sorted rows of the first copy of each distinct vector, and each vector's index among these copies."""
+    """Return the row of the first copy of each distinct vector (sorted), and each vector's index among these copies."""
+    # Compare whole rows as bytes.
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))
@@ -74,8 +78,9 @@ def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
 def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:
     """Return the vectors `[tokens, width]` of the points with enough distinct vectors for a layout.
 
-    UMAP layouts require `MIN_UMAP_VECTORS` tokens. Each fitted set (a point, or all points of `joint`) must also have
-    at least `MIN_UMAP_VECTORS` and more than `n_neighbors` distinct vectors.
+    UMAP layouts require `MIN_UMAP_VECTORS` tokens. The vectors of each point, or of all points together for `joint`,
+    must also include at least `MIN_UMAP_VECTORS` and more than `n_neighbors` distinct vectors. The layout `pca` has no
+    such requirements.
     """
     if layout == "pca" or not vectors:
         return dict(vectors)

@@ -1,10 +1,11 @@
 """Capture of the feature vectors of selected texts at all capture points.
 
-Each process runs the model on the texts whose rows overlap its shards (blocks of rows). It collects the rows of each
-site (layer and capture point) in a buffer on the model's device, and writes each shard once, during the next
-computation. An interrupted run resumes after its last shard. On a GPU, the texts of neighbouring shards are batched
-together. The stage writes `features/capture/`; if `capture.store` is elsewhere, this folder contains a manifest
-instead of the arrays.
+The store contains one array per site (a layer and a capture point), with one row per token. Its rows are written in
+units: shards, or single chunks if the store has no shards. Each process runs the model on the texts that overlap its
+units, and collects the rows of each site in a buffer on the model's device. Each unit is written once, while the model
+computes the next one. An interrupted run resumes after the last written unit. On a GPU, the texts of neighbouring units
+are batched together. The stage writes `features/capture/`; if `capture.store` is another location, this folder contains
+a manifest instead of the arrays.
 """
 
 import ctypes
@@ -52,12 +53,12 @@ from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
 NumberedUnit = tuple[int, slice]
-"""Index of a unit, and the rows in it, which are written together."""
+"""Index of a unit of writing, and its rows."""
 WRITING_THREADS = 4
 RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
 DEVICE_GROUP_BYTES = 2**31  # constant, because a limit by free memory would change batches and thus rounding
-DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring shards whose texts are batched together on a GPU
+DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring units whose texts are batched together on a GPU
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
@@ -65,7 +66,7 @@ SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max
 def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
-    """Run `capture_texts` with the model at `checkpoint`."""
+    """Run `capture_texts` with the base model of the classifier at `checkpoint`, on `device`."""
     check_precision("capture.precision", capture.precision, device)
     tokenizer = load_tokenizer(checkpoint)
     classifier: Any = load_classifier(checkpoint)
@@ -78,7 +79,8 @@ def capture_checkpoint(
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
     """Write `features/capture/` of `run` with the model `base`, for the captured texts from the stage `tokenize`.
 
-    `padding` is the ID of the padding token. Unfinished work is stored in `folder`.
+    `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
+    `folder`.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
@@ -86,22 +88,28 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     family.check_precision("capture.precision", capture.precision)
     sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
 
+    # The main process creates the stores; then every process opens them.
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
     plan = store.plan_store(int(lengths.sum()), base.config.hidden_size, capture.dtype, capture.chunk_tokens)
     if state.is_main_process:
         _prepare_stores(folder, place, sites, plan, run)
     state.wait_for_everyone()
-
     ids = np.memmap(folder / TOKEN_IDS, np.int32, "r")
-    units = list(enumerate(plan.units))
     stores = {site: store.open_to_write(place, site) for site in sites}
+
+    # Each process handles every `num_processes`-th group of units.
+    units = list(enumerate(plan.units))
     row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
     groups = _group_units(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
     pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
+
+    # Threads write the units of a group while the model computes the next group.
     marks: list[Future[None]] = []
-    rows_written, device_seconds, start = 0, 0.0, time.perf_counter()
+    rows_written = 0
+    device_seconds = 0.0
+    start = time.perf_counter()
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
         memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
@@ -109,7 +117,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             if not remaining:
                 continue
             # Batches include the units that are already written, so that resumed runs have the same batches.
-            group_rows = slice(group[0][1].start, group[-1][1].stop)
+            group_rows = _join_rows(group)
             batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
             buffer_sets.rotate()
@@ -121,12 +129,16 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
                 rows_written += rows.stop - rows.start
             _trim_heap()
-        computed = time.perf_counter()
+        computation_end = time.perf_counter()
     for mark in marks:
-        mark.result()
-    seconds = time.perf_counter() - start
-    disk_seconds = sum(buffers.waiting_seconds for buffers in buffer_sets) + start + seconds - computed
+        mark.result()  # raises the error of a failed write
+    end = time.perf_counter()
+
     if rows_written:
+        seconds = end - start
+        disk_seconds = end - computation_end
+        for buffers in buffer_sets:
+            disk_seconds += buffers.waiting_seconds
         limits = compute_limiting_shares(seconds, disk_seconds, device_seconds, base.device)
         logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
     state.wait_for_everyone()
@@ -147,7 +159,9 @@ def captured_vectors(
 ) -> dict[str, PointVectors]:
     """Return the vectors of all tokens of `texts` (token IDs) by capture point.
 
-    `padding` is the ID of the padding token. Raise `InputError` for a number that `dtype` cannot represent.
+    `padding` is the ID of the padding token, and `batch_tokens` the maximum number of padded tokens per batch. Raise
+    `InputError` for a number that `dtype` cannot represent. On a CPU, the model writes directly to the returned arrays;
+    on a GPU, each group of rows is collected in a buffer and then copied.
     """
     ids = np.concatenate(texts)
     lengths = np.array([len(text) for text in texts])
@@ -166,17 +180,17 @@ def captured_vectors(
         batches = list(_create_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
         fill_rows(base, batches, buffers)
         for site, target in targets.items():
-            target.copy_(buffers[site])  # no operation on a CPU, where both share memory
+            target.copy_(buffers[site])  # no operation on a CPU, where the buffer is the target
     return vectors
 
 
 def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:
-    """Create missing parts of the stores in `folder`; `sites` maps sites to vector widths.
+    """Create the stores at `place`, and their folders in `folder`, unless an interrupted run has created them.
 
-    `folder/stores` becomes the output. `folder/done` contains one file per completed unit, and is created last, after
-    all stores. An interrupted run has one of these states:
+    `sites` maps sites to vector widths. `folder/stores` becomes the output. `folder/done` contains one file per written
+    unit, and is created last, after all stores. An interrupted run has left one of these states:
 
-    - neither, or only `stores`: interrupted before all stores were created. Create them.
+    - neither folder, or only `stores`: interrupted before all stores were created. Create them.
     - `stores` and `done`: interrupted between two units. Keep the units in `done`.
     - only `done`: interrupted after publication, and the stores were deleted by DVC. Start from the beginning.
     """
@@ -193,7 +207,7 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     if not done.is_dir():
         store.create_stores(place, sites, plan)
         done.mkdir()
-    pa.default_memory_pool().release_unused()  # makes the memory of the texts available for vectors
+    pa.default_memory_pool().release_unused()  # the tables of tokens are no longer needed
 
 
 def _locate_done_file(folder: Path, unit: int) -> Path:
@@ -202,7 +216,7 @@ def _locate_done_file(folder: Path, unit: int) -> Path:
 
 
 def _trim_heap() -> None:
-    """Return free heap pages to the system, as tensors of varying size would fragment a growing heap."""
+    """Return free heap pages to the system; otherwise, tensors of varying size would fragment a growing heap."""
     if sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -211,7 +225,7 @@ def _trim_heap() -> None:
 
 
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
-    """Write the file that marks a unit as written in all stores, with digests of its rows by site."""
+    """Write the file that marks a unit as written in all stores; it contains the digest of the unit for each site."""
     file = _locate_done_file(folder, unit)
     begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
@@ -219,7 +233,7 @@ def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
 
 
 def _read_digests(folder: Path, unit: int) -> dict[str, str]:
-    """Return the digests by site written by `_mark_done`."""
+    """Return the digests of a unit by site, as written by `_mark_done`; raise `InputError` for a damaged file."""
     file = _locate_done_file(folder, unit)
     try:
         digests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
@@ -231,7 +245,10 @@ def _read_digests(folder: Path, unit: int) -> dict[str, str]:
 
 
 def _write_tokens(folder: Path, run: Run) -> None:
-    """Write the table of the stores' rows and the concatenated token IDs, one row group of texts at a time."""
+    """Write a table with the token of each row of the stores, and the concatenated token IDs of all texts.
+
+    One row group of the run's table of tokens is in memory at a time.
+    """
     schema = pa.schema({"document": pa.string(), "position": pa.int32(), "token_id": pa.int32(), "token": pa.string()})
     with (
         writing(folder / "stores" / store.TOKENS_FILE) as path,
@@ -246,9 +263,10 @@ def _write_tokens(folder: Path, run: Run) -> None:
 
 
 def group_tokens(device: torch.device, row_bytes: int) -> int:
-    """Return the maximum number of rows computed together, which is larger on a GPU for more efficient forward passes.
+    """Return the maximum number of rows in a group of units whose texts are batched together.
 
-    `row_bytes` is the size of a token's vectors at all sites.
+    On a GPU, larger groups allow more efficient forward passes. On a CPU, the limit of one row makes each group a
+    single unit. `row_bytes` is the size of a token's vectors at all sites.
     """
     if device.type == "cpu":
         return 1
@@ -258,40 +276,51 @@ def group_tokens(device: torch.device, row_bytes: int) -> int:
 
 
 def pass_cost_tokens(device: torch.device) -> int:
-    """Return the cost of starting a forward pass, in tokens."""
+    """Return the cost of starting a forward pass, as the number of tokens that take the same time."""
     if device.type == "cpu":
         return PASS_COST_TOKENS
     return DEVICE_PASS_COST_TOKENS
 
 
 def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
-    """Return groups of neighbouring units with at most `tokens` rows, or of a single unit."""
+    """Return groups of neighbouring units; a group has at most `tokens` rows, or consists of a single unit."""
     _, first_rows = units[0]
-    unit_rows = max(1, first_rows.stop)
+    unit_rows = max(1, first_rows.stop)  # all units except the last one have the size of the first
     size = max(1, tokens // unit_rows)
     return [list(units[start : start + size]) for start in range(0, len(units), size)]
 
 
-class TextRows(NamedTuple):
-    """Index of a text in its batch, a slice of its tokens, and their rows in the buffers."""
+def _join_rows(group: Sequence[NumberedUnit]) -> slice:
+    """Return the rows of all units of a group."""
+    _, first_rows = group[0]
+    _, last_rows = group[-1]
+    return slice(first_rows.start, last_rows.stop)
 
-    text: int
+
+class TextRows(NamedTuple):
+    """The tokens of a text that belong to the present group of units, and their rows in the buffers."""
+
+    text: int  # index of the text in its batch
     tokens: slice
     rows: slice
 
 
 class Batch(NamedTuple):
-    """The inputs of a padded forward pass, and the rows of its tokens."""
+    """The inputs of a padded forward pass, and the rows of the buffers to which its tokens belong."""
 
     inputs: dict[str, Tensor]
     texts: list[TextRows]
 
     def put_function(self, device: torch.device) -> Callable[[Tensor, Tensor], None]:
-        """Return a function that copies the stored tokens of a feature `[B, T, D]` to their rows of a buffer."""
+        """Return a function that copies vectors of the batch's tokens to their rows of a buffer `[rows, D]`.
+
+        The function has two arguments, the buffer and a feature `[B, T, D]` (texts, padded tokens, width).
+        """
         if device.type == "cpu":
             return self._put_slices
+        # On a GPU, all texts are copied together, which requires only three kernel launches.
         padded_length = self.inputs["input_ids"].shape[1]
-        tokens = []
+        tokens = []  # indices in the flattened feature `[B * T, D]`
         rows = []
         for text in self.texts:
             first_token = text.text * padded_length
@@ -307,10 +336,10 @@ class Batch(NamedTuple):
             vectors_ND = cast_BTD.flatten(0, 1).index_select(0, tokens_N)
             buffer.index_copy_(0, rows_N, vectors_ND)
 
-        return put  # three kernel launches for any number of texts
+        return put
 
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
-        """Copy the stored tokens of a feature `[B, T, D]` to their rows of `buffer`, text by text."""
+        """Copy the vectors of the batch's tokens to their rows of `buffer`, text by text."""
         for text, tokens, rows in self.texts:
             buffer[rows] = feature_BTD[text, tokens]
 
@@ -318,7 +347,7 @@ class Batch(NamedTuple):
 class RowBuffers(Mapping[Site, Tensor]):
     """A buffer `[rows, width]` per site; access waits until the previous content of the buffer has been written.
 
-    `writes` contains the pending writes of each site, and `waiting_seconds` the total duration of the waits.
+    `writes` contains the pending writes of each site, and `waiting_seconds` is the total waiting time.
     """
 
     def __init__(self, tensors: Mapping[Site, Tensor]) -> None:
@@ -345,10 +374,9 @@ class RowBuffers(Mapping[Site, Tensor]):
 def _allocate_buffer_sets(
     widths: Mapping[Site, int], group: Sequence[NumberedUnit], dtype: str, device: torch.device
 ) -> deque[RowBuffers]:
-    """Return the sets of buffers for groups of rows up to the size of `group`."""
-    _, first_rows = group[0]
-    _, last_rows = group[-1]
-    rows = last_rows.stop - first_rows.start
+    """Return sets of buffers with one row per token of `group`: one set on a CPU, `DEVICE_BUFFER_SETS` on a GPU."""
+    group_rows = _join_rows(group)
+    rows = group_rows.stop - group_rows.start
     number = 1 if device.type == "cpu" else DEVICE_BUFFER_SETS
     torch_dtype = getattr(torch, dtype)
     sets = deque[RowBuffers]()
@@ -361,7 +389,10 @@ def _allocate_buffer_sets(
 
 
 class ThreadMemory(threading.local):
-    """The memory of a writing thread: a shard writer, and for vectors on a GPU a stream and pinned memory."""
+    """The memory of a writing thread: a shard writer, and for vectors on a GPU a stream and pinned memory.
+
+    `rates`, which all threads share, collects the bytes per second of single writes.
+    """
 
     def __init__(self, rates: deque[float]) -> None:
         self.writer = ShardWriter()
@@ -373,7 +404,8 @@ class ThreadMemory(threading.local):
         """Return vectors `[rows, width]` as an array in host memory, valid until the next call in this thread."""
         if not vectors.is_cuda:
             return vectors.cpu().numpy()
-        if self.stream is None:  # a stream that does not wait for the next computation
+        if self.stream is None:
+            # Copies in a separate stream do not wait for the forward passes of the next group.
             self.stream = torch.cuda.Stream(vectors.device)
         if self.pinned.numel() < vectors.nbytes:
             self.pinned = torch.empty(vectors.nbytes, dtype=torch.uint8, pin_memory=True)
@@ -387,7 +419,7 @@ class ThreadMemory(threading.local):
 def _write_unit(
     open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool
 ) -> str:
-    """Write the vectors of a unit of rows at one site; return their hash if requested."""
+    """Write the vectors of a unit at one site, and return their hash (empty unless `with_digest` is True)."""
     array = memory.host_array(vectors)
     start = time.perf_counter()
     digest = store.write_unit(open_store, rows, array, memory.writer, with_digest)
@@ -397,9 +429,10 @@ def _write_unit(
 
 
 def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
-    """Return a sentence with the rates of a run in tokens and bytes, and its limiting factor.
+    """Return a description of a run's rates in tokens and bytes per second, and of what limits them.
 
-    `rates` are the bytes per second of single writes, and `limits` is the result of `compute_limiting_shares`.
+    `tokens` and `size` (in bytes) were stored in `seconds`. `rates` are the bytes per second of single writes, and
+    `limits` is the result of `compute_limiting_shares`.
     """
     thread_rate = np.median(rates) / 1e6
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
@@ -414,10 +447,9 @@ def _submit_writes(
     buffers: RowBuffers,
     buffer_rows: slice,
 ) -> dict[Site, Future[str]]:
-    """Start writing one unit of rows (`buffer_rows` of each buffer), and return the future of each site's write.
+    """Start writing one unit, the rows `buffer_rows` of each buffer, and return the future of each site's write.
 
-    The futures are also registered in `buffers`, which waits for them before the next group of rows overwrites the
-    content.
+    The futures are also registered in `buffers`, which waits for them before the next group overwrites the rows.
     """
     writes = {}
     for site, vectors in buffers.items():
@@ -428,7 +460,10 @@ def _submit_writes(
 
 
 def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> None:
-    """Make the finished stores in `folder` the output of `run`, with a manifest if the arrays are at `place`."""
+    """Make the finished stores in `folder` the output of `run`; write a manifest if the arrays are at another `place`.
+
+    `units` is the number of units.
+    """
     if place is not None:
         digests_by_unit = [_read_digests(folder, unit) for unit in range(units)]
         store.write_manifest(folder / "stores", place, digests_by_unit)
@@ -437,7 +472,7 @@ def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> No
 
 
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
-    """Mark a unit as done after the `writes` of all sites; raise the error of a failed write.
+    """Mark a unit as done after waiting for the `writes` of all sites; raise the error of a failed write.
 
     Threads start tasks in order of submission, so this task cannot block the writes, which were submitted before it.
     """
@@ -450,8 +485,9 @@ def fill_rows(
 ) -> float:
     """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the dtype of the buffers.
 
-    Return the seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
-    `bf16`. Raise `InputError` with layer and point for features beyond the range of the dtype.
+    Return the seconds spent waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
+    `bf16`. Raise an `InputError` that names the layer and the capture point if a feature is NaN, infinite, or beyond
+    the range of the buffers' dtype.
     """
     for batch in batches:
         put_function = batch.put_function(base.device)
@@ -460,13 +496,14 @@ def fill_rows(
             put_rows(buffers[site], feature_BTD)
 
         _run_forward_pass(base, batch.inputs, buffers, put, precision)
+    # A value that the dtype cannot represent becomes infinite, and so does the minimum or maximum of its buffer.
     filled = max(text.rows.stop for batch in batches for text in batch.texts)
     extremes: list[Tensor] = []
     for site in buffers:
         extremes.extend(torch.aminmax(buffers[site][:filled]))
     finite = torch.stack(extremes).isfinite().all()
     start = time.perf_counter()
-    all_finite = finite.item()  # the only synchronisation with a GPU in a group of shards
+    all_finite = finite.item()  # the only synchronisation with a GPU in a group of units
     waiting_seconds = time.perf_counter() - start
     if not all_finite:
         _check_features(base, batches, buffers, precision)
@@ -495,11 +532,11 @@ def _run_forward_pass(
     take: Callable[[Site, Tensor], None],
     precision: str,
 ) -> None:
-    """Run a forward pass that calls `take` with the features of each site as soon as they are computed."""
+    """Run a forward pass that calls `take` with the feature `[B, T, D]` of each site as soon as it is computed."""
     points = {site.point for site in sites}
     inputs_on_device = {name: tensor.to(base.device) for name, tensor in inputs.items()}
-    half = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
-    with torch.inference_mode(), recording(base, points, taken=take), half:
+    autocast = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+    with torch.inference_mode(), recording(base, points, taken=take), autocast:
         base(**inputs_on_device)
 
 
@@ -511,21 +548,23 @@ def _create_batches(
     batch_tokens: int,
     pass_cost: int,
 ) -> Iterator[Batch]:
-    """Yield batches of all texts that overlap `rows`; `TextRows.rows` count from the first of these rows.
+    """Yield padded batches of all texts that overlap `rows`, a range of rows of the store.
 
-    `ids` are the concatenated token IDs of all texts.
+    `ids` are the concatenated token IDs of all texts, and `lengths` the numbers of tokens of the texts. The rows in
+    `Batch.texts` are relative to the first of `rows`. Texts that begin or end outside `rows` are included as a whole,
+    because their tokens attend to each other, but only their tokens in `rows` are assigned to rows.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
     is_overlapping = (ends > rows.start) & (starts < rows.stop)
-    text_rows = []
+    rows_of_texts = []
     for text in np.flatnonzero(is_overlapping):
-        text_rows.append(slice(int(starts[text]), int(ends[text])))
-    texts = [ids[whole].tolist() for whole in text_rows]
+        rows_of_texts.append(slice(int(starts[text]), int(ends[text])))
+    texts = [ids[whole].tolist() for whole in rows_of_texts]
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
 
     def count_padded_tokens(batch: list[int]) -> int:
-        longest = texts[batch[-1]]
+        longest = texts[batch[-1]]  # the texts of a batch are sorted by length
         return len(batch) * len(longest)
 
     # The largest batch is first, so that later batches reuse its memory instead of fragmenting the heap.
@@ -534,7 +573,7 @@ def _create_batches(
         inputs = padded([texts[number] for number in batch], padding)
         stored = []
         for place, number in enumerate(batch):
-            whole = text_rows[number]
+            whole = rows_of_texts[number]
             start = max(whole.start, rows.start)
             stop = min(whole.stop, rows.stop)
             tokens = slice(start - whole.start, stop - whole.start)

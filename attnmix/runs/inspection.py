@@ -1,7 +1,8 @@
 """Inspection of captured texts one by one: ratios of every token, matrices, attention heads, and token scores.
 
 The stage `inspect` writes `features/inspect/`. Ratios, matrices and heads are computed in float64. The texts are
-divided among the processes. Results of each text are stored as unfinished work, to resume an interrupted run.
+divided among the processes. The results of each text are written to intermediate files, from which an interrupted run
+resumes.
 """
 
 import logging
@@ -59,18 +60,20 @@ def inspect(
     batch_tokens: int,
     device: torch.device,
 ) -> None:
-    """Write the measures of the captured texts for each of the `checkpoints`, and their predictions and token scores.
+    """Write the measures of the captured texts with each of the `checkpoints`, and the classifier's token scores.
 
-    `batch_tokens` is the maximum number of tokens in a batch of the classifier or of exchanged texts. Unfinished work
-    is stored in `folder`. If `device` does not support float64, the CPU is used.
+    `batch_tokens` is the maximum number of tokens in a batch of the classifier or of exchanged texts. Intermediate
+    files are stored in `folder`. If `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)
     share = slice(state.process_index, None, state.num_processes)
     tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
     longest = int(run.documents["tokens"].max())
-    methods, matrices = parameters.methods, parameters.matrices
+    methods = parameters.methods
+    matrices = parameters.matrices
     donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
+    # Each process measures its share of the texts with all checkpoints, and scores the tokens of these texts.
     for name in checkpoints:
         path = run.checkpoints[name]
         check_max_length("capture.max_length", longest, path)
@@ -87,6 +90,7 @@ def inspect(
     state.wait_for_everyone()
     if not state.is_main_process:
         return
+    # The main process combines the intermediate files of all texts into tables.
     published = folder / PUBLISHED
     columns = [*methods, OWN_SHARE]
     writers.write_ratios(published, columns, _tabulate_ratios(checkpoints, columns, tokenizer, run, folder))
@@ -97,7 +101,7 @@ def inspect(
 
 
 def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
-    """Yield the indices and texts of this process's share of the captured texts, with a progress bar."""
+    """Yield the index and the content of each captured text in `share` (a slice of indices), with a progress bar."""
     numbered_texts = enumerate(read_documents(run.captured))
     share_of_texts = islice(numbered_texts, share.start, share.stop, share.step)
     total = len(range(len(run.documents))[share])
@@ -107,14 +111,21 @@ def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[i
 def _compute_token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
-    """Return the own share `[layers, tokens]` of each token by exchange, with donors of the same and another class."""
-    texts = [document, *(donor for donor in donors if donor.name != document.name)]
+    """Return the own share `[layers, tokens]` of each token of a text: its share in the displacement of its own vector.
+
+    The displacements are caused by exchanging tokens with one donor text of the same predicted class and one of another
+    class, drawn from `donors`.
+    """
+    texts = [document]
+    for donor in donors:
+        if donor.name != document.name:
+            texts.append(donor)
     classes = np.array([text.predicted for text in texts])
     exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
     positions = choose_positions(document, TOKEN_POSITIONS, seed)
     displacements = measure_exchange(base, document, exchanged, positions, batch_tokens)
-    shares_KT = own_shares(displacements, PRECISION)  # K levels, the input of the first layer first
-    shares_LT: npt.NDArray[np.float32] = shares_KT[1:].astype(np.float32)
+    shares_by_level = own_shares(displacements, PRECISION)  # [1 + layers, tokens], the first layer's input first
+    shares_LT: npt.NDArray[np.float32] = shares_by_level[1:].astype(np.float32)
     return shares_LT
 
 
@@ -127,40 +138,50 @@ def _measure_texts(
     folder: Path,
     share: slice,
 ) -> None:
-    """Write matrices and heads of the captured texts in their final format, and their ratios as unfinished work."""
-    in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)
+    """Write the measures of the captured texts in `share` with one checkpoint.
+
+    The matrices and the attention heads are written in their final format, the ratios to intermediate files.
+    `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.
+    """
+    in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)  # with the float64 model copy
     for number, document in _iterate_texts(run, share, f"{checkpoint}: captured texts"):
-        contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
-        if heads.is_dir():
+        if heads.is_dir():  # created last, after all other files of the text
             continue
         measurements = Measurements(Texts([document]))
         in_float64.add_sums(measurements, [MEASURES])
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
         shares_1LT = token_shares(document)[None]
-        ratios_MLT = np.concatenate([measurements.ratios[0], shares_1LT])
+        ratios_MLT = np.concatenate([measurements.ratios[0], shares_1LT])  # the own share is the last method
         with atomic_path(_locate_ratios(folder, checkpoint, number)) as part, part.open("wb") as file:
             np.save(file, ratios_MLT)
+        contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
         contributions.mkdir(parents=True, exist_ok=True)
         for method, matrix in measurements.matrices[0].items():
             attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
             array = matrix.astype(np.float32)
             writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
-        unfinished = heads.with_name(f"{heads.name}.part")
-        writers.write_heads(unfinished, measurements.heads[0])
-        unfinished.rename(heads)  # after all files of the text are complete
+        incomplete_heads = heads.with_name(f"{heads.name}.part")
+        writers.write_heads(incomplete_heads, measurements.heads[0])
+        incomplete_heads.rename(heads)
 
 
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
-    """Write the predicted class and the token scores `IMPORTANCE_NAMES` of each captured text, as unfinished work."""
+    """Write the predicted class and the scores `IMPORTANCE_NAMES` of the tokens of each captured text in `share`.
+
+    Each text has an intermediate file in `folder`.
+    """
     generator = np.random.default_rng(seed)
     for number, document in _iterate_texts(run, share, "token scores"):
         file = _locate_scores(folder, number)
         if file.exists():
             continue
         review = Review(classifier, document, generator)
-        arrays: dict[str, Any] = {name: ATTRIBUTIONS[name].scores(review)[0] for name in IMPORTANCE_NAMES}
+        arrays: dict[str, Any] = {}
+        for name in IMPORTANCE_NAMES:
+            (scores_T,) = ATTRIBUTIONS[name].scores(review)  # these scores are deterministic and have one draw
+            arrays[name] = scores_T
         arrays["predicted"] = classifier.classes[review.predicted]
         arrays["probability"] = review.probability
         arrays["read_position"] = review.gradients.read_position
@@ -171,7 +192,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 def _tabulate_ratios(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of each text with each checkpoint as a table."""
+    """Yield a table of the ratios of all tokens for each checkpoint and text, read from the intermediate files."""
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
             ratios_MLT = np.load(_locate_ratios(folder, checkpoint, number))
@@ -179,8 +200,9 @@ def _tabulate_ratios(
 
 
 def _write_scores(run: Run, folder: Path) -> None:
-    """Write `predictions.parquet` and `token_scores.parquet`."""
-    predictions, tables = [], []
+    """Write `predictions.parquet` and `token_scores.parquet`, from the intermediate files of `_score_tokens`."""
+    predictions = []
+    tables = []
     for number, document in enumerate(run.documents["document"]):
         with np.load(_locate_scores(folder, number)) as arrays:
             prediction = {

@@ -1,10 +1,11 @@
 """Measurement of attention mixing in the sampled test reviews.
 
-Batches of documents are processed by each checkpoint in float32. The stage writes `features/measure/`,
+Each checkpoint processes batches of documents in float32. The stage writes `features/measure/`,
 `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines each number.
 
-Results of each batch or document are stored as unfinished work, to resume an interrupted run. Batches and documents are
-divided among the processes, but neither batches nor results depend on the number of processes.
+The results of each batch or document are written to intermediate files, from which an interrupted run resumes. Batches
+and documents are divided among the processes, but neither the batches nor the results depend on the number of
+processes.
 """
 
 import logging
@@ -78,10 +79,12 @@ from attnmix.models.segments import read_segments
 GRADIENT_DIRECTIONS = 8  # number of random directions for each derivative
 EXCHANGE_DONORS = (SAME_CLASS, OTHER_CLASS)
 PRECISION = float(np.finfo(np.float32).eps)
-EXCHANGE, GRADIENTS, PARTS = "exchange", "gradients", "parts"
-"""Kinds of tasks that process single documents."""
+EXCHANGE = "exchange"
+GRADIENTS = "gradients"
+PARTS = "parts"
+"""`EXCHANGE`, `GRADIENTS` and `PARTS` are the kinds of tasks that process single documents."""
 IDENTITY_ERRORS = "identity_errors"
-PUBLISHED = "published"  # folder, renamed to `features/measure` at the end
+PUBLISHED = "published"  # folder that is renamed to `features/measure` at the end
 
 
 @torch_state()
@@ -96,26 +99,26 @@ def measure(
     arithmetic: str,
     device: torch.device,
 ) -> None:
-    """Write the measures of the reviews sampled by `tokenize`, with one row group in memory at a time.
+    """Write the measures of the reviews sampled by `tokenize`, with one row group of reviews in memory at a time.
 
-    Unfinished work is stored in `folder`. If `device` does not support float64, the CPU is used.
+    Intermediate files are stored in `folder`. If `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)
     corpus = Corpus(run.drawn_reviews)
     for name in checkpoints:
         check_max_length("capture.max_length", int(corpus.lengths.max()), run.checkpoints[name])
-    first = run.checkpoints[checkpoints[0]]
-    family = family_of(load_config(first))
+    first_folder = run.checkpoints[checkpoints[0]]
+    family = family_of(load_config(first_folder))
     samples = _draw_samples(corpus, parameters, seed)
     if samples.controls is not None:
-        corpus.keep(samples.controls)
+        corpus.keep(samples.controls)  # batches of these documents combine texts of many row groups
     plan = _Plan(
         parameters=parameters,
         run=run,
         folder=folder,
         corpus=corpus,
-        tokenizer=load_tokenizer(first),
+        tokenizer=load_tokenizer(first_folder),
         methods=present_names("measure.methods", parameters.methods, family, RATIOS),
         matrices=present_names("measure.matrices", parameters.matrices, family),
         samples=samples,
@@ -126,7 +129,7 @@ def measure(
         processes=state.num_processes,
     )
     measured = {name: _measure_checkpoint(name, plan) for name in checkpoints}
-    random = _measure_random_model(first, plan) if "random_weights" in parameters.controls else None
+    random = _measure_random_model(first_folder, plan) if "random_weights" in parameters.controls else None
     if plan.times.tokens:
         logging.info("%s", plan.times.describe(device))
     state.wait_for_everyone()
@@ -145,7 +148,7 @@ def measure(
 
 
 class _Samples(NamedTuple):
-    """Indices of the documents for slow measures, which are computed for a sample only."""
+    """Indices of the documents in the samples for slow measures."""
 
     controls: Sequence[int] | None  # also for heads, steps, sinks and geometry; None for all documents
     exchange: Sequence[int]
@@ -154,7 +157,7 @@ class _Samples(NamedTuple):
 
 
 def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _Samples:
-    """Return the sampled documents."""
+    """Return random samples of documents, stratified by label, with the sample sizes in `parameters`."""
     controls = _draw_control_sample(corpus, parameters.control_documents, seed)
     exchange = stratified_draw(corpus.labels, parameters.exchange_documents, seed).tolist()
     derivatives = stratified_draw(corpus.labels, parameters.gradient_documents, seed).tolist()
@@ -163,7 +166,7 @@ def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _
 
 
 def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[int] | None:
-    """Return documents stratified by label and length; None if `size` includes all documents."""
+    """Return a sample of `size` documents, stratified by label and length; None if `size` covers the corpus."""
     if size is None or size >= len(corpus):
         return None
     strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
@@ -173,7 +176,7 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
 
 @dataclass
 class WorkTimes:
-    """Work and times of this process for the ratios, without the work that was stored before an interruption."""
+    """Amount and duration of this process's work on the ratios, without the work of an interrupted earlier run."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -183,13 +186,12 @@ class WorkTimes:
     device_seconds: float = 0.0
 
     def describe(self, device: torch.device) -> str:
-        """Return a sentence with the rates and the limiting factor."""
+        """Return a description of the rates in tokens and bytes per second, and of what limits them."""
         seconds = self.seconds
         limits = compute_limiting_shares(seconds, self.writing_seconds, self.device_seconds, device, work="arithmetic")
-        stored = f"{self.written_bytes / seconds / 1e6:,.1f} MB/s stored"
-        writing_rate = self.written_bytes / self.writing_seconds / 1e6
-        rates = f"{self.tokens / seconds:,.0f} tokens/s, {stored} ({writing_rate:,.0f} MB/s while writing)"
-        return f"{rates}; {describe_limits(limits)}"
+        megabytes = self.written_bytes / 1e6
+        stored = f"{megabytes / seconds:,.1f} MB/s stored ({megabytes / self.writing_seconds:,.0f} MB/s while writing)"
+        return f"{self.tokens / seconds:,.0f} tokens/s, {stored}; {describe_limits(limits)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +200,7 @@ class _Plan:
 
     parameters: MeasureParameters
     run: Run
-    folder: Path  # folder of the unfinished work
+    folder: Path  # folder of the intermediate files
     corpus: Corpus
     tokenizer: PreTrainedTokenizerFast
     methods: list[str]
@@ -212,27 +214,27 @@ class _Plan:
     times: WorkTimes = field(default_factory=WorkTimes)
 
     def open_work(self, checkpoint: str) -> "CheckpointWork":
-        """Return the stored work of one checkpoint."""
+        """Return the storage for the results of one checkpoint, with this process's share of the tasks."""
         return CheckpointWork(self.folder, checkpoint, self.process, self.processes, self.times)
 
     def create_engine(self, base: Any) -> Engine:
-        """Return the engine for a model without a task head, on the device of this run."""
+        """Move a model without a task head to the device of this run, and return its engine."""
         base.to(self.device)
         read_segments(base, self.tokenizer, self.run.drawn_reviews.pairs)
         return Engine(base, self.methods, self.tokenizer.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
 
     @property
     def statistics(self) -> list[str]:
-        """The statistics that are measured together with the ratios, without unselected controls."""
+        """The statistics that are measured together with the ratios, without the controls that are not selected."""
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
     def list_batch_tasks(self) -> Iterator[Task]:
-        """Yield the batches of the sample, and of all other documents."""
+        """Yield the batches of the documents sampled for controls, then the batches of all other documents."""
         return batch_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
     def list_sampled_tasks(self) -> list[Task]:
-        """Return the batches of the documents with controls and statistics."""
+        """Return the batches of the documents sampled for controls."""
         return sampled_tasks(self.corpus, self.batch_tokens, self.samples.controls)
 
 
@@ -244,20 +246,23 @@ class _MeasuredCheckpoint(NamedTuple):
     gains_L: npt.NDArray[np.float64]
     """`attention_gain` of each layer."""
     has_parts: bool
+    """False if vectors of this model family cannot be decomposed into contributions of the input tokens."""
 
 
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
-    """Measure this process's share of the documents with one checkpoint."""
+    """Measure this process's share of the documents with one checkpoint, and write the intermediate files."""
     base = load_base(plan.run.checkpoints[name])
     engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.open_work(name)
     sample = plan.samples.controls
+    # Measure the ratios of all documents, and the statistics of the sample.
     start = time.perf_counter()
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
     plan.times.seconds += time.perf_counter() - start
     plan.times.device_seconds += engine.batches.waiting_seconds
-    work = replace(work, times=WorkTimes())  # Only the times of the ratios are reported.
+    # Measure slower quantities. Only the time to compute the ratios is reported, so their times are kept separately.
+    work = replace(work, times=WorkTimes())
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
         engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
@@ -272,23 +277,26 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the displacements of a document's vectors after exchanges of tokens."""
+    """Return sums over the tokens of document `number`: the displacements of vectors caused by exchanging tokens."""
     parameters = plan.parameters
-    document = plan.corpus.document(number).cut(parameters.exchange_max_length)
-    corpus, number_of_donors = plan.corpus, parameters.exchange_donors
-    donors = draw_exchanged_texts(document, corpus, number, corpus.predicted, donors=number_of_donors, seed=plan.seed)
+    corpus = plan.corpus
+    document = corpus.document(number).cut(parameters.exchange_max_length)
+    exchanged = draw_exchanged_texts(
+        document, corpus, number, corpus.predicted, donors=parameters.exchange_donors, seed=plan.seed
+    )
     positions = choose_positions(document, parameters.exchange_positions, plan.seed)
-    displacements = measure_exchange(base, document, donors, positions, plan.batch_tokens)
+    displacements = measure_exchange(base, document, exchanged, positions, plan.batch_tokens)
     return exchange_sums(displacements, PRECISION)
 
 
 def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the derivatives of a truncated document, with random directions for each document.
+    """Return sums over the tokens of document `number`: derivatives of vectors, and measures compared with them.
 
-    Layer inputs are exchanged with the next measured reviews of the same and of another predicted class.
+    The document is truncated. Derivatives are computed along random directions. In one of the measures, layer inputs
+    are replaced by those of the next measured reviews of the same and of another predicted class.
     """
     document = plan.corpus.document(number)
-    # Both checkpoints use the same seed for a review, to compare them along the same directions.
+    # The seed depends only on the document, so that all checkpoints are compared along the same directions.
     name_hash = crc32(document.name.encode())
     (document_seed,) = np.random.SeedSequence([plan.seed, name_hash]).generate_state(1)
     max_length = plan.parameters.gradient_max_length
@@ -299,16 +307,23 @@ def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int)
 
 
 def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
-    """Yield the next measured review of the same and of another predicted class, or an empty document."""
+    """Yield the next review of the same predicted class as review `number`, then the next one of another class.
+
+    If there is no such review, an empty document is yielded instead.
+    """
     for donor in next_donors(number, corpus.predicted):
         if donor is None:
-            yield corpus.document(number).take(np.arange(0))
+            no_tokens = np.arange(0)
+            yield corpus.document(number).take(no_tokens)
         else:
             yield corpus.document(donor)
 
 
 def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
-    """Return the sums of the parts from the input of a truncated document, by rule."""
+    """Return sums over the tokens of document `number`: the contributions of the input tokens to its vectors.
+
+    The document is truncated. The keys are the rules for activation functions, `measure.parts_rules`.
+    """
     document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
     return engine.parts_sums(document, plan.parameters.parts_rules)
 
@@ -324,13 +339,16 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
 def _read_corpus_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
-    """Return the measures of all documents, after all processes have finished."""
+    """Return the measures of all documents from the intermediate files of all processes.
+
+    If controls are limited to a sample, only ratios are available for the other documents.
+    """
     sampled = _read_sampled_measures(measured, random, plan)
     if plan.samples.controls is None:
         return sampled
-    ratio_sums = {
-        name: checkpoint.work.read_ratio_sums(plan.list_batch_tasks()) for name, checkpoint in measured.items()
-    }
+    ratio_sums = {}
+    for name, checkpoint in measured.items():
+        ratio_sums[name] = checkpoint.work.read_ratio_sums(plan.list_batch_tasks())
     return replace(
         sampled,
         sums=ratio_sums,
@@ -343,8 +361,8 @@ def _read_corpus_measures(
 def _read_sampled_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
-    """Return the measures of the documents with controls and statistics; the identities cover all documents."""
-    first = next(iter(measured.values()))
+    """Return the measures of the documents sampled for controls, and the errors of the identities in all documents."""
+    first_checkpoint = next(iter(measured.values()))
     tasks = plan.list_sampled_tasks()
     texts = plan.corpus.texts
     if plan.samples.controls is not None:
@@ -363,7 +381,7 @@ def _read_sampled_measures(
         texts=texts,
         identities=identities,
         methods=plan.methods,
-        sites=first.sites,
+        sites=first_checkpoint.sites,
         draws=Draws(len(texts), BOOTSTRAP_SAMPLES, plan.seed),
         seed=plan.seed,
         gains={name: checkpoint.gains_L for name, checkpoint in measured.items()},
@@ -373,7 +391,7 @@ def _read_sampled_measures(
 def _create_tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
-    """Return the csv files by name, except `mixing_by_review`, which is written in blocks."""
+    """Return the tables of the csv files by name, except `mixing_by_review`, which is written in blocks."""
     exchange: dict[str, CorpusSums] = {}
     derivatives: dict[str, CorpusSums] = {}
     parts: dict[str, CorpusSums] = {}
@@ -395,7 +413,10 @@ def _create_tables(
 def _write_results(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan, machine: str
 ) -> None:
-    """Write the csv files, the metrics and the ratios of every token; then remove the unfinished work."""
+    """Write the csv files, the metrics and the ratios of every token; then remove the intermediate files.
+
+    `machine` describes the device and its arithmetic.
+    """
     corpus_measures = _read_corpus_measures(measured, random, plan)
     if "corpus_value" in corpus_measures.sampled.first:
         _log_left_out_texts(plan, corpus_measures.sampled.first)
@@ -413,11 +434,13 @@ def _write_results(
 
 
 def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
-    """Yield the ratios of every document with every checkpoint, and token columns."""
+    """Yield a table for each checkpoint and document, with the ratios and descriptive columns of every token."""
     for name, checkpoint in measured.items():
         file_by_document: dict[int, Path] = {}
         for task in plan.list_batch_tasks():
-            file_by_document.update(dict.fromkeys(task.numbers, checkpoint.work.token_file(task)))
+            file = checkpoint.work.token_file(task)
+            for number in task.numbers:
+                file_by_document[number] = file
         for number in range(len(plan.corpus)):
             ratios_MLT = np.load(file_by_document[number])[str(number)]
             document = plan.corpus.document(number)
@@ -425,20 +448,26 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
 
 
 def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
-    """Log the number of reviews without `corpus_value`, and the reason for the first."""
-    left_out = np.flatnonzero(np.ravel(sums["corpus_value"].counts) == 0)
+    """Log the number of documents for which the control `corpus_value` is undefined, and the reason for the first.
+
+    `corpus_value` averages values over tokens of the same class in other documents, drawn by `corpus_sample`. It is
+    undefined if a class of the document's tokens occurs in none of them. `sums` are the sums of the documents with
+    controls; a count of 0 marks an undefined control.
+    """
+    is_left_out = np.ravel(sums["corpus_value"].counts) == 0
+    left_out = np.flatnonzero(is_left_out)
     if not len(left_out):
         return
     corpus = plan.corpus
-    sample = corpus_sample(corpus, plan.seed)
     controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
     number = controlled[int(left_out[0])]
-    sampled_documents = [corpus.document(drawn) for drawn in sample]
     first = corpus.document(number)
-    # Append `first`, because it may not be among the sampled documents.
-    place = sample.index(number) if number in sample else len(sampled_documents)
-    classes = classes_without_others([*sampled_documents, first], range(len(sampled_documents)))
-    token_class = classes[place]
+    # The last document is `first`, because it may not be among the averaged documents.
+    averaged = corpus_sample(corpus, plan.seed)
+    documents = [*(corpus.document(drawn) for drawn in averaged), first]
+    classes = classes_without_others(documents, range(len(averaged)))
+    place = averaged.index(number) if number in averaged else len(averaged)
+    token_class = classes[place]  # the first class that none of the averaged documents contains
     logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
 
 
@@ -456,14 +485,15 @@ class CheckpointWork:
     times: WorkTimes = field(default_factory=WorkTimes)
 
     def remaining(self, kind: str, tasks: Iterable[Task]) -> Iterator[Task]:
-        """Yield this process's share of the unfinished tasks."""
+        """Yield the unfinished tasks in this process's share, with a progress bar."""
         share = islice(tasks, self.process, None, self.processes)
         remaining = [task for task in share if not self._locate_file(kind, task).exists()]
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Write the ratios of a batch, and the largest errors of its identities."""
-        arrays: dict[str, Any] = {IDENTITY_ERRORS: largest_errors([document.identities for document in measures])}
+        """Write the ratios of the documents of a batch, and the largest errors of the identities in the batch."""
+        errors = largest_errors([document_measures.identities for document_measures in measures])
+        arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
         for number, document_measures in zip(task.numbers, measures, strict=True):
             arrays[str(number)] = document_measures.ratios
             self.times.tokens += len(document_measures.document)
@@ -478,6 +508,7 @@ class CheckpointWork:
         self._write_arrays(self._locate_file(kind, task), arrays)
 
     def _write_arrays(self, file: Path, arrays: Mapping[str, Any]) -> None:
+        """Write arrays to a file, and add its size and the writing time to `times`."""
         start = time.perf_counter()
         with atomic_path(file) as part, part.open("wb") as opened:
             np.savez(opened, **arrays)
@@ -498,10 +529,16 @@ class CheckpointWork:
         return self._read_sums(MEASURES, list(tasks), RATIO_SUMS, self.folder / self.checkpoint / "ratios")
 
     def _read_sums(self, kind: str, tasks: Sequence[Task], names: Sequence[str], folder: Path) -> dict[str, Sums]:
-        """Return the named sums of all documents of the tasks as arrays that are mapped to files in `folder`."""
+        """Return the sums `names` of all documents of the tasks as arrays that are mapped to files in `folder`.
+
+        Each array has one row per document, ordered by document index.
+        """
         numbers = sorted(number for task in tasks for number in task.numbers)
         row_of_number = {number: row for row, number in enumerate(numbers)}
-        array_names = [f"{name}/{part}" for name in names for part in ("values", "counts")]
+        array_names = []
+        for name in names:
+            array_names.append(f"{name}/values")
+            array_names.append(f"{name}/counts")
         arrays: dict[str, npt.NDArray[Any]] = {}
         for task in tasks:
             rows = [row_of_number[number] for number in task.numbers]

@@ -26,7 +26,8 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.quality import QUALITY_COLUMNS, score_layout
 from attnmix.maps.vectors import Vectors, points_for
 
-OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}  # may differ in width from the residual stream
+OTHER_WIDTHS = {"word_embedding", "embedding_sum", "attention_heads"}
+"""Capture points whose width may differ from that of the residual stream."""
 COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  # scores written as metrics
 
 
@@ -38,28 +39,30 @@ def reduce(umap: UmapParameters, run: Run) -> None:
     for site in run.sites:
         vectors_TD = run.read(site, rows)
         vectors[site] = vectors_TD.astype(np.float32)
-    stream = _select_residual_stream(vectors)
-    vectors_by_layout = _select_vectors(umap, vectors, stream)
+    vectors_by_layout = _select_vectors(umap, vectors)
     shutil.rmtree(run.maps, ignore_errors=True)
     _write_nearest(umap, vectors, rows, tokens, run)
     qualities = []
-    for layout, mapped in vectors_by_layout.items():
-        maps = fit_layout(layout, mapped, umap)
-        quality = score_layout(layout, mapped, maps, umap.metric, umap.seed)
+    for layout, layout_vectors in vectors_by_layout.items():
+        maps = fit_layout(layout, layout_vectors, umap)
+        quality = score_layout(layout, layout_vectors, maps, umap.metric, umap.seed)
         qualities.append(quality)
-        places = {}
+        coordinates = {}  # only those of the first seed; the maps of other seeds are only scored
         for site, xy in maps[umap.seed].items():
-            places[site] = {"x": xy[:, 0], "y": xy[:, 1]}
-        write_by_site(layout, tokens, places, run.maps)
-        number = len(tokens) * len(mapped)
-        logging.info("%s: %d vectors at %d points", layout, number, len(mapped))
+            coordinates[site] = {"x": xy[:, 0], "y": xy[:, 1]}
+        write_by_site(layout, tokens, coordinates, run.maps)
+        number = len(tokens) * len(layout_vectors)
+        logging.info("%s: %d vectors at %d points", layout, number, len(layout_vectors))
     _write_quality(pd.concat(qualities, ignore_index=True), run)
 
 
 def _write_nearest(
     umap: UmapParameters, vectors: Mapping[Site, Vectors], rows: RowNumbers, tokens: pd.DataFrame, run: Run
 ) -> None:
-    """Write, for each mapped token and site, the rows of the nearest vectors."""
+    """Write the nearest vectors of each mapped token at each site, as row indices of the captured tokens.
+
+    `rows` are the row indices of the mapped `tokens`.
+    """
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     results = in_parallel(neighbours, searches, "nearest vectors")
     columns = {}
@@ -69,36 +72,41 @@ def _write_nearest(
     write_by_site("nearest", tokens, columns, run.maps)
 
 
-def _select_vectors(
-    umap: UmapParameters, vectors: Mapping[Site, Vectors], stream: Mapping[Site, Vectors]
-) -> dict[str, dict[Site, Vectors]]:
-    """Return the vectors of each layout in `umap.layouts`, with `pca` added if a site has too few vectors for UMAP.
+def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> dict[str, dict[Site, Vectors]]:
+    """Return the vectors that each layout in `umap.layouts` maps, by site (layer and capture point).
 
-    Raise `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
+    The layouts `ONE_PLANE` map all sites to a common plane, which requires vectors of equal width; they contain only
+    the sites with the width of the residual stream. Sites with too few distinct vectors for UMAP are omitted from UMAP
+    layouts and logged; the layout `pca`, which has no minimum, is then added with all sites. Raise `InputError` if
+    `umap.n_neighbors` is too large for the number of vectors on a map.
     """
     tokens = len(next(iter(vectors.values())))
-    layouts: dict[str, dict[Site, Vectors]] = {}
-    missing: list[str] = []
+    stream_vectors = _select_residual_stream(vectors)
+    vectors_by_layout: dict[str, dict[Site, Vectors]] = {}
+    omitted_sites: list[str] = []
     for layout in umap.layouts:
-        given = stream if layout in ONE_PLANE else vectors
+        candidates = stream_vectors if layout in ONE_PLANE else vectors
         if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
-            maps = len(given) if layout == "joint" else 1  # number of maps that share a plane
-            umap.check_neighbours(tokens * maps)
-        mapped = points_for(layout, given, umap)
-        if mapped:
-            layouts[layout] = mapped
-        for site in given:
-            if site not in mapped:
-                missing.append(f"{site} ({layout})")
-    if missing:
+            sites_per_map = len(candidates) if layout == "joint" else 1
+            umap.check_neighbours(tokens * sites_per_map)
+        layout_vectors = points_for(layout, candidates, umap)
+        if layout_vectors:
+            vectors_by_layout[layout] = layout_vectors
+        for site in candidates:
+            if site not in layout_vectors:
+                omitted_sites.append(f"{site} ({layout})")
+    if omitted_sites:
         message = "too few distinct vectors for UMAP (at least %d, and more than umap.n_neighbors, are needed) at %s"
-        logging.info(message, MIN_UMAP_VECTORS, ", ".join(missing))
-        layouts.setdefault("pca", dict(vectors))
-    return layouts
+        logging.info(message, MIN_UMAP_VECTORS, ", ".join(omitted_sites))
+        vectors_by_layout.setdefault("pca", dict(vectors))
+    return vectors_by_layout
 
 
 def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
-    """Return the row indices of the tokens on all maps, a sample stratified by text."""
+    """Return the row indices of the tokens to map: at most `umap.max_points / points`, stratified by text.
+
+    `points` is the number of vectors of each token, one per capture point.
+    """
     limit = len(tokens)
     if umap.max_points is not None:
         limit = umap.max_points // points
@@ -112,8 +120,9 @@ def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Row
 
 
 def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
-    """Return the vectors that have the width of the residual stream, because a common plane requires equal widths."""
+    """Return the vectors of the sites with the width of the residual stream, and log the other sites."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
+    # The width of the residual stream is the most frequent one, if possible among sites that always have it.
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     stream_width = mode(stream_widths or widths.values())
     stream = {}
@@ -132,7 +141,10 @@ def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vecto
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:
-    """Write all scores to `quality.parquet`, those of layouts to `map_quality.csv`, `COMPARED_SCORES` as metrics."""
+    """Write all scores to `quality.parquet`, and the scores of whole layouts to `map_quality.csv`.
+
+    The `COMPARED_SCORES` of whole layouts are also written as metrics.
+    """
     write_table(run.maps / "quality.parquet", quality[QUALITY_COLUMNS])
     is_whole_layout = quality["point"].isna()
     whole = quality[is_whole_layout].drop(columns=["layer", "point"])

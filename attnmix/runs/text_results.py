@@ -1,7 +1,7 @@
 """Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-Formulas are the same as in the stages. Slow quantities are omitted: derivatives, and all maps except a separate map of
-each point of the residual stream, with one seed. No files are written.
+The formulas are the same as in the stages. Two slow quantities are omitted: derivatives, and all maps except a separate
+map of each point of the residual stream, with one seed. No files are written.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward p
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
 """Maximum sum of squared lengths of the texts with detailed measures.
 
-These are the own share of each token by exchange, parts from the input, and `SLOW_MATRICES`. Their cost is quadratic in
-the text length, so a page of many texts would take minutes.
+The detailed measures are the own share of each token, the contributions of each input token to all vectors (`parts`),
+and `SLOW_MATRICES`. Their cost is quadratic in the text length, so a page of many texts would take minutes.
 """
 TYPED_DONORS = 2
-"""Number of neutral donors of typed texts; own shares need most of the time until a page is shown.
+"""Number of neutral donors of typed texts; own shares take most of the time until a page is shown.
 
 Typed texts are unsuitable donors, because they often share most tokens, and equal tokens cannot be exchanged. One donor
 changes a token's own share by about 0.05 (standard deviation), and the mean over a text's tokens by 0.01.
@@ -101,8 +101,8 @@ class TextMeasurer:
         """Prepare models without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. If `pairs` is True, the inputs are pairs of texts. `classifier`
-        belongs to the last checkpoint. `neutral_donors` is the number of neutral donors for the exchange of tokens; 0
-        for the default donors of `Engine`.
+        belongs to the last checkpoint. `neutral_donors` is the number of neutral texts that donate tokens to measure
+        own shares; 0 selects the default donors of `Engine`.
         """
         self.tokenizer = tokenizer
         self.classifier = classifier
@@ -128,10 +128,11 @@ class TextMeasurer:
     def results(
         self, tokenized: TokenizedTexts, known: Mapping[str, Measurements] | None = None, with_heads: bool = True
     ) -> TextResults:
-        """Return the content of the page; values in `known` (measurements by checkpoint) are not computed again.
+        """Return the content of the page.
 
-        New values are added to `known`. If `with_heads` is False, only the matrices of the page's picture are computed.
-        Slow measures are limited to the texts of `choose_detailed_texts`.
+        `known` contains earlier measurements of the same texts by checkpoint; their values are reused, and new values
+        are added to them. If `with_heads` is False, only the matrices of the page's picture are computed. Slow measures
+        are limited to the texts of `choose_detailed_texts`.
         """
         results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         measurements = dict(known or {})
@@ -144,12 +145,7 @@ class TextMeasurer:
         if len(detailed_names) < len(texts):
             results.detailed_documents = detailed_names
         self._fill_measures(results, measurements)
-        head_shapes = set()
-        for parts in results.heads_by_text.values():
-            if parts:
-                _, heads, _, width = parts["query"].shape
-                head_shapes.add((heads, width))
-        if len(head_shapes) > 1:
+        if not _has_equal_heads(results):
             results.heads_by_text = {}  # The page can only draw models with equal numbers and widths of heads.
         return results
 
@@ -162,7 +158,7 @@ class TextMeasurer:
     ) -> pd.DataFrame:
         """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
 
-        `detailed` are the indices of the texts with slow measures, and `tokens` are the rows of the maps.
+        `detailed` are the indices of the texts with slow measures, and `tokens` is the table of all tokens.
         """
         captured = measurements[self.captured]
         matrices = self._select_matrices(with_heads)
@@ -182,32 +178,49 @@ class TextMeasurer:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
                 jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
+            # The maps need forward passes of the captured model itself, which no job uses after its sums are computed.
             sums_jobs[self.captured].result()
-            # The maps need forward passes of the captured model, which no other job uses at this point.
             jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
                 job.result()
             return predictions.result()
 
     def _select_matrices(self, with_heads: bool) -> list[str]:
-        """Return the matrices of the page; without heads, those of its picture if the models have any of them."""
+        """Return the names of the matrices to compute.
+
+        If `with_heads` is False, these are only the matrices of the page's picture, provided the models have any.
+        """
         if with_heads:
             return self.matrices
         picture_matrices = [name for name in self.matrices if name in PICTURE_MATRICES]
         return picture_matrices or self.matrices
 
     def _fill_measures(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
-        """Add the tables, ratios, matrices and heads to `results`."""
-        texts = measurements[self.captured].texts
-        samples = BOOTSTRAP_SAMPLES if len(texts) > 1 else 1  # an interval needs at least two texts
-        methods = self.engines[self.captured].methods
+        """Add the tables, ratios, matrices, heads and maps in `measurements` to `results`."""
+        tables = self._create_tables(results.documents, measurements)
+        results.tables = {f"measure/{name}": _round_as_stored(table) for name, table in tables.items()}
+        results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
+        results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
+        self._fill_text_values(results, measurements)
+        layouts = measurements[self.captured].layouts
+        results.maps = layouts.maps
+        results.map_quality = layouts.map_quality
+        results.components = layouts.components
+        results.nearest = layouts.nearest
+
+    def _create_tables(
+        self, documents: pd.DataFrame, measurements: Mapping[str, Measurements]
+    ) -> dict[str, pd.DataFrame]:
+        """Return the tables of means over `documents` by name; the tables of omitted quantities are empty."""
+        texts = len(documents)
+        samples = BOOTSTRAP_SAMPLES if texts > 1 else 1  # an interval needs at least two texts
         corpus = CorpusMeasures(
             sums={name: measured.sums for name, measured in measurements.items()},
             random=measurements[self.captured].sums,
-            texts=results.documents,
-            methods=methods,
+            texts=documents,
+            methods=self.engines[self.captured].methods,
             sites=[],
-            draws=Draws(len(texts), samples, SEED),
+            draws=Draws(texts, samples, SEED),
             seed=SEED,
         )
         tables = page_tables(corpus)
@@ -219,9 +232,12 @@ class TextMeasurer:
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
-        results.tables = {f"measure/{name}": _round_as_stored(table) for name, table in tables.items()}
-        results.tables["faithfulness/faithfulness"] = pd.DataFrame(columns=REMOVAL_COLUMNS)
-        results.tables["faithfulness/class_use"] = pd.DataFrame(columns=CLASS_USE_COLUMNS, dtype=str)
+        return tables
+
+    def _fill_text_values(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
+        """Add the ratios, matrices and heads of each text to `results`; texts without own shares have NaN."""
+        texts = measurements[self.captured].texts
+        methods = [*self.engines[self.captured].methods, OWN_SHARE]
         ratios = []
         for name, measured in measurements.items():
             for number, document in enumerate(texts.documents):
@@ -229,16 +245,14 @@ class TextMeasurer:
                 unknown_LT = np.full_like(ratios_MLT[0], np.nan)
                 shares_LT = measured.token_shares.get(number, unknown_LT)
                 by_method = np.concatenate([ratios_MLT, shares_LT[None]])
-                ratios.append(ratio_rows(name, document.name, [*methods, OWN_SHARE], by_method))
+                ratios.append(ratio_rows(name, document.name, methods, by_method))
                 matrices = {key: matrix.astype(np.float32) for key, matrix in measured.matrices[number].items()}
                 results.matrices_by_text[name, document.name] = matrices
                 results.heads_by_text[name, document.name] = measured.heads.get(number, {})
         results.ratios = pd.concat(ratios, ignore_index=True)
-        layouts = measurements[self.captured].layouts
-        results.maps, results.map_quality, results.components, results.nearest = layouts
 
     def _add_layouts(self, measurements: Measurements, tokens: pd.DataFrame) -> None:
-        """Add missing maps of the residual stream, with vectors in float16 as in the stage `capture`."""
+        """Add the maps of the residual stream if they are missing; vectors are float16, as in the stage `capture`."""
         if measurements.layouts is None:
             ids = [document.ids for document in measurements.texts.documents]
             with few_threads(len(tokens)):
@@ -250,27 +264,29 @@ class TextMeasurer:
         if self.classifier is None:
             return pd.DataFrame()
         predictions = [self.classifier.prediction(document.ids.tolist()) for document in documents]
-        probabilities = softmax(np.stack([prediction.logits_C.numpy() for prediction in predictions]), axis=-1)
-        classes = [int(number) for number in probabilities.argmax(-1)]
+        logits_NC = np.stack([prediction.logits_C.numpy() for prediction in predictions])  # [texts, classes]
+        probabilities_NC = softmax(logits_NC, axis=-1)
+        predicted_N = probabilities_NC.argmax(-1).tolist()
         columns = {
             "document": [document.name for document in documents],
-            "predicted": [self.classifier.classes[number] for number in classes],
-            "probability": probabilities.max(-1),
+            "predicted": [self.classifier.classes[number] for number in predicted_N],
+            "probability": probabilities_NC.max(-1),
             "read_position": [prediction.read_position for prediction in predictions],
         }
         return pd.DataFrame(columns)
 
 
 def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
-    """Return the measurer of single texts in the models of `checkpoints` (folders by name), for interactive use.
+    """Return a measurer of typed texts in the models of `checkpoints` (folders by name), for interactive use.
 
     Value Zeroing, the slowest measure, is omitted, and tokens are exchanged with `TYPED_DONORS` neutral texts. `names`
     are the names of two arbitrary models to compare; if None, the models are the checkpoints of a run, and classes are
-    predicted if the fine-tuned classifier is among them. Raise `InputError` for a folder that cannot be measured, and
-    for two models with different tokenizers or numbers of layers.
+    predicted if the fine-tuned classifier is among them. Raise `InputError` for a folder whose model cannot be
+    measured, and for two models with different tokenizers or numbers of layers.
     """
-    first = next(iter(checkpoints.values()))
-    tokenizer, device = load_tokenizer(first), measuring_device(chosen_device())
+    first_folder = next(iter(checkpoints.values()))
+    tokenizer = load_tokenizer(first_folder)
+    device = measuring_device(chosen_device())
     bases: dict[str, PreTrainedModel] = {}
     for name, folder in checkpoints.items():
         base: Any = load_base(folder)
@@ -282,8 +298,9 @@ def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None =
     elif CAPTURED_CHECKPOINT in checkpoints:
         classifier = Classifier(checkpoints[CAPTURED_CHECKPOINT], device, BATCH_TOKENS)
     matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
-    families = [family_of(base.config) for base in bases.values()]
-    methods = [method for method in RATIOS if all(method in family.present(RATIOS) for family in families)]
+    methods = list(RATIOS)
+    for base in bases.values():
+        methods = family_of(base.config).present(methods)  # only the ratios of all models remain
     return TextMeasurer(
         bases,
         tokenizer,
@@ -296,26 +313,40 @@ def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None =
 
 
 def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequence[PreTrainedModel]) -> None:
-    """Raise `InputError` unless two models have equal tokenizers and numbers of layers."""
-    states = []
-    for folder in folders:
-        state = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
-        states.append({name: part for name, part in state.items() if name not in ("truncation", "padding")})
-    if states[0] != states[1]:
+    """Raise `InputError` unless the two models have the same tokenizer and the same number of layers."""
+    first_name, second_name = names
+    first_state, second_state = (_read_tokenizer_state(folder) for folder in folders)
+    if first_state != second_state:
         raise InputError(
-            f"compare: the tokenizers of {names[0]} and {names[1]} differ; use models with the same tokenizer"
+            f"compare: the tokenizers of {first_name} and {second_name} differ; use models with the same tokenizer"
         )
-    layers = [sum(layer_counts(base)) for base in bases]
-    if layers[0] != layers[1]:
-        counts = f"{layers[0]} layers in {names[0]}, {layers[1]} in {names[1]}"
+    first_layers, second_layers = (sum(layer_counts(base)) for base in bases)
+    if first_layers != second_layers:
+        counts = f"{first_layers} layers in {first_name}, {second_layers} in {second_name}"
         raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
-def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
-    """Return the indices of the texts with detailed measures, chosen in order as long as they fit the limit.
+def _read_tokenizer_state(folder: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer file, except the settings for truncation and padding."""
+    state: dict[str, Any] = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
+    return {name: part for name, part in state.items() if name not in ("truncation", "padding")}
 
-    The squares of their lengths sum to at most `MAX_DETAILED_CELLS`. Texts that do not fit are skipped; if no text
-    fits, the shortest is chosen.
+
+def _has_equal_heads(results: TextResults) -> bool:
+    """Return True if the attention heads of all models in `results` have the same number and width."""
+    shapes = set()
+    for arrays in results.heads_by_text.values():
+        if arrays:  # empty for texts without heads
+            _, heads, _, width = arrays["query"].shape
+            shapes.add((heads, width))
+    return len(shapes) <= 1
+
+
+def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
+    """Return the indices of the texts with detailed measures.
+
+    The squares of the lengths of these texts sum to at most `MAX_DETAILED_CELLS`. Texts are added in order, and a text
+    that would exceed this limit is skipped. If even the shortest text exceeds the limit, only this text is chosen.
     """
     chosen = set[int]()
     cells = 0
@@ -327,13 +358,16 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
 
 
 def _select_matrices_by_text(matrices: Sequence[str], texts: int, detailed: Collection[int]) -> list[Sequence[str]]:
-    """Return the matrices of each of the `texts`; `SLOW_MATRICES` are limited to the indices in `detailed`."""
+    """Return the names of the matrices of each text: without `SLOW_MATRICES`, except for the indices in `detailed`."""
     fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
     return [matrices if number in detailed else fast_matrices for number in range(texts)]
 
 
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
-    """Add the page's sums and own shares to `measurements`, and for `detailed` texts their parts and token shares."""
+    """Add the sums for the page's tables to `measurements`, and the detailed measures of single tokens.
+
+    For the texts with indices in `detailed`, these are the contributions of the input tokens and the own shares.
+    """
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
     for number in track(sorted(detailed), "parts and exchange from the input"):
@@ -351,11 +385,11 @@ def _add_matrices(
 
 def _round_as_stored(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as if loaded from its csv file: rounded, with counts as integers unless values are missing."""
-    read = table.reset_index(drop=True)
+    stored = table.reset_index(drop=True)
     for name in COUNTS:
-        if name in read:
-            read[name] = read[name].astype("float64" if read[name].hasnans else "int64")
-    return read.round(DIGITS)
+        if name in stored:
+            stored[name] = stored[name].astype("float64" if stored[name].hasnans else "int64")
+    return stored.round(DIGITS)
 
 
 def compile_maps() -> None:
@@ -376,7 +410,8 @@ class Layouts(NamedTuple):
 def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     """Return a separate map of each point of the residual stream, with scores and nearest vectors in the full space.
 
-    The layouts are `pca` and, if there are enough tokens, UMAP (`separate`).
+    `stream` contains the vectors `[tokens, width]` of each site. The layouts are UMAP (`separate`), if there are enough
+    tokens, and `pca`.
     """
     umap = UmapParameters(stability_seeds=[])
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
@@ -384,20 +419,21 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     for site, vectors_TD in vectors.items():
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
-    mapped_vectors = {"pca": vectors}
+    vectors_by_layout = {}
     if len(tokens) >= MIN_TYPED_UMAP_TOKENS:
-        mapped_vectors = {LAYOUT: points_for(LAYOUT, vectors, umap), **mapped_vectors}
+        vectors_by_layout[LAYOUT] = points_for(LAYOUT, vectors, umap)
+    vectors_by_layout["pca"] = vectors
     maps = {}
     components = {}
     scores = []
-    for layout, mapped in mapped_vectors.items():
-        if not mapped:  # too few vectors for UMAP
+    for layout, layout_vectors in vectors_by_layout.items():
+        if not layout_vectors:  # too few distinct vectors for UMAP
             continue
-        places = _fit_maps(layout, mapped, umap)[umap.seed]
+        maps_by_seed = _fit_maps(layout, layout_vectors, umap)
         columns = {}
-        for site, xy in places.items():
+        for site, xy in maps_by_seed[umap.seed].items():
             columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
-            value, chance = kept_neighbours(mapped[site], xy, umap.metric, umap.seed)
+            value, chance = kept_neighbours(layout_vectors[site], xy, umap.metric, umap.seed)
             scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
             site_components = components_of(vectors[site], xy) if layout == "pca" else None
             if site_components is not None:
@@ -408,7 +444,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 
 
 def _fit_maps(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return the result of `fit_layout`. The slow import of umap-learn is only done for UMAP."""
+    """Return the result of `fit_layout`, without the slow import of umap-learn for `pca`."""
     if layout == "pca":
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout

@@ -25,7 +25,7 @@ TextRow = dict[str, Any]
 
 
 class TokenizedTexts(NamedTuple):
-    """Texts with their tokens, in two tables that all steps share."""
+    """Texts and their tokens, as two tables."""
 
     texts: pd.DataFrame
     """A table with the rows of `texts.parquet`. `attnmix.core.store.texts` documents the columns."""
@@ -42,13 +42,13 @@ class TokenizedTexts(NamedTuple):
         store.write_tokenized(files.folder, self._split_into_blocks())
 
     def _split_into_blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        """Yield tables of `store.ROW_GROUP_TEXTS` texts at a time and of their tokens."""
-        first = 0
+        """Yield the rows of `store.ROW_GROUP_TEXTS` texts at a time, and the rows of the tokens of these texts."""
+        token_start = 0
         for start in range(0, len(self.texts), store.ROW_GROUP_TEXTS):
             texts = self.texts.iloc[start : start + store.ROW_GROUP_TEXTS]
-            last = first + int(texts["tokens"].sum())
-            yield texts, self.tokens.iloc[first:last]
-            first = last
+            token_stop = token_start + int(texts["tokens"].sum())
+            yield texts, self.tokens.iloc[token_start:token_stop]
+            token_start = token_stop
 
 
 def tokenize_given(
@@ -59,11 +59,12 @@ def tokenize_given(
     max_length: int | None,
     name: str = "this model",
 ) -> TokenizedTexts:
-    """Return a user's texts (in a format of `attnmix.core.given_texts`), tokenised with the unmodified `tokenizer`.
+    """Return a user's texts, tokenised with the unmodified `tokenizer`.
 
-    `embeddings` is the number of the model's token embeddings. Texts are truncated to `max_length`, on the tokenizer's
-    truncation side. Only padding is removed from token IDs. Raise `InputError` for other input, for tokens without an
-    embedding, and if the vocabulary of the model `name` lacks most words.
+    `given` has one of the formats of `attnmix.core.given_texts`: texts, pairs of texts, or token IDs, from which only
+    padding is removed. `embeddings` is the number of the model's token embeddings. Texts are truncated to `max_length`,
+    on the tokenizer's truncation side. Raise `InputError` for any other format, for tokens without an embedding, and if
+    most words are missing in the vocabulary of the model, whose `name` the message contains.
     """
     items = read_texts(given)
     token_ids = _select_token_ids(items)
@@ -72,7 +73,8 @@ def tokenize_given(
     plain_texts = [store.whole_text(item) for item in items if not isinstance(item, TokenIds)]
     check_words("texts", name, tokenizer, plain_texts)
     texts = pd.DataFrame(list(free_texts(items)))
-    texts["text"], tokenized = _tokenize(tokenizer, texts["document"], items, max_length)
+    decoded_texts, tokenized = _tokenize(tokenizer, texts["document"], items, max_length)
+    texts["text"] = decoded_texts
     for number, text in enumerate(tokenized):
         _check_tokens(f"texts: number {number}", text, tokenizer, config, embeddings)
     return TokenizedTexts(*_create_tables(texts, tokenized, tokenizer, config))
@@ -81,7 +83,10 @@ def tokenize_given(
 def _check_tokens(
     key: str, text: TokenizedText, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, embeddings: int
 ) -> None:
-    """Raise `InputError` for padding, tokens without an embedding, and token types that the model does not support."""
+    """Raise `InputError` for padding, tokens without an embedding, and token types that the model does not support.
+
+    `key` names the text in messages.
+    """
     ids = text.table["token_id"].to_numpy()
     check_no_padding(tokenizer, ids.tolist(), key)
     if ids.max() >= embeddings:
@@ -91,7 +96,7 @@ def _check_tokens(
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
-    """Yield the rows of user texts. Texts are included in the statistics if `measured` is True."""
+    """Yield the rows of user texts, which have no labels. The texts are included in the statistics if `measured`."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
@@ -100,8 +105,8 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the rows `rows` (sorted) of `reviews` with their texts. One block of texts is in memory at a time."""
-    start = 0
+    """Yield the rows of `reviews` with the sorted indices `rows`, including their texts, which are read in blocks."""
+    start = 0  # row index of the first text of the block
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
         if first == len(rows):
@@ -116,8 +121,9 @@ def write_tokens(
 ) -> None:
     """Write the tables of `texts`, tokenised with the tokenizer of `checkpoint` and truncated to `max_length`.
 
-    If `warn` is True, log truncated texts and texts of mostly unknown tokens. Either all texts are pairs or none. In
-    encoder-decoder models, `decoder_token` is shifted right by one and begins with the decoder's start token.
+    If `warn` is True, log truncated texts and texts of mostly unknown tokens. Either all texts or none must be pairs.
+    In encoder-decoder models, the column `decoder_token` contains the decoder inputs: the tokens shifted right by one,
+    after the decoder's start token.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 
@@ -137,7 +143,7 @@ def write_tokens(
 def tokenized_block(
     texts: Sequence[TextRow], max_length: int, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of a block of texts and of its tokens. `attnmix.core.store.texts` documents the columns."""
+    """Return a table of the texts and a table of their tokens, with the columns of `attnmix.core.store.texts`."""
     documents = pd.DataFrame(texts)
     tokenized = tokenize_texts(tokenizer, documents["document"], documents["text"], max_length)
     return _create_tables(documents, tokenized, tokenizer, config)
@@ -146,12 +152,13 @@ def tokenized_block(
 def _tokenize(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
-    """Return the texts and their tokens. Token IDs are decoded to text."""
+    """Return the texts and their tokens. If `items` are token IDs, the texts are decoded from them."""
     token_ids = _select_token_ids(items)
     if token_ids:
+        # A token type other than 0 marks the second text of a pair.
         pairs = any(any(item.types or ()) for item in token_ids)
-        spelled = tokenized_ids(tokenizer, names, token_ids, pairs)
-        return [text for text, _ in spelled], [tokens for _, tokens in spelled]
+        decoded = tokenized_ids(tokenizer, names, token_ids, pairs)
+        return [text for text, _ in decoded], [tokens for _, tokens in decoded]
     texts = [item for item in items if not isinstance(item, TokenIds)]
     return texts, tokenize_texts(tokenizer, names, texts, max_length)
 
@@ -167,7 +174,7 @@ def _create_tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the tables of texts and of their tokens from tokenised texts."""
+    """Return a table of the texts (`documents` with the numbers of tokens) and a table of all tokens."""
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
@@ -178,7 +185,7 @@ def _create_tables(
 
 
 def _warn_of_lost_tokens(texts: pd.DataFrame) -> None:
-    """Log truncated texts and texts of mostly unknown tokens."""
+    """Log the names of the first truncated texts, and of the first texts of mostly unknown tokens."""
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
     problems = {
         "truncated to capture.max_length": texts["tokens"] < texts["whole_tokens"],
