@@ -56,8 +56,8 @@ def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums])
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
     """Return the texts for which the control `corpus_value` is undefined.
 
-    The control replaces values by the mean over tokens of the same class in other texts. The keys are the indices of the
-    texts with a token class that no other text has; each value is the first such class. Raise `InputError` if the
+    The control replaces values by the mean over tokens of the same class in other texts. The keys are the indices of
+    the texts with a token class that no other text has; each value is the first such class. Raise `InputError` if the
     control is undefined for all texts.
     """
     sample = corpus_sample(Texts(documents), SEED)
