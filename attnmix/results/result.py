@@ -330,7 +330,7 @@ class Measures:
         return {name: sums for name, sums in sums_by_name.items() if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
-        """Return the reason why the own share of a sample is neither in the cache nor can be computed; otherwise None."""
+        """Return why the own share of a sample is not in the cache and cannot be computed; None if it is available."""
         if sample in self.measurements.own_share:
             return None
         return self.measured_model.obstacle()
