@@ -78,8 +78,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
@@ -279,7 +277,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return JSONResponse({"model": model, "examples": EXAMPLES, "opening": opening})
 
     async def measure(request: Request) -> Response:
-        """Measure the texts in the body of a request; return the name of their page and the elapsed time in seconds, as JSON."""
+        """Measure the texts in a request; return the name of their page and the elapsed time in seconds, as JSON."""
         started = time.monotonic()
         name = await pages.add(await _read_texts(request))
         seconds = time.monotonic() - started
