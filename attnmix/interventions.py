@@ -140,7 +140,7 @@ class Positions:
     argument: str
     """The name of the user's argument, for error messages."""
     numbers: tuple[int, ...] | slice
-    """The positions, or a slice of unknown length."""
+    """The positions, or a slice, which is resolved when the number of tokens is known."""
     mask_length: int | None = None
     """The number of tokens in the mask; None for positions and slices."""
 
@@ -174,7 +174,8 @@ class Positions:
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions `[N]` for the texts of a call, on the CPU.
 
-        Raise `InputError` for positions that a text does not have, and for padding.
+        Raise `InputError` for positions that a text does not have. Padding also raises the error, unless the positions
+        were selected by a slice or a mask.
         """
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"

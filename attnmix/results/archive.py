@@ -124,7 +124,7 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
     for text, heads in measured.heads.items():
         for name, tensor in heads.items():
             arrays[f"heads/{text}/{name}"] = tensor
-    for key, variables in measured.parts.items():
+    for key, variables in measured.parts.items():  # the key is (text, rule, *rows)
         text, rule = key[:2]
         rows = "-".join(str(row) for row in key[2:])
         for name, variable in variables.items():

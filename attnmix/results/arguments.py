@@ -43,8 +43,8 @@ def choose_ratios(model: Model, methods: Any) -> list[str]:
     if methods is None:
         return family.present(RATIOS)
     names = read_names(methods)
-    check_kinds("methods", names, RATIOS)
-    names = checked_section(MeasureParameters, methods=names).methods
+    check_kinds("methods", names, RATIOS)  # reports names of other quantities, such as matrices
+    names = checked_section(MeasureParameters, methods=names).methods  # reports unknown names
     present = family.present(names)
     absent = sorted(set(names) - set(present))
     if absent:

@@ -87,22 +87,22 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     text; the counts are the squared displacements if all tokens are exchanged. The warning depends on the ratio of
     their sums over texts.
     """
-    for name, exchanged in TOTAL_EFFECTS.items():
+    for name, exchanged_tokens in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
         values_NL, counts_NL = sums_by_name[name]
         totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
-        index_L = values_NL.sum(0) / totals_L
+        ratio_L = values_NL.sum(0) / totals_L
         # The standard error of a ratio of sums is sqrt(sum_n (values_n - ratio * counts_n)^2) / sum_n counts_n.
-        residuals_NL = values_NL - index_L * counts_NL
+        residuals_NL = values_NL - ratio_L * counts_NL
         sum_of_squares_L = np.square(residuals_NL).sum(0)
         errors_L = np.sqrt(sum_of_squares_L) / totals_L
-        excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
+        excess_L = ratio_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
         if excess_L[layer] > MIN_EXCESS:
             warnings.warn(
-                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
-                f"squares {index_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
+                f"own_share: exchanging {exchanged_tokens} moves vectors further than replacing the whole text (ratio of "
+                f"squares {ratio_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
                 stacklevel=4,
             )
 
@@ -116,6 +116,7 @@ def add_class_shares(measurements: Measurements) -> None:
     texts = measurements.texts
     sampled = draw_texts(texts.predicted, SEED)
     classes_N = texts.predicted[sampled]
+    # Usable texts have two or more tokens, and a class with three or more such texts.
     moments, is_usable_N = attention_moments(measurements.sums, sampled.tolist(), classes_N)
     usable_classes = classes_N[is_usable_N]
     pseudo_values_NL = _compute_pseudo_values(moments, usable_classes)

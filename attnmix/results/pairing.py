@@ -139,10 +139,15 @@ def _describe_missing_ratios(results: Sequence[Measures], shared: Sequence[str])
 
 
 def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
-    """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers."""
+    """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers.
+
+    Args:
+        names: The name of each model.
+        ids: For each model, a list of the token IDs of each text.
+        layers: The number of layers of each model.
+    """
     first_texts = ids[0]
-    for other in range(1, len(names)):
-        texts = ids[other]
+    for name, texts, layer_count in zip(names, ids, layers, strict=True):
         if len(first_texts) != len(texts):
             problem = f"results of {len(first_texts)} and {len(texts)} texts"
             raise InputError(f"compare: {problem}; measure the same texts for both")
@@ -150,8 +155,8 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
             if text != first_texts[number]:
                 problem = f"tokens of text {number} differ"
                 raise InputError(f"compare: {problem}; measure the same texts, with the same tokenizer for both")
-        if layers[0] != layers[other]:
-            counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
+        if layers[0] != layer_count:
+            counts = f"{layers[0]} layers in {names[0]}, {layer_count} in {name}"
             raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 

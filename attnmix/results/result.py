@@ -53,9 +53,9 @@ IDENTITY_TEXTS = 3  # number of texts in which the expensive identities are chec
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine that measures the ratios `methods` of the texts in `measured` in a model in memory.
+    """Yield an engine that measures the ratios `methods` in a model in memory.
 
-    Short texts are processed in one thread.
+    The batch size is taken from `measured`. If the texts in `measured` are short, one thread is used.
     """
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
@@ -76,6 +76,7 @@ class Measures:
     measured_model: MeasuredModel
     tokenized: TokenizedTexts
     methods: Sequence[str]
+    """The names of the measured ratios."""
     measurements: Measurements
     """The cache of all values computed so far."""
     encoder_layers: int | None = None
