@@ -101,8 +101,8 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
         layer = int(excess_L.argmax())
         if excess_L[layer] > MIN_EXCESS:
             warnings.warn(
-                f"own_share: exchanging {exchanged_tokens} moves vectors further than replacing the whole text (ratio of "
-                f"squares {ratio_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
+                f"own_share: exchanging {exchanged_tokens} moves vectors further than replacing the whole text (ratio "
+                f"of squares {ratio_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
                 stacklevel=4,
             )
 
