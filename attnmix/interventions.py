@@ -509,9 +509,9 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
     """Return a map that removes as much variance as `eraser`, but from the component that `eraser` preserves.
 
-    It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
-    in descending order. The last direction is erased in part to match the variance. If the total variance of all
-    directions is smaller than the variance that `eraser` removes, all directions are erased. Shapes: N vectors, D
+    The map erases orthogonal directions of this component: random directions or, if `seed` is None, the principal
+    components in descending order. The last direction is erased in part to match the variance. If the total variance of
+    all directions is smaller than the variance that `eraser` removes, all directions are erased. Shapes: N vectors, D
     width, K coordinates of `eraser`, R directions with variance in the preserved component.
     """
     if not isinstance(eraser, Eraser):
@@ -529,15 +529,12 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
         seed = whole_number("remaining_eraser: seed", seed)
         rotation_RR = _draw_rotation(basis_DR.shape[1], seed)
         basis_DR = basis_DR @ rotation_RR.to(exact_ND)
-    # Directions are erased one after the other, until their variance reaches the variance that `eraser` removes.
     coordinates_NR = preserved_ND @ basis_DR
     variance_R = coordinates_NR.square().mean(0)
     erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
-    variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
-    missing_R = erased_variance - variance_before_R
-    share_R = (missing_R / variance_R).clamp(0, 1)
-    factor_R = share_R.sqrt()
+    share_R = _distribute_variance(erased_variance, variance_R)
+    factor_R = share_R.sqrt()  # an erased coordinate is scaled by the square root of its share of the variance
     # The coordinates of a vector x after `eraser` are (x - mean) (I - readout directions) basis.
     erased_basis_KR = directions_KD @ basis_DR
     basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
@@ -548,6 +545,16 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
         readout_DK=scaled_DR[:, is_erased_R],
         directions_KD=basis_DR.T[is_erased_R],
     )
+
+
+def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
+    """Return the share `[R]` of the variance of each direction that is erased, so that the erased variance is `total`.
+
+    Directions are erased in their order: completely, until the remainder of `total` is smaller than their variance.
+    """
+    variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
+    remainder_R = total - variance_before_R
+    return (remainder_R / variance_R).clamp(0, 1)
 
 
 def _draw_rotation(rank: int, seed: int) -> Tensor:
