@@ -26,9 +26,7 @@ def describe_axes(measure: str) -> AxesDescription:
     capitalised = title[0].upper() + title[1:]
     if control:
         control_label = control.replace("_", " ")
-        return AxesDescription(
-            f"{title}, minus control", f"Ratio minus ratio with {control_label},\nmean over tokens"
-        )
+        return AxesDescription(f"{title}, minus control", f"Ratio minus ratio with {control_label},\nmean over tokens")
     if is_own_share(ratio):
         return AxesDescription(capitalised, "Own share of a token's vector,\nmean over tokens", (0, 1))
     if ratio in RATIOS:
