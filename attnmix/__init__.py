@@ -1,6 +1,6 @@
 """Measures of how self-attention mixes the vectors of tokens, as tensors, tables, figures and an interactive page.
 
-Importing the package loads no dependencies; functions load them at first use.
+Importing the package loads no dependencies; they are loaded when a public name is used for the first time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MODULES = {
     "Measures": "attnmix.results.result",
     "InputError": "attnmix.core.errors",
 }
-CLONE_VERSION = "0+clone"
+"""The module of each public name."""
+CLONE_VERSION = "0+clone"  # the version if the package is not installed
 __all__ = [
     "Comparison",
     "InputError",
@@ -54,14 +55,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return a public name on its first use, or the version."""
+    """Return the version, or import and return another public name, when a program uses it for the first time."""
     if name == "__version__":
         return _read_version()
-    if name != "interventions" and name not in MODULES:
-        raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
     if name == "interventions":
         return import_module("attnmix.interventions")
-    return getattr(import_module(MODULES[name]), name)
+    if name not in MODULES:
+        raise AttributeError(f"module 'attnmix' has no attribute {name!r}")
+    module = import_module(MODULES[name])
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -32,9 +32,9 @@ PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with `arguments`, by default `sys.argv[1:]`."""
+    """Run the command with `arguments`, by default `sys.argv[1:]`; mistakes of the user end it with a short message."""
     options = _create_parser().parse_args(arguments)
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is loaded, see `attnmix.core.threads`
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # must be set before torch is loaded (`attnmix.core.threads`)
     log_to_terminal(logging.WARNING)
     try:
         with stop_signals_raised():
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _create_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command and its subcommands."""
+    """Return the parser of the command `attnmix`, with the subcommands `show` and `serve`."""
     purpose = "Measure how much self-attention mixes token vectors."
     parser = _add_example(argparse.ArgumentParser("attnmix"), purpose, EXAMPLE)
     parser.add_argument("--version", action="version", version=f"attnmix {attnmix.__version__}")
@@ -65,6 +65,7 @@ def _create_parser() -> argparse.ArgumentParser:
     show.add_argument("texts", nargs="+", metavar="TEXT", help="one or more texts, each in quotes")
     show.add_argument("--to", type=Path, default=Path("attnmix.html"), help="output file (default: %(default)s)")
     show.set_defaults(command=_show, model=DEFAULT_MODEL)
+    _add_model_options(show, DEFAULT_MODEL)
     serve = _add_example(
         commands.add_parser("serve", help="start a local server for typed texts"),
         "Start a local server that measures typed texts. In a folder with a run of the pipeline, it compares the "
@@ -80,16 +81,23 @@ def _create_parser() -> argparse.ArgumentParser:
         help="additional host name of a tunnel or proxy, with its port if the browser shows one (default: none)",
     )
     serve.set_defaults(command=_serve)
-    for command, default in ((show, DEFAULT_MODEL), (serve, f"the run of this folder, else {DEFAULT_MODEL}")):
-        sources = "hub identifier, folder, or package://<package>/<folder>"
-        command.add_argument("--model", help=f"{sources} (default: {default})")
-        command.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
-        command.add_argument("--revision", help="hub commit, branch or tag of --model (default: main)")
+    _add_model_options(serve, f"the run of this folder, else {DEFAULT_MODEL}")
     return parser
 
 
+def _add_model_options(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options for one or two models to a subcommand; `default` describes the default model in the help."""
+    sources = "hub identifier, folder, or package://<package>/<folder>"
+    parser.add_argument("--model", help=f"{sources} (default: {default})")
+    parser.add_argument("--against", metavar="MODEL", help="a second model to compare (default: none)")
+    parser.add_argument("--revision", help="hub commit, branch or tag of --model (default: main)")
+
+
 def _add_example(parser: argparse.ArgumentParser, description: str, example: str) -> argparse.ArgumentParser:
-    """Add a description and an example to a parser without changing line breaks, and return it."""
+    """Add a description and an example to the help of a parser, and return the parser.
+
+    The line breaks of the example are preserved.
+    """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = textwrap.fill(description, HELP_WIDTH)
     parser.epilog = f"example:\n  {example}"
@@ -101,7 +109,7 @@ def _show(options: argparse.Namespace) -> None:
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
     with frozen_imports():
-        from attnmix import compare, load, measure  # slow import, after validation of the arguments
+        from attnmix import compare, load, measure  # imported after the arguments were checked, because this is slow
 
     model = load(options.model, revision=options.revision)
     if options.against is not None:
@@ -115,7 +123,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _format_tables(result: attnmix.Measures) -> str:
-    """Return a table of mean ratios by layer for each text, and a legend of the columns."""
+    """Return the printed output: a table of the mean ratios by layer for each text, and a legend of the columns."""
     from attnmix.figures.labels import RATIO_MARKS
 
     means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean()
@@ -134,7 +142,7 @@ def _format_tables(result: attnmix.Measures) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Start the server for the models in the options, or for the run in the current folder."""
+    """Start the server for the models in the options or, without these options, for the run in the current folder."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():
@@ -144,22 +152,25 @@ def _serve(options: argparse.Namespace) -> None:
             from attnmix.models.fetching import fetch_model
             from attnmix.serve import serve
 
-        checkpoints = Run(Path()).checkpoints
-        is_run = all(each.is_dir() for each in checkpoints.values())
+        run_checkpoints = Run(Path()).checkpoints
+        is_run = all(checkpoint.is_dir() for checkpoint in run_checkpoints.values())
         if options.model is None and options.against is None and is_run:
-            serve(checkpoints, ["the fine-tuned model of this folder"], listener, options.allow_host)
+            serve(run_checkpoints, ["the fine-tuned model of this folder"], listener, options.allow_host)
             return
+        # One model, or two compared models, by the option that names them.
         sources = {"--model": options.model or DEFAULT_MODEL}
         if options.against is not None:
             sources["--against"] = options.against
-        folders = {}
-        for checkpoint, (option, source) in zip(CHECKPOINT_NAMES, sources.items(), strict=False):
-            folders[checkpoint] = Path(folder, checkpoint, "model")
-            with model_errors(option, source, folders[checkpoint]):
-                fetch_model(source, folders[checkpoint], options.revision if option == "--model" else None)
+        checkpoints = {}
+        for name, (option, source) in zip(CHECKPOINT_NAMES, sources.items(), strict=False):
+            checkpoint = Path(folder, name, "model")
+            revision = options.revision if option == "--model" else None
+            with model_errors(option, source, checkpoint):
+                fetch_model(source, checkpoint, revision)
+            checkpoints[name] = checkpoint
         given = list(sources.values())
         names = distinct_names(list(sources), [display_name(source) for source in given], given)
-        serve(folders, names, listener, options.allow_host)
+        serve(checkpoints, names, listener, options.allow_host)
 
 
 def listen(port: int) -> socket.socket:

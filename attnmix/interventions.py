@@ -5,11 +5,12 @@
     with model.intervene(attnmix.interventions.without_heads({6: [0, 3]})) as network:
         network(**inputs).logits
 
-An edit is a function of the layer number (from 1; decoder layers are numbered after the encoder layers), the attention
-weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`, with grouped heads repeated. It returns weights and
-values, changed or unchanged; their product is the output of the heads. If there is no key cache, the numbers of queries
-and keys are equal. Cross-attention is not edited. Layers, heads and tokens that do not exist raise `InputError`: layers
-when the intervention begins, heads and tokens in the first forward pass.
+An edit is a function of three arguments: the layer number (from 1; decoder layers are numbered after the encoder
+layers), the attention weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`, with grouped heads repeated. It
+returns the weights and the values, changed or unchanged. The product of weights and values is the output of the heads.
+Without a cache of keys, the numbers of queries and keys are equal. Cross-attention is not edited. Layers, heads and
+tokens that do not exist raise `InputError`: layers when the intervention begins, heads and tokens in the first forward
+pass.
 
 An edit applies to every call while its context is open: calls of the whole network, of an encoder or decoder alone, of
 `generate`, and from other threads. Nested contexts apply their edits in sequence. Gradients are computed through the
@@ -37,7 +38,7 @@ from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
-MIN_VARIANCE = 1e-10  # relative to the largest variance of a direction; smaller variances are rounding errors
+MIN_VARIANCE = 1e-10  # relative to the variance of the largest direction; smaller variances are rounding errors
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class EditedCall:
 
     @property
     def first_row(self) -> int:
-        """Position of the first query; raise `InputError` if it cannot be derived from the cache."""
+        """Position of the first query among the keys; raise `InputError` if it cannot be derived from the cache."""
         if self.first_query is None:
             problem = f"the cache of keys in layer {self.layer} does not contain one key for each token"
             raise InputError(f"edit: {problem}; pass use_cache=False, or a dynamic cache that keeps all tokens")
@@ -72,7 +73,7 @@ class LayerEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the edited weights and values of one call."""
+        """Return the weights and values of one call; they are unchanged in layers that are not selected."""
         if self.layers is None or call.layer in self.layers:
             return self.change(call)
         return call.weights, call.value
@@ -92,7 +93,7 @@ class ChainedEdit:
         return self.edited(EditedCall(layer, weights, value))
 
     def edited(self, call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Return the edited weights and values of one call."""
+        """Return the weights and values of one call after all edits."""
         for edit in self.edits:
             weights, value = _apply_edit(edit, call)
             call = replace(call, weights=weights, value=value)
@@ -106,7 +107,7 @@ class ChainedEdit:
 
 
 def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
-    """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns anything else."""
+    """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns invalid values."""
     if isinstance(edit, LayerEdit | ChainedEdit):
         result: Any = edit.edited(call)
     else:
@@ -121,14 +122,14 @@ def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
 
 
 def _check_edited(name: str, edited: Any, given: Tensor, layer: int) -> None:
-    """Raise `InputError` unless an edited tensor has the original's dtype and device, and broadcasts to its shape."""
-    if not isinstance(edited, Tensor):
-        returned = type(edited).__name__
-    else:
+    """Raise `InputError` unless an edited tensor has the dtype and device of `given`, and broadcasts to its shape."""
+    if isinstance(edited, Tensor):
         has_same_type = edited.dtype == given.dtype and edited.device == given.device
         if has_same_type and _can_broadcast(edited, given):
             return
         returned = _describe_tensor(edited)
+    else:
+        returned = type(edited).__name__
     raise InputError(f"edit: in layer {layer} the returned {name} are {returned}; allowed: {_describe_tensor(given)}")
 
 
@@ -137,12 +138,18 @@ class Positions:
     """Tokens of a text, selected by positions, by a slice, or by a mask over all tokens."""
 
     argument: str
+    """The name of the user's argument, for error messages."""
     numbers: tuple[int, ...] | slice
+    """The positions, or a slice, which is resolved when the number of tokens is known."""
     mask_length: int | None = None
+    """The number of tokens in the mask; None for positions and slices."""
 
     @classmethod
     def named(cls, argument: str, given: Any) -> Positions:
-        """Return the positions in a user's argument; raise `InputError` if it does not select a token."""
+        """Return the positions in the user's argument `given`: integers, a slice, or a mask over all tokens.
+
+        Raise `InputError` if the value is invalid or selects no token. Messages begin with the name `argument`.
+        """
         if isinstance(given, slice):
             bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
             has_negative = any(whole_number(argument, bound) < 0 for bound in bounds)
@@ -165,7 +172,11 @@ class Positions:
         return cls(argument, tuple(numbers.tolist()), len(mask))
 
     def in_texts(self, call: EditedCall) -> Tensor:
-        """Return the token positions on the CPU; raise `InputError` for positions that a text does not have."""
+        """Return the token positions `[N]` for the texts of a call, on the CPU.
+
+        Raise `InputError` for positions that a text does not have. Padding also raises the error, unless the positions
+        were selected by a slice or a mask.
+        """
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"
         if self.mask_length not in (None, tokens):
@@ -181,7 +192,10 @@ class Positions:
         return positions
 
     def _resolve_slice(self, numbers: slice, tokens: int, where: str) -> Tensor:
-        """Return the positions `[N]` in a slice of a text; raise `InputError` if they are not in the text."""
+        """Return the positions `[N]` that a slice selects in a text; raise `InputError` if the text is too short.
+
+        `tokens` is the number of tokens of the text, and `where` the end of error messages.
+        """
         first = numbers.start or 0
         last = tokens - 1
         if numbers.stop is not None:
@@ -193,9 +207,12 @@ class Positions:
         return torch.tensor(positions)
 
     def _check_padding(self, weights: Tensor, positions: Tensor) -> None:
-        """Raise `InputError` if a token is padding in one of the texts, that is, if no token attends to it."""
-        selected = weights.detach()[..., positions.to(weights.device)]
-        is_attended_BN = selected.sum((1, 2)) > 0
+        """Raise `InputError` if one of the tokens at `positions` is padding in one of the texts.
+
+        A token is padding if the attention weights `[B, H, queries, keys]` on it are 0 for all queries and heads.
+        """
+        selected_weights = weights.detach()[..., positions.to(weights.device)]
+        is_attended_BN = selected_weights.sum((1, 2)) > 0
         missing = (~is_attended_BN).nonzero().tolist()
         if missing:
             text, number = missing[0]
@@ -207,7 +224,7 @@ class Positions:
 def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
     """Return an edit that ablates `heads` (indices from 0, by layer) by setting their values to 0.
 
-    This is equivalent to setting their rows of W_O to 0; b_O is unchanged.
+    This is equivalent to setting the rows of W_O that belong to these heads to 0; b_O is unchanged.
     """
     heads_by_layer = {}
     for layer, given in _check_dictionary("without_heads", heads).items():
@@ -234,29 +251,28 @@ def without_edges(
 ) -> Edit:
     """Return an edit that sets the attention weights from `targets` to `sources` to 0, in `layers` or in all layers.
 
-    Both arguments are token positions from 0: integers, a slice, or a mask over all tokens. The remaining weights are
-    not renormalised, so the contribution of the sources is missing from the output.
+    Targets and sources are token positions, counted from 0: integers, a slice, or a mask over all tokens. The remaining
+    weights are not renormalised, so the contribution of the sources is missing from the output.
     """
     rows = Positions.named("without_edges: targets", targets)
     columns = Positions.named("without_edges: sources", sources)
 
     def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Set the weights `[B, H, queries, keys]` from targets to sources to 0."""
+        """Set the attention weights `[B, H, queries, keys]` from targets to sources to 0."""
         if torch._C._functorch.is_batchedtensor(call.weights):
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
         queries, keys = call.weights.shape[-2:]
-        first = call.first_row  # with a cache, queries are the last tokens of the text
+        first = call.first_row  # with a cache of keys, queries are only the last tokens of the text
         last = first + queries
         is_cut = torch.zeros(keys, keys, dtype=torch.bool)
         target_rows = rows.in_texts(call)
         source_columns = columns.in_texts(call)
         is_cut[target_rows[:, None], source_columns] = True
         is_cut_in_call = is_cut[first:last].to(call.weights.device)
-        if queries == keys:  # With a cache, the cut edges may belong to earlier queries.
-            is_named = layers is not None
-            _check_edges(call, is_cut_in_call, named=is_named)
+        if queries == keys:  # Otherwise, the cut edges may belong to queries of earlier calls, which filled the cache.
+            _check_edges(call, is_cut_in_call, named=layers is not None)
         weights = call.weights.masked_fill(is_cut_in_call, 0)
         return weights, call.value
 
@@ -264,10 +280,10 @@ def without_edges(
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
-    """Raise `InputError` if all `cut` weights are already 0, for example for later sources in a causal model.
+    """Raise `InputError` if the attention weights of all edges in the mask `cut` are already 0.
 
-    If the user did not select the layer (`named`), this is allowed in bidirectional layers, because a sliding window
-    may exclude the edges.
+    An example is an edge from a token to a later source in a causal model. If the user did not select the layer
+    (`named` is False), such edges are allowed in bidirectional layers, because a sliding window may exclude them.
     """
     if call.weights.masked_select(cut).any():
         return
@@ -279,8 +295,8 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
 def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = None) -> Edit:
     """Return an edit that replaces all values by their mean over the text, in `layers` or in all layers.
 
-    `attention_mask` `[B, T]` is the model's input; padding is excluded from the mean. The output of attention then no
-    longer depends on the differences between tokens.
+    `attention_mask` `[B, T]` is the mask that the model receives; padding is excluded from the mean. With equal values,
+    the output of attention no longer depends on the differences between tokens.
     """
     mask_BT = torch.as_tensor(attention_mask)
     is_valid = (mask_BT == 0) | (mask_BT == 1)
@@ -309,8 +325,8 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
     """Return an edit that replaces the values of each layer by `values[layer]`, which must broadcast to `[B, H, T, d]`.
 
-    For example, a mean over texts or over a donor text has the shape `[B, H, 1, d]`, and replaces the values of all
-    sources of a text.
+    For example, a mean over several texts or over the tokens of a donor text has the shape `[B, H, 1, d]`. It replaces
+    the values of all sources of a text.
     """
     by_layer = _check_dictionary("replaced_values", values)
     for layer, replacement in by_layer.items():
@@ -321,7 +337,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
             )
 
     def replace_values(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Replace the values `[B, H, T, d]` by those of the layer."""
+        """Replace the values `[B, H, T, d]` of a layer by the user's values for this layer."""
         replacement = by_layer[call.layer]
         value = call.value
         if not _can_broadcast(replacement, value):
@@ -345,7 +361,7 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             )
 
     def map_values(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Apply the layer's map to the concatenated values `[B, T, H * d]`."""
+        """Apply the layer's map to the values of all heads, concatenated to `[B, T, H * d]`."""
         function = by_layer[call.layer]
         concatenated = call.value.transpose(1, 2).flatten(-2)
         mapped = function(concatenated)
@@ -356,8 +372,8 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
             allowed = f"{list(concatenated.shape)}, the shape of its input"
             raise InputError(f"mapped_values: layer {call.layer}: its map returned {returned}; allowed: {allowed}")
         heads = call.value.shape[1]
-        by_head = mapped.unflatten(-1, (heads, -1))
-        return call.weights, by_head.transpose(1, 2)
+        mapped_BTHd = mapped.unflatten(-1, (heads, -1))
+        return call.weights, mapped_BTHd.transpose(1, 2)
 
     return LayerEdit("mapped_values", tuple(by_layer), map_values)
 
@@ -372,7 +388,7 @@ def chained(*edits: Edit) -> Edit:
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
-    """Return an edit that changes nothing and stores the values `[B, H, T, d]` of each layer in `values`."""
+    """Return an edit that changes nothing, and stores the values `[B, H, T, d]` of each layer in `values` by layer."""
     if not isinstance(values, MutableMapping):
         raise InputError(
             f"recorded: got {type(values).__name__}; pass a dictionary, which will contain values by layer"
@@ -386,7 +402,10 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
 
 
 def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
-    """Return `given` as a dictionary by layer; raise `InputError` for other types and for an empty dictionary."""
+    """Return a copy of the user's dictionary `given`, with layer numbers as keys.
+
+    Raise `InputError` for other types, an empty dictionary or invalid keys; messages begin with the function `maker`.
+    """
     advice = "pass a dictionary with one or more layers as keys"
     if not isinstance(given, Mapping):
         raise InputError(f"{maker}: got {type(given).__name__}; {advice}")
@@ -400,19 +419,22 @@ def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
 
 
 def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
+    """Return the layers in a user's argument; None, which means all layers, is returned unchanged."""
     if given is None:
         return None
     return whole_numbers(f"{maker}: layers", given)
 
 
 def _can_broadcast(given: Tensor, to: Tensor) -> bool:
+    """Return True if the shape of `given` broadcasts to the shape of `to`."""
     if given.ndim > to.ndim:
         return False
-    pairs = zip(given.shape[::-1], to.shape[::-1], strict=False)
-    return all(length in (1, whole) for length, whole in pairs)
+    lengths_from_last = zip(given.shape[::-1], to.shape[::-1], strict=False)
+    return all(length in (1, target_length) for length, target_length in lengths_from_last)
 
 
 def _check_edit(edit: Any) -> None:
+    """Raise `InputError` unless `edit` can be called."""
     if not callable(edit):
         allowed = "an edit of attnmix.interventions, or a function of a layer's number, weights and values"
         raise InputError(f"edit: got {type(edit).__name__}; allowed: {allowed}")
@@ -420,14 +442,14 @@ def _check_edit(edit: Any) -> None:
 
 @dataclass(frozen=True)
 class Eraser:
-    """The affine map x - (x - mean) @ readout @ directions, `[..., D] -> [..., D]`, computed in float64."""
+    """The affine map x - (x - mean) @ readout @ directions of vectors x `[..., D]`, computed in float64."""
 
-    mean_D: Tensor
+    mean_D: Tensor  # the mean of the vectors for which the map was computed
     readout_DK: Tensor  # projection of a centred vector to K coordinates
     directions_KD: Tensor  # directions along which the coordinates are subtracted
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Return vectors `[..., D]` without the erased component, in their dtype."""
+        """Return vectors `[..., D]` without the erased component, in the dtype of `vectors`."""
         width = len(self.mean_D)
         if vectors.ndim < 1 or vectors.shape[-1] != width:
             raise InputError(f"Eraser: vectors of shape {list(vectors.shape)}; allowed: {width} in the last dimension")
@@ -440,7 +462,7 @@ class Eraser:
         return vectors - erased.to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
-        """Return a map that keeps the fraction `factor` of the erased component."""
+        """Return a map that keeps the fraction `factor` of the component that this map erases."""
         if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
             raise InputError(f"scaled: factor {factor!r}; allowed: a finite number")
         return replace(self, readout_DK=(1 - float(factor)) * self.readout_DK)
@@ -451,24 +473,26 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 
     x' = x - W^+ P W (x - mean), where W is the inverse square root of the covariance (on the span of the vectors), Z
     the one-hot classes, and P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023, theorem
-    4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ.
+    4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ. Shapes: N
+    vectors, D width, K classes, R rank of W cov(x, Z).
     """
     exact_ND = _check_vectors("class_eraser", vectors_ND)
     classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
     if classes_N.shape != exact_ND.shape[:1]:
         shape = list(classes_N.shape)
         raise InputError(f"class_eraser: classes of shape {shape}; allowed: [{len(exact_ND)}], one for each vector")
-    names_K = classes_N.unique()
-    if len(names_K) < 2:
+    distinct_classes_K = classes_N.unique()
+    if len(distinct_classes_K) < 2:
         raise InputError("class_eraser: all vectors have the same class; pass vectors of two or more classes")
-    is_class_NK = classes_N[:, None] == names_K
+    is_class_NK = classes_N[:, None] == distinct_classes_K
     onehot_NK = is_class_NK.to(exact_ND)
     centred_onehot_NK = onehot_NK - onehot_NK.mean(0)
     mean_D = exact_ND.mean(0)
     centred_ND = exact_ND - mean_D
-    whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)
+    whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)  # W and W^+
     covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
-    columns_DK = whitening_DD @ covariance_DK
+    columns_DK = whitening_DD @ covariance_DK  # W cov(x, Z)
+    # An orthonormal basis of the columns, from the eigenvectors of their products, defines P = basis basis^T.
     products_KK = columns_DK.T @ columns_DK
     sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
     is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one is 0, because the columns of all classes sum to 0
@@ -485,9 +509,10 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
     """Return a map that removes as much variance as `eraser`, but from the component that `eraser` preserves.
 
-    It erases orthogonal directions of this component: random directions or, if `seed` is None, the principal components
-    in descending order. The last direction is erased in part to match the variance. If the total variance of all
-    directions is smaller than the variance that `eraser` removes, all directions are erased.
+    The map erases orthogonal directions of this component: random directions or, if `seed` is None, the principal
+    components in descending order. The last direction is erased in part to match the variance. If the total variance of
+    all directions is smaller than the variance that `eraser` removes, all directions are erased. Shapes: N vectors, D
+    width, K coordinates of `eraser`, R directions with variance in the preserved component.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: got {type(eraser).__name__}; allowed: an `Eraser`")
@@ -495,26 +520,25 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     mean_D = eraser.mean_D.to(exact_ND)
     readout_DK = eraser.readout_DK.to(exact_ND)
     directions_KD = eraser.directions_KD.to(exact_ND)
-    remaining_ND = eraser(exact_ND) - mean_D
-    sizes_D, vectors_DD = _decompose_covariance(remaining_ND)
+    # The directions are an orthonormal basis of the preserved component.
+    preserved_ND = eraser(exact_ND) - mean_D
+    sizes_D, vectors_DD = _decompose_covariance(preserved_ND)
     is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
     basis_DR = vectors_DD[:, is_kept_D].flip(-1)
     if seed is not None:
         seed = whole_number("remaining_eraser: seed", seed)
         rotation_RR = _draw_rotation(basis_DR.shape[1], seed)
         basis_DR = basis_DR @ rotation_RR.to(exact_ND)
-    coordinates_NR = remaining_ND @ basis_DR
+    coordinates_NR = preserved_ND @ basis_DR
     variance_R = coordinates_NR.square().mean(0)
-    erased_ND = exact_ND - mean_D - remaining_ND
+    erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
-    variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
-    missing_R = erased_variance - variance_before_R
-    share_R = (missing_R / variance_R).clamp(0, 1)
-    factor_R = share_R.sqrt()
+    share_R = _distribute_variance(erased_variance, variance_R)
+    factor_R = share_R.sqrt()  # an erased coordinate is scaled by the square root of its share of the variance
     # The coordinates of a vector x after `eraser` are (x - mean) (I - readout directions) basis.
     erased_basis_KR = directions_KD @ basis_DR
-    readout_DR = basis_DR - readout_DK @ erased_basis_KR
-    scaled_DR = readout_DR * factor_R
+    basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
+    scaled_DR = basis_readout_DR * factor_R
     is_erased_R = factor_R > 0
     return Eraser(
         mean_D=mean_D,
@@ -523,7 +547,18 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     )
 
 
+def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
+    """Return the share `[R]` of the variance of each direction that is erased, so that the erased variance is `total`.
+
+    Directions are erased in their order: completely, until the remainder of `total` is smaller than their variance.
+    """
+    variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
+    remainder_R = total - variance_before_R
+    return (remainder_R / variance_R).clamp(0, 1)
+
+
 def _draw_rotation(rank: int, seed: int) -> Tensor:
+    """Return a random orthogonal matrix `[rank, rank]`."""
     generator = torch.Generator()
     generator.manual_seed(seed)
     random_RR = torch.randn(rank, rank, generator=generator, dtype=torch.float64)
@@ -555,13 +590,20 @@ def _convert_to_float64(tensor: Tensor) -> Tensor:
 
 
 def _decompose_covariance(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues `[D]` of the covariance of centred vectors, in ascending order, and eigenvectors `[D, D]`.
+
+    The eigenvectors are the columns of the matrix.
+    """
     covariance_DD = centred_ND.T @ centred_ND / len(centred_ND)
     sizes_D, vectors_DD = torch.linalg.eigh(covariance_DD)
     return sizes_D, vectors_DD
 
 
 def _compute_whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two matrices `[D, D]`, the square roots of the covariance's pseudo-inverse and of the covariance."""
+    """Return W and its pseudo-inverse W^+ `[D, D]`, where W is the inverse square root of the covariance.
+
+    Both are 0 in directions without variance.
+    """
     sizes_D, vectors_DD = _decompose_covariance(centred_ND)
     is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
     roots_D = torch.where(is_kept_D, sizes_D, 1).sqrt()
@@ -576,13 +618,13 @@ def _compute_whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 def edited_attention(
     network: PreTrainedModel, edit: Edit, preparation: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Apply `edit` to the self-attention of a network, after the edits of outer contexts, until the context ends.
+    """Apply `edit` to the self-attention of a network until the context ends, after the edits of outer contexts.
 
     The context `preparation` is entered immediately, and exited when the last edit of the network ends.
 
-    Layers are numbered by their position in the network, decoder layers after encoder layers, even if only a part of
-    the network runs. Raise `InputError` for a layer that the network does not have, or if another thread has an active
-    edit; and, during a forward pass, for heads, tokens and shapes that do not fit the layer.
+    Layers are numbered by their position in the network, and decoder layers follow the encoder layers, even if only a
+    part of the network runs. Raise `InputError` if the network does not have a layer of the edit, or if another thread
+    has an active edit. Heads, tokens and shapes that do not fit a layer raise the error during the forward pass.
     """
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):

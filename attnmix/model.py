@@ -42,15 +42,17 @@ from attnmix.models.loading import (
 from attnmix.models.segments import read_segments
 
 _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
-"""Locks by base model; the thread that measures a model holds its lock."""
+"""The lock of each base model, which a thread holds while it measures the model."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
 """Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
+WRAPPERS = {"merge_and_unload()": "adapter", "_orig_mod": "compiled model", "module": "wrapper"}
+"""The member of an object that contains or returns a transformers model, with the kind of the object."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A Transformer with its tokenizer, returned by `load`.
+    """A transformers model with its tokenizer, returned by `load`.
 
     Members: `network`, `tokenizer`, `name`, `layers` (number of layers), and the context manager `intervene(edit)`.
     """
@@ -73,14 +75,16 @@ class Model:
 
     @property
     def pad_token_id(self) -> int:
-        """The ID for (masked) padding: the tokenizer's, else the model's, else 0."""
+        """The ID of padding, which is masked: the tokenizer's ID or, if this is None, the model's ID; otherwise 0."""
         config: Any = self.network.base_model.config
-        candidates = (self.tokenizer.pad_token_id, config.pad_token_id, 0)
-        return next(int(token_id) for token_id in candidates if token_id is not None)
+        for token_id in (self.tokenizer.pad_token_id, config.pad_token_id):
+            if token_id is not None:
+                return int(token_id)
+        return 0
 
     @contextmanager
     def observed(self, pairs: bool = False) -> Iterator[PreTrainedModel]:
-        """Yield the headless model in float32 and eval mode with observed attention; restore it afterwards.
+        """Yield the model without its head, in float32 and eval mode, with observed attention; restore it afterwards.
 
         A model in a different dtype is copied, because ratios require float32 precision. A model on a device without
         float64 support, such as Apple's GPU, is copied to the CPU. `torch_state` overrides the user's torch settings.
@@ -91,7 +95,9 @@ class Model:
         with _get_lock(network), torch_state(), ExitStack() as stack:
             check_unedited(network, self.name)
             device = measuring_device(network.device)
-            base = network if _is_measurable(network, device) else copy.deepcopy(network).to(device).float()
+            base = network
+            if not _is_measurable(network, device):
+                base = copy.deepcopy(network).to(device).float()
             hook = read_segments(base, self.tokenizer, pairs)
             if hook is not None:
                 stack.callback(hook.remove)
@@ -103,9 +109,9 @@ class Model:
     def intervene(self, edit: Edit) -> Iterator[PreTrainedModel]:
         """Yield `network`, in eval mode, with `edit` applied to its self-attention until the context ends.
 
-        `attnmix.interventions` defines edits, and has functions that create common ones. The model keeps its dtype and
-        device, and is restored afterwards. Contexts can be nested within one thread; their edits are applied in
-        sequence.
+        `attnmix.interventions` defines edits, and contains functions that create common edits. The model keeps its
+        dtype and device, and is restored afterwards. Contexts can be nested within one thread; their edits are applied
+        in sequence.
 
         >>> inputs = model.tokenizer("time flies like an arrow", return_tensors="pt")
         >>> with torch.no_grad(), model.intervene(interventions.without_heads({6: range(12)})) as network:
@@ -135,11 +141,11 @@ class Model:
             base = _copy_if_needed(network)
             with _return_only_vectors(base):
                 output = base(probe_ids(base, self.tokenizer))
-                vectors = last_vectors(output)[0].float().cpu()
+                vectors = last_vectors(output)[0].float().cpu()  # of the only text in the batch
             vectors_TD = vectors.reshape(len(vectors), -1)
-            # Two numbers per token: the product with a fixed direction, and the length.
-            ramp_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-            values_T2 = torch.stack([vectors_TD @ ramp_D, vectors_TD.norm(dim=-1)], -1)
+            # The two numbers of a token are the product of its vector with a fixed direction, and the vector's length.
+            direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
+            values_T2 = torch.stack([vectors_TD @ direction_D, vectors_TD.norm(dim=-1)], -1)
         computed_by = (str(network.device), network.config._attn_implementation)
         return OutputSignature(values_T2, network.dtype, computed_by)
 
@@ -147,44 +153,45 @@ class Model:
 class OutputSignature(NamedTuple):
     """A numerical signature of a model's output for a fixed input, with the device and the attention implementation."""
 
-    values: Tensor  # [tokens, 2]
+    values: Tensor  # two numbers for each token, [tokens, 2]
     dtype: torch.dtype
     computed_by: tuple[str, str | None]
-    """Device and attention implementation; both affect the last digits."""
+    """The device and the attention implementation, which both affect the last digits of the output."""
 
     def differs(self, other: "OutputSignature") -> bool:
-        """Return True if this output differs from the output with the signature `other`."""
+        """Return True if this output differs from the output of the signature `other` by more than a rounding error."""
         tolerance = SAME_OUTPUT if self.computed_by == other.computed_by else VECTOR_TOLERANCES[self.dtype]
         difference = (self.values - other.values).norm() / other.values.norm()
-        return not bool(difference <= tolerance)
+        return not bool(difference <= tolerance)  # True for NaN
 
 
 def _get_lock(base: Module) -> threading.RLock:
-    """Return the lock of a base model."""
+    """Return the lock of a base model, which is created on the first call."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
 
 
 def check_unedited(network: PreTrainedModel, name: str) -> None:
-    """Raise `InputError` for a network with an active intervention, which the measures would ignore."""
+    """Raise `InputError` for a network with an active intervention, because the measures would ignore the edits."""
     if is_edited(network):
         advice = "measure and capture outside of intervene(...), or change the weights of a copy"
         raise InputError(f"model: {name} has an active intervention, which the measures would ignore; {advice}")
 
 
 def _is_measurable(base: PreTrainedModel, device: torch.device) -> bool:
-    """Return True if a model need not be copied: its tensors are float32 or integers, differentiable, on `device`."""
-    tensors = [*base.parameters(), *base.buffers()]
-    return all(
-        tensor.device == device
-        and not tensor.is_inference()
-        and (tensor.dtype == torch.float32 or not tensor.is_floating_point())
-        for tensor in tensors
-    )
+    """Return True if a model can be measured without a copy.
+
+    Its tensors must be on `device`, contain float32 or integers, and support gradients (no inference tensors).
+    """
+    for tensor in [*base.parameters(), *base.buffers()]:
+        has_exact_dtype = tensor.dtype == torch.float32 or not tensor.is_floating_point()
+        if tensor.device != device or tensor.is_inference() or not has_exact_dtype:
+            return False
+    return True
 
 
 def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a base model, or a float32 copy if its code does not support the model's dtype."""
+    """Return a base model or, if its code does not support the model's dtype, a copy in float32."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
     copied: PreTrainedModel = copy.deepcopy(base)
@@ -194,17 +201,17 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
-    """Configure a base model to return only vectors for token IDs; restore it afterwards."""
+    """Configure a base model in eval mode to return only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
-    changes = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
+    previous_values = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
         with _set_eval_mode(network):
             yield
     finally:
         # If two modules share a configuration, only the first change has an effect, so restoring in any order works.
-        for holder, values in zip(holders, changes, strict=True):
+        for holder, values in zip(holders, previous_values, strict=True):
             set_values(holder, values)
 
 
@@ -216,7 +223,7 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
     checkpointing recomputes layers in a backward pass that may run after the context has ended.
     """
     checkpointing = {"gradient_checkpointing": False}
-    changes = {module: set_values(module, checkpointing) for module in network.modules()}
+    previous_values = {module: set_values(module, checkpointing) for module in network.modules()}
     with ExitStack() as stack:
         stack.enter_context(_set_eval_mode(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
@@ -226,7 +233,7 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
         try:
             yield
         finally:
-            for module, values in changes.items():
+            for module, values in previous_values.items():
                 set_values(module, values)
 
 
@@ -234,20 +241,21 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
 def _set_eval_mode(network: PreTrainedModel) -> Iterator[None]:
     """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
     modules = list(network.modules())
-    modes = [module.training for module in modules]
-    compiled = [(module, module._compiled_call_impl) for module in modules if module._compiled_call_impl is not None]
+    training_modes = [module.training for module in modules]
+    compiled_modules = [module for module in modules if module._compiled_call_impl is not None]
+    compiled_calls = [module._compiled_call_impl for module in compiled_modules]
     base: Any = network.base_model
     hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     try:
         network.eval()
-        for module, _ in compiled:
+        for module in compiled_modules:
             module._compiled_call_impl = None
         yield
     finally:
         hook.remove()
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in zip(modules, training_modes, strict=True):
             module.training = mode
-        for module, call in compiled:
+        for module, call in zip(compiled_modules, compiled_calls, strict=True):
             module._compiled_call_impl = call
 
 
@@ -261,15 +269,16 @@ def load(
 ) -> Model:
     """Return a model for `measure`.
 
-    Models loaded by name and models in memory are validated in the same way: module types, dtypes, and the agreement of
-    vectors computed with the original attention function and with the observed one.
+    Models loaded by name and models in memory are validated in the same way. The module types and dtypes must be
+    supported, and the original and the observed attention function must compute the same vectors.
 
     Args:
         model: A hub identifier, a folder, `package://<package>/<folder>`, or a transformers model in memory.
-        tokenizer: A fast tokenizer, required for a model in memory. By default, the checkpoint's tokenizer is loaded.
+        tokenizer: A fast tokenizer. It is required for a model in memory. By default, the tokenizer of the checkpoint
+            is loaded.
         revision: A commit, branch or tag of a hub model.
-        device: The device for a model loaded by name, such as `"cuda:0"`; by default the pipeline's device, a GPU if
-            available. A model in memory stays on its device.
+        device: The device for a model loaded by name, such as `"cuda:0"`; by default the device of the pipeline, which
+            is a GPU if one is available. A model in memory stays on its device.
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
@@ -305,12 +314,14 @@ def load(
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)
             check_network(source, base, tokenizer)
-        base.name_or_path = base.config.name_or_path = source  # instead of the temporary folder, which is removed
+        # transformers recorded the temporary folder, which is removed.
+        base.name_or_path = source
+        base.config.name_or_path = source
         return Model(base.to(target_device), tokenizer, given_name or display_name(source), source)
 
 
 def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, name: str | None) -> Model:
-    """Validate a transformers model in memory and wrap it as a `Model`; raise `InputError` for any other object."""
+    """Return a transformers model in memory as a validated `Model`; raise `InputError` for any other object."""
     if not isinstance(model, PreTrainedModel):
         raise InputError(f"model: {type(model).__name__} is not supported; pass {_suggest_replacement(model)}")
     if tokenizer is None:
@@ -333,16 +344,20 @@ def _wrap_in_memory(model: Any, tokenizer: Any, revision: Any, device: Any, name
 
 
 def _suggest_replacement(model: Any) -> str:
-    """Return text that suggests a replacement for an object that is not a transformers model."""
-    for attribute, kind in (("merge_and_unload", "adapter"), ("_orig_mod", "compiled model"), ("module", "wrapper")):
-        if isinstance(getattr(type(model), attribute, None), property) or hasattr(model, attribute):
-            call = f"{attribute}()" if attribute == "merge_and_unload" else attribute
-            return f"the transformers model in this {kind}, model.{call}"
+    """Return a phrase that names what to pass to `load` instead of an object that is not a transformers model.
+
+    If the object wraps a transformers model, the phrase contains the expression for this model.
+    """
+    for member, kind in WRAPPERS.items():
+        attribute = member.removesuffix("()")
+        is_property = isinstance(getattr(type(model), attribute, None), property)
+        if is_property or hasattr(model, attribute):
+            return f"the transformers model in this {kind}, model.{member}"
     return "a name, a folder, or a PreTrainedModel of transformers"
 
 
 def _check_fast(tokenizer: Any) -> None:
-    """Raise `InputError` for tokenizers without character offsets, which are written in Python."""
+    """Raise `InputError` for tokenizers written in Python, which do not return character offsets."""
     if not getattr(tokenizer, "is_fast", False):
         allowed = "a fast tokenizer, for example from AutoTokenizer"
         raise InputError(f"tokenizer: {type(tokenizer).__name__} is not supported; allowed: {allowed}")
@@ -351,8 +366,9 @@ def _check_fast(tokenizer: Any) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress log messages and progress bars of loading and writing, which are only useful for many texts."""
-    logger, bars = logging.getLogger(), transformers_logging.is_progress_bar_enabled()
+    logger = logging.getLogger()
     level = logger.level
+    had_progress_bars = transformers_logging.is_progress_bar_enabled()
     logger.setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     try:
@@ -360,5 +376,5 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-        if bars:
+        if had_progress_bars:
             transformers_logging.enable_progress_bar()

@@ -1,11 +1,11 @@
 """A local server for pages of typed texts: `attnmix serve`.
 
-The outer page contains an input for a text, an input for a second text to compare, some example pairs, and a frame with
-the page of the typed texts, identical to that of `attnmix show`. Models are loaded only once. The server is accessible
-only from this machine or through a tunnel: the socket listens on the loopback address, and requests with a foreign Host
-or Origin, such as those of scripts of other web sites, are rejected. `--allow-host` permits a tunnel or proxy with
-another host name. Texts are sent in the body of a request. The server keeps only the last `KEPT_PAGES` pages, in
-memory; texts never appear in an address, file or log.
+The outer page contains an input for a text, an input for a second text to compare, some example pairs, and a frame. The
+frame contains the page of the typed texts, which is identical to the page that `attnmix show` writes. Models are loaded
+only once. The server is accessible only from this machine or through a tunnel: the socket listens on the loopback
+address, and requests with a foreign Host or Origin, such as the requests of scripts on other web sites, are rejected.
+The option `--allow-host` permits a tunnel or proxy with another host name. Texts are sent in the body of a request. The
+server keeps only the last `KEPT_PAGES` pages, in memory; texts never appear in an address, file or log.
 """
 
 from __future__ import annotations
@@ -78,22 +78,22 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
 class LocalOnly:
     """Middleware that rejects requests with a foreign Host, or with an Origin that is not one of the server's pages.
 
-    Local names can have any port, for tunnels with a different local port. `allowed` contains additional hosts.
+    Local names are allowed with any port, because a tunnel may have a different local port. `allowed` contains
+    additional hosts.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        self.app, self.allowed = app, allowed
+        self.app = app
+        self.allowed = allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it, with `HEADERS` added to the response."""
+        """Answer or refuse a request, and add `HEADERS` to the response."""
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -106,32 +106,35 @@ class LocalOnly:
         await app(scope, receive, send_with_headers)
 
     def _refuse(self, method: str, host: str, origin: str | None) -> Response | None:
-        """Return the error response for a request from outside the server's own pages; otherwise None."""
+        """Return the error response for a request from outside the server's own pages; otherwise None.
+
+        `host` and `origin` are headers of the request. Browsers may omit the origin in GET and HEAD requests.
+        """
         if not (_is_local(host) or host in self.allowed):
             shown = printable(host[:100], kept="")
             reason = f"This server only accepts requests to {' and '.join(LOCAL_NAMES)}, on any port, not to"
             remedy = f"If this is your own tunnel or proxy, start the server with --allow-host {shown}"
             return PlainTextResponse(f"{reason} {shown or 'no host'}. {remedy}", 421)
+        if origin is None and method in ("GET", "HEAD"):
+            return None
         pages = [f"http://{host}"]
         for name in self.allowed:
             pages.extend([f"http://{name}", f"https://{name}"])
-        if origin is None and method in ("GET", "HEAD"):
-            return None
         if origin in pages:
             return None
         return PlainTextResponse("This server only accepts requests from its own page.", 403)
 
 
 def _is_local(host: str) -> bool:
-    """Return True for a local name, with a port or without (the default port of HTTP)."""
+    """Return True for a name of this machine, with a port or without a port (the default port of HTTP)."""
     name, colon, port = host.partition(":")
     return name in LOCAL_NAMES and (port.isdecimal() or not colon)
 
 
 class OneLineErrors:
-    """Middleware that answers failed requests with one sentence and logs only the exception type.
+    """Middleware that answers failed requests with one sentence, and logs only the type of the exception.
 
-    Messages and tracebacks may contain the text.
+    The message and the traceback of an exception may contain the user's text.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -150,36 +153,40 @@ class OneLineErrors:
 
 
 def max_tokens(measurer: TextMeasurer) -> int:
-    """Return the maximum number of tokens of a typed text."""
-    return min(MAX_TOKENS, longest_text(measurer.base.config) or MAX_TOKENS)
+    """Return the maximum number of tokens of a typed text: `MAX_TOKENS`, or the limit of the model if it is smaller."""
+    model_limit = longest_text(measurer.base.config) or MAX_TOKENS
+    return min(MAX_TOKENS, model_limit)
 
 
 def tokenized(texts: Sequence[str], measurer: TextMeasurer) -> TokenizedTexts:
     """Return the tokens of typed texts; raise `InputError` for texts that are empty or too long."""
     base: Any = measurer.base
-    longest = max_tokens(measurer)
+    limit = max_tokens(measurer)
     for subject, text in zip(SUBJECTS, texts, strict=False):
         problem = text_problem(text)
         if problem:
-            raise InputError(f"{problem.replace('the text', subject)}; allowed: 1 to {longest} tokens")
-    rows = base.get_input_embeddings().num_embeddings
-    result = tokenize_given(list(texts), measurer.tokenizer, base.config, rows, longest)
-    for subject, tokens in zip(SUBJECTS, result.texts["whole_tokens"], strict=False):
-        if tokens > longest:
-            allowed = f"allowed: at most {longest}. Use `attnmix show` for longer texts."
+            raise InputError(f"{problem.replace('the text', subject)}; allowed: 1 to {limit} tokens")
+    vocabulary_size = base.get_input_embeddings().num_embeddings
+    result = tokenize_given(list(texts), measurer.tokenizer, base.config, vocabulary_size, limit)
+    tokens_before_truncation = result.texts["whole_tokens"]
+    for subject, tokens in zip(SUBJECTS, tokens_before_truncation, strict=False):
+        if tokens > limit:
+            allowed = f"allowed: at most {limit}. Use `attnmix show` for longer texts."
             raise InputError(f"{subject} has {tokens:,} tokens; {allowed}")
     return result
 
 
 class Pages:
-    """The most recent pages of measured texts, with a queue and a rate limit."""
+    """The most recent pages of measured texts, with a queue and a rate limit for requests."""
 
     def __init__(self, measurer: TextMeasurer, subject: Subject, names: Sequence[str] = ()) -> None:
         """Prepare an empty collection; `names` are the names of two compared models."""
-        self.measurer, self.subject = measurer, subject
+        self.measurer = measurer
+        self.subject = subject
         self.names = tuple(names) or None
         """The names of the two models in a comparison; otherwise None."""
         self.kept: OrderedDict[str, str] = OrderedDict()
+        """The last pages by name, the oldest page first."""
         self.opening: dict[str, str] = {}
         """The opening page by its name; it is kept as long as the server runs."""
         self.turn = asyncio.Lock()
@@ -187,26 +194,32 @@ class Pages:
         self.waiting = 0
         """The number of requests that wait for `turn` or hold it."""
         self.times: deque[float] = deque(maxlen=MAX_PER_MINUTE)
-        """The arrival times of the last accepted requests."""
+        """The arrival times of the last accepted requests, in seconds."""
 
     def write(self, texts: Sequence[str]) -> str:
-        """Return the page of one or two texts."""
+        """Measure one or two texts, and return their page."""
         results = self.measurer.results(tokenized(texts, self.measurer))
         results.model_names = self.names
         return page_text(results, self.subject)
 
     def write_opening(self) -> None:
-        """Measure the first example for the opening page. This also compiles the functions that pages need."""
-        self.opening = {secrets.token_urlsafe(16): self.write(OPENING_TEXTS)}
+        """Measure the first example for the opening page. This also compiles the functions that later pages need."""
+        name = secrets.token_urlsafe(16)
+        self.opening = {name: self.write(OPENING_TEXTS)}
 
     def find(self, name: str) -> str | None:
-        """Return the page with a name; None if it is no longer kept."""
+        """Return the page with a name; None if this page is no longer kept."""
         return self.opening.get(name) or self.kept.get(name)
 
     async def add(self, texts: Sequence[str]) -> str:
-        """Queue and measure one or two texts, keep their page, and return its random, unguessable name."""
+        """Queue and measure one or two texts, keep their page, and return its random, unguessable name.
+
+        Raise `HTTPException` if too many requests are waiting or arrived within the last minute.
+        """
         now = time.monotonic()
-        if self.waiting > MAX_WAITING or (len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60):
+        is_queue_full = self.waiting > MAX_WAITING
+        is_limit_reached = len(self.times) == MAX_PER_MINUTE and now - self.times[0] < 60
+        if is_queue_full or is_limit_reached:
             raise HTTPException(429, "Too many requests; wait and send the text again later.")
         self.times.append(now)
         self.waiting += 1
@@ -222,10 +235,10 @@ class Pages:
         return name
 
 
-async def _texts_of(request: Request) -> list[str]:
-    """Return the texts in the body of a request: one, or two to compare.
+async def _read_texts(request: Request) -> list[str]:
+    """Return the texts in the JSON body of a request: one text, or two texts to compare.
 
-    At most `MAX_BODY_BYTES` + 1 bytes of the body are stored.
+    Raise `HTTPException` for any other body. At most `MAX_BODY_BYTES` + 1 bytes of the body are stored.
     """
     body = b""
     async for part in request.stream():  # read to the end: browsers read the response only after sending everything
@@ -245,7 +258,7 @@ async def _texts_of(request: Request) -> list[str]:
 
 
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
-    """Return the server's application, accepting requests to this machine and to the `allowed` hosts."""
+    """Return the web application, which accepts requests to this machine and to the `allowed` hosts."""
 
     async def send_shell(_request: Request) -> Response:
         text = SHELL.read_text(encoding="utf-8")
@@ -257,18 +270,21 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     async def describe(_request: Request) -> Response:
         """Return the model's name, the examples, and the name and texts of the opening page, as JSON."""
         model = short_name(pages.subject.model)
-        if len(pages.measurer.engines) > 1 and pages.names is None:
+        is_run = len(pages.measurer.engines) > 1 and pages.names is None
+        if is_run:
             model = f"{model}, before and after fine-tuning"
         opening = {"page": next(iter(pages.opening)), "texts": OPENING_TEXTS}
         return JSONResponse({"model": model, "examples": EXAMPLES, "opening": opening})
 
     async def measure(request: Request) -> Response:
-        """Return the name of the page of the texts in the body, and the seconds of waiting and measuring, as JSON."""
+        """Measure the texts in a request; return the name of their page and the elapsed time in seconds, as JSON."""
         started = time.monotonic()
-        name = await pages.add(await _texts_of(request))
-        return JSONResponse({"page": name, "seconds": round(time.monotonic() - started, 2)})
+        name = await pages.add(await _read_texts(request))
+        seconds = time.monotonic() - started
+        return JSONResponse({"page": name, "seconds": round(seconds, 2)})
 
     async def send_page(request: Request) -> Response:
+        """Return the page with the name in the address; raise `HTTPException` if it is no longer stored."""
         text = pages.find(request.path_params["name"])
         if text is None:
             raise HTTPException(404, "This text is no longer stored; enter it again.")
@@ -291,7 +307,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
 
 def _stop_on_terminal_close() -> None:
-    """Convert SIGHUP to SIGTERM, at which uvicorn closes its connections."""
+    """Treat SIGHUP, which is sent when the terminal closes, like SIGTERM, at which uvicorn closes its connections."""
     hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
@@ -300,14 +316,19 @@ def _stop_on_terminal_close() -> None:
 def serve(
     checkpoints: Mapping[str, Path], names: Sequence[str], listener: socket.socket, allowed: Collection[str] = ()
 ) -> None:
-    """Serve pages of typed texts for the models at `checkpoints` until Ctrl-C.
+    """Serve pages of typed texts for the models in the folders `checkpoints` until Ctrl-C.
 
-    `names` contains the name of the model or of the run with two checkpoints, or the names of two compared models.
+    Args:
+        checkpoints: The folder of each model by the name of its checkpoint.
+        names: The name of a single model or of a run with two checkpoints, or the names of two compared models.
+        listener: The socket on which the server receives requests.
+        allowed: Additional host names, such as those of a tunnel.
     """
     print("loading the model ...", flush=True)
-    compared = names if len(names) > 1 else None
+    compared_names: Sequence[str] = names if len(names) > 1 else ()
     with quiet():
-        pages = Pages(load_measurer(checkpoints, compared), models_subject(names), compared or ())
+        measurer = load_measurer(checkpoints, compared_names or None)
+        pages = Pages(measurer, models_subject(names), compared_names)
         pages.write_opening()
         compile_maps()
         address, port = listener.getsockname()

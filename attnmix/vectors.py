@@ -65,39 +65,52 @@ def capture(
 ) -> dict[str, xarray.DataArray] | Run:
     """Return the vectors of `texts` at the capture `points` of every layer, or write them to the folder `path`.
 
-    `texts` and their tokens are the same as in `measure`. `points` are one or more names of
-    `attnmix.core.names.POINTS`, by default the pipeline's points. If `path` is None, return an array for each point,
-    with the dimensions `layer`, `token` and `hidden`, and as coordinates `document`, `position` and the columns of
-    `Measures.tokens`. Otherwise, write each layer and point as one Zarr store `[tokens, hidden]` to this folder, and
-    return its run, which `open_run(path)` opens again. Raise `InputError` for invalid texts, an unknown point, a number
-    outside the range of `dtype`, or a folder with other contents.
+    Args:
+        model: A model that `load` returned.
+        texts: The texts, in any form that `measure` accepts. They are tokenized as in `measure`.
+        path: A new or empty folder, or a folder with an earlier capture; None to return the vectors.
+        points: One or more names of `attnmix.core.names.POINTS`; by default the pipeline's points.
+        dtype: The dtype of the vectors.
+        max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
 
-    >>> vectors = attnmix.capture(model, ["time flies", "like an arrow"], points=["layer_output"])
-    >>> vectors["layer_output"].sizes
-    Frozen({'layer': 6, 'token': 9, 'hidden': 384})
-    >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
-    >>> bool((run.features("layer_output").numpy() == vectors["layer_output"]).all())
-    True
+    Returns:
+        Without `path`, an array for each point, with the dimensions `layer`, `token` and `hidden`. Its coordinates are
+        `document`, `position` and the columns of `Measures.tokens`. With `path`, the run in this folder, which
+        `open_run(path)` opens again. The folder contains a Zarr store `[tokens, hidden]` for each layer and point.
+
+    Raises:
+        InputError: For invalid texts, an unknown point, a number outside the range of `dtype`, or a folder with other
+            contents.
+
+    Example:
+        >>> vectors = attnmix.capture(model, ["time flies", "like an arrow"], points=["layer_output"])
+        >>> vectors["layer_output"].sizes
+        Frozen({'layer': 6, 'token': 9, 'hidden': 384})
+        >>> run = attnmix.capture(model, ["time flies", "like an arrow"], "run", points=["layer_output"])
+        >>> bool((run.features("layer_output").numpy() == vectors["layer_output"]).all())
+        True
     """
     from attnmix.runs.capture import capture_texts, captured_vectors
 
     call = "capture(model, texts, path)"
-    run = None if path is None else Run(read_path("path", path, call))
-    if run is not None:
+    run = None
+    if path is not None:
+        run = Run(read_path("path", path, call))
         check_folder("path", run.root, ["features", "unfinished"])
     check_model(model, call)
-    given_points = {} if points is None else {"points": read_names(points)}
+    given_points = {}
     if points is not None:
+        given_points["points"] = read_names(points)
         check_kinds("points", given_points["points"], POINTS)
     settings = checked_section(CaptureParameters, dtype=dtype, **given_points)
-    given = tokenize_texts(model, texts, max_length)
-    with model.observed(given.pairs) as base, quiet():
+    tokenized = tokenize_texts(model, texts, max_length)
+    with model.observed(tokenized.pairs) as base, quiet():
         if run is None:
             present = present_names("points", settings.points, family_of(base.config), POINTS)
-            ids = [document.ids for document in documents_of(given.texts, given.tokens)]
+            ids = [document.ids for document in documents_of(tokenized.texts, tokenized.tokens)]
             vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
-            return labelled_vectors(vectors, given.tokens)
-        given.write(run.captured)
+            return labelled_vectors(vectors, tokenized.tokens)
+        tokenized.write(run.captured)
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         capture_texts(settings, base, model.pad_token_id, run, unfinished)
@@ -114,13 +127,22 @@ def layout(
 ) -> npt.NDArray[np.float32]:
     """Return the coordinates `[..., 2]` of vectors `[..., hidden]` on one UMAP map, initialised with PCA.
 
-    `vectors` is an array, a tensor on any device, a table or list of numbers, or a result of `Run.features`. Equal
-    vectors have equal coordinates. The first call in a process takes seconds to load umap-learn. The other arguments
-    and their defaults are documented under `umap` in params.yaml. Raise `InputError` for invalid arguments, for NaN,
-    and for fewer than 20 distinct vectors, which are too few for neighbourhoods of UMAP.
+    Equal vectors have equal coordinates. The first call in a process takes seconds, because it loads umap-learn.
 
-    >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
-    (2, 30, 2)
+    Args:
+        vectors: An array, a tensor on any device, a table or list of numbers, or a result of `Run.features`.
+        metric: The metric of umap-learn for distances between vectors, such as `cosine`.
+        n_neighbors: The number of nearest neighbours of each vector that UMAP uses.
+        min_dist: The minimum distance between points on the map.
+        seed: The random seed.
+
+    Raises:
+        InputError: For invalid arguments, for NaN, and for fewer than 20 distinct vectors, which are too few for
+            neighbourhoods of UMAP.
+
+    Example:
+        >>> attnmix.layout(np.random.default_rng(0).normal(size=(2, 30, 8)), metric="cosine").shape
+        (2, 30, 2)
     """
     given = {"metric": metric, "n_neighbors": n_neighbors, "min_dist": min_dist, "seed": seed}
     settings = checked_section(UmapParameters, **given, stability_seeds=[])
@@ -129,11 +151,12 @@ def layout(
 
     array = read_vectors(vectors)
     rows = array.reshape(-1, array.shape[-1])
-    distinct = len(distinct_rows(rows)[0])
+    first_rows, _ = distinct_rows(rows)
+    distinct = len(first_rows)
     if distinct < MIN_UMAP_VECTORS:
         problem = f"{len(rows)}, of which {distinct} are distinct"
         advice = "for fewer, use sklearn.decomposition.PCA(2)"
         raise InputError(f"vectors: {problem}; allowed: {MIN_UMAP_VECTORS} or more distinct vectors; {advice}")
     settings.check_neighbours(distinct, "n_neighbors")
-    xy = fit_map(rows, settings)
-    return xy.reshape(*array.shape[:-1], 2)
+    coordinates = fit_map(rows, settings)
+    return coordinates.reshape(*array.shape[:-1], 2)

@@ -1,16 +1,22 @@
 """The file format of a result: measured values with texts and tokens, in one zip file without the model.
 
-    facts.json       the model's name and, unless it is a local folder, its source; the names of methods, controls and
-                     measured quantities; the number of encoder layers; a digest of the weights
+    facts.json       the model's name; the model's source, unless this is a local folder; the names of methods, controls
+                     and measured quantities; the number of encoder layers; a digest of the weights
     texts.parquet    a row for each text
     tokens.parquet   a row for each token
-    arrays.npz       `ratios` `[methods, layers, tokens]`, `predicted`, and all computed values by name:
-                     `sums/<name>` and `own_share/<maximum number of texts>/<of tokens>/<by>/<name>`, with the sums over
-                     the tokens of each text (`/values`) and their divisors (`/counts`); `token_shares/<text>`
-                     `[layers, tokens]`; `matrices/<text>/<name>` `[layers, tokens, sources]`; `heads/<text>/<name>`;
-                     `parts/<text>/<rule>/<rows>/<variable>`
+    arrays.npz       the arrays of the table below; `<text>` is the index of a text
 
-Any reader of zip, JSON, parquet and NumPy files can open it. It contains no code.
+    `ratios`                                           `[methods, layers, tokens]`, all texts one after the other
+    `predicted`                                        the class index of each text; -1 without `labels`
+    `sums/<name>`                                      two arrays for each measured quantity: the sums over the tokens
+                                                       of each text (`/values`), and their divisors (`/counts`)
+    `own_share/<max_texts>/<max_length>/<by>/<name>`   the same two arrays for each sample and method of `own_share`
+    `token_shares/<text>`                              `[layers, tokens]`
+    `matrices/<text>/<name>`                           `[layers, tokens, sources]`
+    `heads/<text>/<name>`                              tensors of the attention heads
+    `parts/<text>/<rule>/<rows>/<variable>`            variables of `Measures.parts`; `<rows>` is empty for all rows
+
+Any reader of zip, JSON, parquet and NumPy files can open a result file. The file contains no code.
 """
 
 from __future__ import annotations
@@ -52,13 +58,15 @@ class SavedResult(NamedTuple):
 
 
 def shareable_source(source: str) -> str:
-    """Return `source` if it refers to a hub or a package; an empty string for a local folder."""
+    """Return `source` if it refers to a hub or a package; return an empty string for a local folder."""
     is_local = source.startswith(("/", ".", "~")) or Path(source).exists()
-    return "" if is_local else source
+    if is_local:
+        return ""
+    return source
 
 
 def write_result(path: Path, result: SavedResult) -> None:
-    """Write a result file atomically."""
+    """Write a result to a zip file. The file appears at `path` only when it is complete."""
     measured = sorted(result.measurements.measured)
     facts = {"format": FORMAT, **result.facts, "measured": measured}
     arrays = _pack_measurements(result.measurements)
@@ -95,7 +103,7 @@ def read_result(path: Path) -> SavedResult:
 
 
 def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of all measurements by name."""
+    """Return the arrays of all measurements by their names in the file, such as `matrices/0/alti`."""
     documents = measured.texts.documents
     ratios = [measured.ratios[number] for number in range(len(documents))]
     predicted = [document.predicted for document in documents]
@@ -107,23 +115,25 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
         arrays.update(_pack_sums(f"sums/{name}", sums))
     for (max_texts, max_length, by), sums_by_name in measured.own_share.items():
         for name, sums in sums_by_name.items():
-            place = f"own_share/{max_texts}/{max_length}/{by}/{name}"
-            arrays.update(_pack_sums(place, sums))
+            arrays.update(_pack_sums(f"own_share/{max_texts}/{max_length}/{by}/{name}", sums))
     for text, shares in measured.token_shares.items():
         arrays[f"token_shares/{text}"] = shares
-    for kind, by_text in (("matrices", measured.matrices), ("heads", measured.heads)):
-        for text, by_name in by_text.items():
-            for name, array in by_name.items():
-                arrays[f"{kind}/{text}/{name}"] = array
-    for (text, rule, *rows), by_name in measured.parts.items():
-        joined_rows = "-".join(map(str, rows))
-        for name, array in by_name.items():
-            arrays[f"parts/{text}/{rule}/{joined_rows}/{name}"] = array
+    for text, matrices in measured.matrices.items():
+        for name, matrix in matrices.items():
+            arrays[f"matrices/{text}/{name}"] = matrix
+    for text, heads in measured.heads.items():
+        for name, tensor in heads.items():
+            arrays[f"heads/{text}/{name}"] = tensor
+    for key, variables in measured.parts.items():  # the key is (text, rule, *rows)
+        text, rule = key[:2]
+        rows = "-".join(str(row) for row in key[2:])
+        for name, variable in variables.items():
+            arrays[f"parts/{text}/{rule}/{rows}/{name}"] = variable
     return arrays
 
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
-    """Return the measurements from arrays as created by `_pack_measurements`."""
+    """Return the measurements from the arrays that `_pack_measurements` created, except `Measurements.measured`."""
     documents = documents_of(texts, tokens)
     documents = add_classes(documents, arrays["predicted"])
     measured = Measurements(Texts(documents))
@@ -131,29 +141,41 @@ def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFra
     ends = np.cumsum(lengths)[:-1]
     ratios_by_text = np.split(arrays["ratios"], ends, axis=-1)
     measured.ratios.update(enumerate(ratios_by_text))
-    for place, array in arrays.items():
-        kind, _, path = place.partition("/")
-        if kind in ("sums", "own_share"):
-            if path.endswith("/values"):
-                sums = _unpack_sums(arrays, place.removesuffix("/values"))
-                _add_sums(measured, kind, path.removesuffix("/values"), sums)
-        elif kind == "token_shares":
-            measured.token_shares[int(path)] = array
-        elif kind == "parts":
-            text, rule, rows, name = path.split("/")
-            row_numbers = [int(row) for row in rows.split("-") if row]
-            arrays_of_part = measured.parts.setdefault((int(text), rule, *row_numbers), {})
-            arrays_of_part[name] = array
-        elif kind in ("matrices", "heads"):
-            by_text = measured.matrices if kind == "matrices" else measured.heads
-            text, name = path.split("/")
-            arrays_of_text = by_text.setdefault(int(text), {})
-            arrays_of_text[name] = array
+    for name, array in arrays.items():
+        kind, _, path = name.partition("/")
+        if kind not in ("sums", "own_share"):
+            _add_array(measured, kind, path, array)
+        elif path.endswith("/values"):  # the array `/counts` is read together with `/values`
+            sums = _unpack_sums(arrays, name.removesuffix("/values"))
+            _add_sums(measured, kind, path.removesuffix("/values"), sums)
     return measured
 
 
+def _add_array(measured: Measurements, kind: str, path: str, array: npt.NDArray[Any]) -> None:
+    """Add the array named `<kind>/<path>` to the measurements of one text; ignore arrays of all texts."""
+    if kind == "token_shares":
+        measured.token_shares[int(path)] = array
+    elif kind == "matrices":
+        text, name = path.split("/")
+        matrices = measured.matrices.setdefault(int(text), {})
+        matrices[name] = array
+    elif kind == "heads":
+        text, name = path.split("/")
+        heads = measured.heads.setdefault(int(text), {})
+        heads[name] = array
+    elif kind == "parts":
+        text, rule, joined_rows, name = path.split("/")
+        rows = [int(row) for row in joined_rows.split("-") if row]
+        variables = measured.parts.setdefault((int(text), rule, *rows), {})
+        variables[name] = array
+
+
 def _add_sums(measured: Measurements, kind: str, path: str, sums: Sums) -> None:
-    """Add sums to the measurements: sums of all texts, or sums of the own share in a sample of the texts."""
+    """Add sums to the measurements.
+
+    The `path` is `<name>` for the kind `sums`, and `<max_texts>/<max_length>/<by>/<name>` for the kind `own_share`,
+    whose sums describe a sample of the texts.
+    """
     if kind == "sums":
         measured.sums[path] = sums
     else:

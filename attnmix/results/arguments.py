@@ -29,19 +29,22 @@ OWN_SHARE_SAMPLE = OwnShareSample()
 
 
 def check_model(model: Any, call: str) -> None:
-    """Raise `InputError` unless `model` is a `Model` from `load`. `call` is an example for the message."""
+    """Raise `InputError` unless `model` is a `Model`. The error message shows `call` as an example of a valid call."""
     if not isinstance(model, Model):
         raise InputError(f"model: got {type(model).__name__}; allowed: the result of load(...), as in {call}")
 
 
 def choose_ratios(model: Model, methods: Any) -> list[str]:
-    """Return the ratios to measure, by default all ratios of the model's family; raise `InputError` for others."""
+    """Return the ratios to measure: the user's `methods` or, if they are None, all ratios of the model's family.
+
+    Raise `InputError` for an unknown ratio, and for a ratio that the family does not have.
+    """
     family = family_of(model.network.base_model.config)
     if methods is None:
         return family.present(RATIOS)
     names = read_names(methods)
-    check_kinds("methods", names, RATIOS)
-    names = checked_section(MeasureParameters, methods=names).methods
+    check_kinds("methods", names, RATIOS)  # reports names of other quantities, such as matrices
+    names = checked_section(MeasureParameters, methods=names).methods  # reports unknown names
     present = family.present(names)
     absent = sorted(set(names) - set(present))
     if absent:
@@ -50,26 +53,29 @@ def choose_ratios(model: Model, methods: Any) -> list[str]:
 
 
 def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
-    """Return the tokenized texts, and warn of truncated texts."""
+    """Return the tokenized texts, truncated to `max_length` tokens or the model's limit; warn of truncated texts."""
     base: Any = model.network.base_model
-    longest = longest_text(base.config)
+    limit = longest_text(base.config)
     if max_length is not None:
         number = int(max_length) if is_whole_number(max_length) else max_length
-        longest = checked_section(CaptureParameters, max_length=number).max_length
-        check_length("max_length", longest, base.config)
-    rows = base.get_input_embeddings().num_embeddings
-    tokenized = tokenize_given(texts, model.tokenizer, base.config, rows, longest, model.name)
-    side = "last" if model.tokenizer.truncation_side == "left" else "first"
+        limit = checked_section(CaptureParameters, max_length=number).max_length
+        check_length("max_length", limit, base.config)
+    vocabulary_size = base.get_input_embeddings().num_embeddings
+    tokenized = tokenize_given(texts, model.tokenizer, base.config, vocabulary_size, limit, model.name)
+    kept_end = "last" if model.tokenizer.truncation_side == "left" else "first"
     counts = tokenized.texts[["tokens", "whole_tokens"]]
-    for number, (tokens, whole_tokens) in enumerate(counts.itertuples(index=False)):
-        if tokens < whole_tokens:
-            extent = f"{whole_tokens} tokens, of which the {side} {longest} are measured"
+    for number, (tokens, tokens_before_truncation) in enumerate(counts.itertuples(index=False)):
+        if tokens < tokens_before_truncation:
+            extent = f"{tokens_before_truncation} tokens, of which the {kept_end} {limit} are measured"
             warnings.warn(f"text {number} has {extent}", stacklevel=3)
     return tokenized
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
-    """Return the class index of each text `[N]`, or None; raise `InputError` unless each text has one label."""
+    """Return the class index of each text `[N]`, in the order of the sorted labels; None if `labels` is None.
+
+    Raise `InputError` unless there is a label for each of the texts. `texts` is their number.
+    """
     if labels is None:
         return None
     allowed = f"allowed: a class for each of the {texts} texts"
@@ -79,11 +85,13 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     missing = int(given.isna().sum())
     if missing:
         raise InputError(f"labels: {missing} of {_format_count(texts, 'label')} missing; {allowed}")
-    return pd.factorize(given.map(str), sort=True)[0].astype(np.int64)
+    names = given.map(str)
+    indices, _ = pd.factorize(names, sort=True)
+    return indices.astype(np.int64)
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
-    """Return the texts with `classes` as labels and predictions."""
+    """Return copies of the texts with `classes` as labels and as predicted classes."""
     pairs = zip(documents, classes.tolist(), strict=True)
     return [replace(document, label=number, predicted=number) for document, number in pairs]
 
@@ -96,17 +104,19 @@ def read_labels(labels: Any) -> list[Any]:
 
 
 def _format_count(number: int, noun: str) -> str:
+    """Return a number with a noun, in the plural if necessary."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of the own share; raise `InputError` for invalid values.
+    """Return the sample of texts for the own share and the method `by`; raise `InputError` for invalid values.
 
-    `arguments` are the names of `max_texts` and `max_length` in the user's call, for messages.
+    `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. If the user's
+    call has other names for these two arguments, pass the names as `arguments`, for error messages.
     """
     check_name("by", by, OWN_SHARE_WAYS)
-    names = arguments or ("max_texts", "max_length")
-    for argument, number in zip(names, (max_texts, max_length), strict=True):
+    argument_names = arguments or ("max_texts", "max_length")
+    for argument, number in zip(argument_names, (max_texts, max_length), strict=True):
         if not is_whole_number(number) or number < 1:
             raise InputError(f"{argument}: {shorten(repr(number))}; allowed: a whole number, 1 or more")
     return OwnShareSample(int(max_texts), int(max_length), by)
@@ -123,23 +133,27 @@ def check_control_names(controls: Any, labels: Any) -> None:
 
 
 def check_controls(controls: Any, classes: npt.NDArray[np.int64] | None, texts: int) -> None:
-    """Raise `InputError` for an unknown control, or if there are too few texts or classes for a control."""
+    """Raise `InputError` for an unknown control, or if there are too few texts or classes for a control.
+
+    `classes` contains the class of each text, and `texts` is the number of texts.
+    """
     check_control_names(controls, classes)
     for name in controls:
         if name in ("corpus_value", SWAP) and texts < 2:
             raise InputError(f"controls: {name} needs other texts; pass two texts or more")
     if classes is None or CLASS_SHARE not in controls:
         return
-    sizes = np.unique(classes, return_counts=True)[1]
-    if len(sizes) < 2 or sizes.min() < MIN_CLASS_TEXTS:
+    _, class_sizes = np.unique(classes, return_counts=True)
+    smallest = class_sizes.min()
+    if len(class_sizes) < 2 or smallest < MIN_CLASS_TEXTS:
         raise InputError(
-            f"labels: {len(sizes)} classes, of which the smallest has {sizes.min()} texts; class_share needs two or "
+            f"labels: {len(class_sizes)} classes, of which the smallest has {smallest} texts; class_share needs two or "
             f"more classes of {MIN_CLASS_TEXTS} or more texts each"
         )
 
 
 def read_names(names: Any) -> Any:
-    """Return one or several names as a list; return invalid values unchanged, for the error message."""
+    """Return one or several names as a list. Return invalid values unchanged, because later checks report them."""
     if isinstance(names, str | bytes):
         return [names]
     return list(names) if hasattr(names, "__iter__") else names
@@ -151,10 +165,16 @@ def is_whole_number(value: Any) -> bool:
 
 
 def read_positions(rows: Any, tokens: int) -> list[int]:
-    """Return the token positions in `rows`, by default all; raise `InputError` for invalid positions."""
+    """Return the token positions in the user's argument `rows`, or all positions if `rows` is None.
+
+    Raise `InputError` for invalid positions. `tokens` is the number of tokens of the text.
+    """
     if rows is None:
         return list(range(tokens))
-    positions = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
-    if not positions or not all(is_whole_number(position) and 0 <= position < tokens for position in positions):
+    positions = [rows]
+    if isinstance(rows, Iterable) and not isinstance(rows, str):
+        positions = list(rows)
+    are_valid = all(is_whole_number(position) and 0 <= position < tokens for position in positions)
+    if not positions or not are_valid:
         raise InputError(f"rows: {shorten(repr(rows))}; allowed: token positions, 0 to {tokens - 1}")
     return positions

@@ -1,4 +1,4 @@
-"""Measured arrays with labels: a table of ratios, and xarrays of matrices and parts."""
+"""Labels for measured arrays: a table of ratios, and xarray objects for matrices and for `Measures.parts`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ def tabulate_ratios(
         methods: The names of the ratios.
         read_tokens: A function that returns the input tokens of a text in a layer.
     """
+    columns = ["text", "method", "layer", "position"]
     frames = []
     for number in range(len(measurements.texts)):
-        ratios_MLT = measurements.ratios[number]
-        _, layers, tokens = ratios_MLT.shape
-        numbers = range(1, layers + 1)
-        names = ["text", "method", "layer", "position"]
-        index = pd.MultiIndex.from_product([[number], methods, numbers, range(tokens)], names=names)
-        labels = np.concatenate([read_tokens(number, layer) for layer in numbers])
-        token = np.tile(labels, len(methods))
+        ratios_MLT = measurements.ratios[number]  # [methods, layers, tokens]
+        _, layer_count, tokens = ratios_MLT.shape
+        layers = range(1, layer_count + 1)
+        # The order of the rows is that of the flattened ratios.
+        index = pd.MultiIndex.from_product([[number], methods, layers, range(tokens)], names=columns)
+        tokens_by_layer = np.concatenate([read_tokens(number, layer) for layer in layers])
+        token = np.tile(tokens_by_layer, len(methods))
         frame = index.to_frame(index=False).assign(token=token, ratio=ratios_MLT.ravel())
         frames.append(frame)
     table = pd.concat(frames, ignore_index=True)
@@ -43,7 +44,7 @@ def tabulate_ratios(
 
 
 def label_matrix(name: str, matrix_LTT: Array, tokens: Sequence[str]) -> xarray.DataArray:
-    """Return a contribution matrix with the dimensions `layer`, `token` and `source`."""
+    """Return a contribution matrix `[layers, tokens, tokens]` with the dimensions `layer`, `token` and `source`."""
     import xarray
 
     labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
@@ -51,7 +52,13 @@ def label_matrix(name: str, matrix_LTT: Array, tokens: Sequence[str]) -> xarray.
 
 
 def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Sequence[int]) -> xarray.Dataset:
-    """Return the parts of the tokens at `positions`, with the dimensions `layer`, `token` and `source`."""
+    """Return the variables of `Measures.parts` with the dimensions `layer`, `token` and `source`.
+
+    Args:
+        parts: The variables `[layers, positions, sources]` or `[layers, positions]` by name.
+        tokens: All tokens of the text, which are the sources.
+        positions: The positions of the receiving tokens.
+    """
     import xarray
 
     labels = {
@@ -60,5 +67,8 @@ def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Se
         "source": tokens,
     }
     dimensions = tuple(labels)
-    variables = {name: (dimensions[: values.ndim], values) for name, values in parts.items()}
+    variables = {}
+    for name, values in parts.items():
+        dimensions_of_variable = dimensions[: values.ndim]
+        variables[name] = (dimensions_of_variable, values)
     return xarray.Dataset(variables, labels)

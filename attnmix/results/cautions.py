@@ -20,14 +20,23 @@ from attnmix.results.verdicts import (
 
 
 def write_cautions(before: Trainings, after: Trainings, rows: pd.DataFrame, notes: Sequence[str]) -> list[str]:
-    """Return the paragraphs below the `rows` of a comparison, with its `notes`."""
-    paragraphs = [_explain_intervals(before, after), _explain_directions(rows), *_explain_verdicts(rows), *notes]
+    """Return the paragraphs below the table of a comparison.
+
+    Args:
+        before: The models before the change.
+        after: The models after the change.
+        rows: The rows of the table, with verdicts.
+        notes: Sentences on the compared data, which are included unchanged.
+    """
+    verdicts = _explain_verdicts(rows)
+    paragraphs = [_explain_intervals(before, after), _explain_directions(rows), *verdicts, *notes]
     return [*paragraphs, _name_sides(before, after)]
 
 
 def _explain_intervals(before: Trainings, after: Trainings) -> str:
-    """Return sentences on the sources of variance in the intervals, and the assumption about each side."""
-    if max(len(before.means), len(after.means)) == 1:
+    """Return a paragraph that explains whether the intervals are over texts only, or also over training runs."""
+    has_single_models = len(before.means) == 1 and len(after.means) == 1
+    if has_single_models:
         return (
             "The intervals are over texts, for these two models. Training runs with other seeds differ too, "
             "so conclusions about training need three runs or more: compare([a, b, c], [d, e, f]), or "
@@ -49,7 +58,11 @@ def _name_sides(before: Trainings, after: Trainings) -> str:
 
 
 def _explain_directions(rows: pd.DataFrame) -> str:
-    """Return sentences on the direction of each measure that means more mixing, and on rows that disagree."""
+    """Return a paragraph on the direction of mixing.
+
+    The paragraph states for each measure whether a higher or a lower value means more mixing, and names the measures
+    that disagree about which model mixes more.
+    """
     directions = []
     for measure in rows["measure"]:
         direction = direction_of_mixing(measure)
@@ -63,12 +76,13 @@ def _explain_directions(rows: pd.DataFrame) -> str:
             f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
             "they measure different properties (docs/measures/which.md)."
         )
-    if rows["measure"].str.contains(f" {LESS} ", regex=False).any():
+    has_differences_from_controls = rows["measure"].str.contains(f" {LESS} ", regex=False).any()
+    if has_differences_from_controls:
         sentence += " The ratio minus a control is the part that depends on the removed property."
     return sentence
 
 
 def _explain_verdicts(rows: pd.DataFrame) -> list[str]:
-    """Return explanations of the verdicts in `rows` that are neither `higher` nor `lower`."""
-    verdicts = {*rows["between_models"], *rows["between_seeds"]}
+    """Return an explanation of each verdict in `rows` that is neither `higher` nor `lower`."""
+    verdicts = set(rows["between_models"]) | set(rows["between_seeds"])
     return [f"`{verdict}`: {meaning}." for verdict, meaning in VERDICTS.items() if verdict in verdicts]

@@ -1,4 +1,4 @@
-"""`compare`: compare two models on the same texts, passed as models, names, results, or lists of these."""
+"""`compare`: compare two models or lists of models on the same texts, passed as objects, names or results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from attnmix.results.pairing import check_same_input, compare_results
 from attnmix.results.result import Measures
 
 Compared = Model | Measures | str | os.PathLike[str]
-"""The type of either side of `compare`."""
+"""The type of a single model, name or result on either side of `compare`."""
 TYPES = (Model, Measures, str, os.PathLike)
 ALLOWED = (
     "allowed: compare(before, after, texts) for models, names or folders; compare(before, after) for results of "
@@ -52,27 +52,29 @@ def compare(
 ) -> Comparison:
     """Return the differences between two models on the same texts, paired by text: `after` minus `before`.
 
-    The printed comparison has the most important rows: the own share (by exchange) after the last layer; the mean over
-    layers of the ratio that covers most of the attention block; and, if they were measured, this ratio minus each
-    control, `swap` and `class_share`. `Comparison.by_layer` and `all_rows` return the other rows, and `Comparison`
-    explains the verdicts.
+    The printed comparison contains the most important rows: the own share (by exchange) after the last layer, and the
+    mean over layers of the ratio that covers most of the attention block. If controls were measured, it also contains
+    this ratio minus each control, `swap` and `class_share`. `Comparison.by_layer` and `Comparison.all_rows` return the
+    other rows. The documentation of `Comparison` explains the verdicts.
 
     A difference between two models is not evidence about how they were trained, because two seeds with the same
-    settings also differ. For such evidence, compare lists of three or more models with different seeds. A single model
-    that is compared with a list is treated as fixed, such as a pretrained model compared with its fine-tuned versions;
-    a list of one model is treated as one training run, assumed to vary like those of the other side.
+    settings also differ. For such evidence, compare lists of three or more models with different seeds. If only one
+    side is a list, the single model on the other side is treated as fixed, for example a pretrained model that is
+    compared with its fine-tuned versions. A list of one model is treated as one training run. Its variance is assumed
+    to be equal to the variance of the runs on the other side.
 
     Args:
         before: A model that `load` returned, a name or folder that `load` accepts, a result of `measure` or
-            `load_result`, or a list of these, one for each training run.
+            `load_result`, or a list of these with one entry for each training run.
         after: The other side, of the same types. Either both sides are models or names, or both are results.
-        texts: The texts to measure, as in `measure`; omitted for results, which contain their texts.
-        methods: For models, the ratios to measure, as in `measure`.
-        max_length: For models, the number of tokens to which texts are truncated, as in `measure`.
-        controls: For models, the controls to measure, as in `measure`.
-        labels: For models, a class for each text, as in `measure`.
-        batch_tokens: For models, the maximum number of tokens in a batch, as in `measure`.
-        own_share_texts: The maximum number of texts for the own share, as in `Measures.own_share`.
+        texts: The texts to measure, in any form that `measure` accepts. Omit them for results, which contain their
+            texts.
+        methods: For models, the ratios to measure; by default all ratios of each model's family.
+        max_length: For models, the number of tokens to which texts are truncated; by default the model's limit.
+        controls: For models, the names of the controls to measure; `measure` describes them.
+        labels: For models, a class for each text, required by the control `class_share`.
+        batch_tokens: For models, the maximum number of tokens in a forward pass, including padding.
+        own_share_texts: The maximum number of texts for which the own share is computed.
         own_share_length: The number of tokens to which these texts are truncated.
 
     Returns:
@@ -88,11 +90,12 @@ def compare(
         >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
         0.0
     """
-    fixed = (not _is_list(before), not _is_list(after))
-    first, second = _list_members(before), _list_members(after)
-    members = [*first, *second]
-    have_results = {isinstance(each, Measures) for each in members}
-    if len(have_results) > 1:
+    are_fixed = (not _is_list(before), not _is_list(after))
+    members_before = _list_members(before)
+    members_after = _list_members(after)
+    members = [*members_before, *members_after]
+    are_results = [isinstance(member, Measures) for member in members]
+    if any(are_results) and not all(are_results):
         raise InputError(f"compare: models cannot be compared with results; {ALLOWED}")
     sample = check_own_share_sample(
         "exchange", own_share_texts, own_share_length, "own_share_texts", "own_share_length"
@@ -104,23 +107,25 @@ def compare(
         "labels": labels,
         "batch_tokens": batch_tokens,
     }
-    if have_results == {True}:
+    if all(are_results):
         _check_unused(texts, options)
-        return compare_results(first, second, fixed, sample)
+        return compare_results(members_before, members_after, are_fixed, sample)
     if texts is None:
         raise InputError("texts: missing; call compare(before, after, texts), which measures all models on the texts")
     _check_options(options)
     models = _load_models(members)
-    measured = _measure_once(models, texts, options)
-    return compare_results(measured[: len(first)], measured[len(first) :], fixed, sample)
+    results = _measure_once(models, texts, options)
+    number_before = len(members_before)
+    return compare_results(results[:number_before], results[number_before:], are_fixed, sample)
 
 
 def _is_list(side: Any) -> bool:
+    """Return True if `before` or `after` of `compare` is a list, and not a single model, name or result."""
     return isinstance(side, Sequence) and not isinstance(side, str)
 
 
 def _list_members(side: Any) -> list[Any]:
-    """Return the models, names or results of one side of a comparison; raise `InputError` for anything else."""
+    """Return the models, names or results on one side of a comparison; raise `InputError` for anything else."""
     members = list(side) if _is_list(side) else [side]
     if not members:
         raise InputError(f"compare: an empty list; {ALLOWED}")
@@ -133,7 +138,7 @@ def _list_members(side: Any) -> list[Any]:
 
 
 def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for arguments that have no effect on results."""
+    """Raise `InputError` if the user passed an argument that has no effect in a comparison of results."""
     given = {"texts": texts, **options}
     unused = []
     for name, value in given.items():
@@ -148,11 +153,12 @@ def _check_unused(texts: Any, options: Mapping[str, Any]) -> None:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raise `InputError` for invalid options, before a model is loaded."""
-    methods, controls = options["methods"], read_names(options["controls"])
-    if methods is not None:
-        check_kinds("methods", read_names(methods), RATIOS)
-        checked_section(MeasureParameters, methods=read_names(methods))
+    """Raise `InputError` for invalid options of `compare`, before a model is loaded."""
+    if options["methods"] is not None:
+        methods = read_names(options["methods"])
+        check_kinds("methods", methods, RATIOS)
+        checked_section(MeasureParameters, methods=methods)
+    controls = read_names(options["controls"])
     check_control_names(controls, options["labels"])
     for name in ("max_length", "batch_tokens"):
         if options[name] is not None:
@@ -160,7 +166,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _load_models(members: Sequence[Any]) -> list[Model]:
-    """Return the models; load each name or folder once."""
+    """Return a model for each member, which is a model, a name or a folder; load each name or folder only once."""
     by_name: dict[str, Model] = {}
     models = []
     for member in members:
@@ -175,21 +181,27 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Check all models, measure each distinct model once, and return the result of each model."""
+    """Return the result of each model; check all models first, and measure each distinct model only once."""
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
-        texts = list(texts)
-    labels = None if options["labels"] is None else read_labels(options["labels"])
+        texts = list(texts)  # every model reads the texts, but an iterator can be read only once
+    labels = None
+    if options["labels"] is not None:
+        labels = read_labels(options["labels"])
     distinct_models = {id(model): model for model in models}
-    ratios, tokenized, ids = {}, {}, {}
+    ratios = {}
+    tokenized = {}
+    ids = []
     for key, model in distinct_models.items():
         ratios[key] = choose_ratios(model, options["methods"])
         tokenized[key] = tokenize_texts(model, texts, options["max_length"])
         documents = documents_of(tokenized[key].texts, tokenized[key].tokens)
-        ids[key] = [document.ids.tolist() for document in documents]
+        ids_of_texts = [document.ids.tolist() for document in documents]
+        ids.append(ids_of_texts)
     names = [model.name for model in distinct_models.values()]
     layers = [model.layers for model in distinct_models.values()]
-    check_same_input(names, list(ids.values()), layers)
-    controls, batch_tokens = options["controls"], options["batch_tokens"]
+    check_same_input(names, ids, layers)
+    controls = options["controls"]
+    batch_tokens = options["batch_tokens"]
     results = {}
     for key, model in distinct_models.items():
         results[key] = measure_tokenized(model, tokenized[key], ratios[key], controls, labels, batch_tokens)

@@ -2,9 +2,9 @@
 
 A difference between two models need not be an effect of how they were trained, because two training runs with the same
 settings also produce different models. The interval over texts describes these two models only. Every row therefore has
-two verdicts: `between_models`, from the simultaneous interval over texts, and `between_seeds`, which needs several
-training runs. Rows of mixing measures also have the direction of the difference in mixing: `more`, `less` or
-`inconclusive`.
+two verdicts: `between_models` is based on the simultaneous interval over texts, and `between_seeds` also on the
+interval over training runs, which needs several runs. Rows of mixing measures also have the direction of the difference
+in mixing: `more`, `less` or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attnmix.core.disk import check_new_file
 from attnmix.core.extras import require_extra
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.paths import read_path
-from attnmix.core.statistics import MIN_SIMULTANEOUS
+from attnmix.core.statistics import MIN_SIMULTANEOUS, Resampled
 from attnmix.results.cautions import write_cautions
 from attnmix.results.measure_names import check_name
 from attnmix.results.tables import (
@@ -58,21 +58,31 @@ if TYPE_CHECKING:
 class Comparison:
     """The differences between two models on the same texts, returned by `compare` and printed with cautions.
 
-    Columns of all tables: `measure`, `layer` (`all` for the mean over layers), `before`, `after`, `difference`;
-    `ci_low, ci_high`, the pointwise 95 % interval over texts (from 8 texts on); `simultaneous_low, simultaneous_high`,
-    the simultaneous interval for all rows of the table (from 20 texts on); `between_seeds_low, between_seeds_high`, the
-    interval over training runs, if several are compared; `texts`, the number of texts; and `tokens`, the mean length of
-    a text (missing for `class_share`, where every text counts once).
+    All tables have these columns:
 
-    `mixing`         `more` or `less` if `between_models` is `higher` or `lower`: more mixing means a lower own share, a
-                     higher ratio and a higher `swap`; otherwise `inconclusive`; empty for other measures
-    `between_models` `higher` or `lower` if the simultaneous interval excludes 0: valid for these models on such texts
-    `between_seeds`  the same verdict, if the interval over training runs also excludes 0: valid for the mean over such
-                     training runs
+    `measure`, `layer`       the layer is `all` for the mean over layers
+    `before`, `after`, `difference`
+    `ci_low`, `ci_high`      the pointwise 95 % interval over texts, from 8 texts on
+    `simultaneous_low`, `simultaneous_high`
+                             the simultaneous interval over texts for all rows of the table, from 20 texts on
+    `between_seeds_low`, `between_seeds_high`
+                             the interval over training runs, if several are compared
+    `mixing`                 `more` or `less` mixing if `between_models` is `higher` or `lower`, otherwise
+                             `inconclusive`. More mixing means a lower own share, a higher ratio or a higher `swap`; the
+                             column is empty for other measures.
+    `between_models`         `higher` or `lower` if the simultaneous interval excludes 0. This verdict is valid for
+                             these two models on similar texts.
+    `between_seeds`          the same verdict, if the interval over training runs excludes 0 in the same direction. It
+                             is valid for the mean over training runs with the same settings.
+    `texts`                  the number of texts
+    `tokens`                 the mean length of a text; missing for `class_share`, where every text counts once
 
-    Otherwise, a verdict is `inconclusive` if an interval includes 0, `too few texts` if there are fewer than 20, `too
-    few runs` unless every list of several training runs has at least three, and `no interval` if all texts, or all
-    training runs, have the same difference.
+    The other verdicts are:
+
+    `inconclusive`           an interval includes 0
+    `too few texts`          there are fewer than 20 texts
+    `too few runs`           no list has several training runs, or such a list has fewer than three
+    `no interval`            all texts, or all training runs, have the same difference
 
     `to_frame`, `to_markdown` and `to_latex` return the table, `plot` draws a measure by layer, and `to_html` and `show`
     create the interactive page of both models.
@@ -81,14 +91,15 @@ class Comparison:
     before: Trainings
     after: Trainings
     cells: Sequence[Cell]
+    """The measure and layer of each row of `all_rows`."""
     preferred: Sequence[Cell]
     """The cells of `rows`: the own share after the last layer, then means over layers."""
     notes: Sequence[str]
-    """Sentences on omitted and sampled data, and on the preferred ratio's change by text length."""
+    """Sentences on the sample, on omitted data, and on the change of the preferred ratio by text length."""
     ratio: str
-    """The preferred ratio."""
+    """The preferred ratio, which covers most of the attention block."""
     results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
-    """The results of the models before and after."""
+    """The results of the models before, and of the models after."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -100,17 +111,17 @@ class Comparison:
         return self._tabulate_cells(self._find_layer_cells(measure))
 
     def _find_layer_cells(self, measure: str) -> list[int]:
-        """Return the indices of the cells of one measure, except its mean over layers."""
+        """Return the indices in `self.cells` of the single layers of one measure, without its mean over layers."""
         measures = dict.fromkeys(cell.measure for cell in self.cells)
         check_name("measure", measure, measures)
-        places = []
-        for place, cell in enumerate(self.cells):
+        indices = []
+        for index, cell in enumerate(self.cells):
             if cell.measure == measure and cell.layer != ALL_LAYERS:
-                places.append(place)
-        return places
+                indices.append(index)
+        return indices
 
     def all_rows(self) -> pd.DataFrame:
-        """Return all rows. Their simultaneous intervals are wider than in `rows`, because there are more rows."""
+        """Return all rows. Simultaneous intervals are wider than in `rows`, because they cover more rows."""
         return self._tabulate_cells(range(len(self.cells)))
 
     def to_frame(self, *, every: bool = False) -> pd.DataFrame:
@@ -139,9 +150,9 @@ class Comparison:
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a measure by layer in the models before and after, and return the matplotlib axes.
 
-        Lines are means over the tokens of the texts; several training runs are shown as thin lines next to their mean.
-        Bands are 95 % intervals over texts for each side separately, from 8 texts on. `by_layer` returns the intervals
-        of the difference.
+        Lines are means over the tokens of the texts. If a side has several training runs, each run is a thin line next
+        to their mean. Bands are 95 % intervals over texts for each side separately; they need at least 8 texts.
+        `by_layer` returns the intervals of the difference.
 
         Args:
             measure: A name in the column `measure` of `all_rows`; by default the first name in `rows`.
@@ -158,19 +169,20 @@ class Comparison:
         require_extra("page", "comparison.plot()")
         if measure is None:
             measure = self.preferred[0].measure
-        places = self._find_layer_cells(measure)
+        indices = self._find_layer_cells(measure)
+        layers = [self.cells[index].layer for index in indices]
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
         from attnmix.results.plots import describe_axes
 
-        layers = [self.cells[place].layer for place in places]
         sides = {"before": self.before, "after": self.after}
         curves = []
+        # The checkpoint determines the colour and the marker of a curve.
         for checkpoint, (name, side) in zip(CHECKPOINT_NAMES, sides.items(), strict=True):
             label = f"{name_models(side)} ({name})"
-            mean = layer_table(layers, select_cells(side.mean(), places))
+            mean = layer_table(layers, select_cells(side.mean(), indices))
             runs = []
             if len(side.means) > 1:
-                runs = [layer_table(layers, select_cells(run, places)) for run in side.means]
+                runs = [layer_table(layers, select_cells(run, indices)) for run in side.means]
             curves.append(LayerMeans(label, checkpoint, mean, runs))
         title, ylabel, ylim = describe_axes(measure)
         return draw_layer_means(curves, title, ylabel, ax, ylim)
@@ -207,11 +219,10 @@ class Comparison:
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 
-        results = [side[0] for side in self.results]
-        first, second = results
-        models = [result.measured_model.read() for result in results]
+        first, second = [runs[0] for runs in self.results]
+        models = [first.measured_model.read(), second.measured_model.read()]
         names = (self.before.names[0], self.after.names[0])
-        runs_before, runs_after = [len(side) for side in self.results]
+        runs_before, runs_after = [len(runs) for runs in self.results]
         note = ""
         if max(runs_before, runs_after) > 1:
             note = (
@@ -219,9 +230,10 @@ class Comparison:
                 "of each side."
             )
         methods = [method for method in first.methods if method in second.methods]
+        known = []
         # Measurements can be reused only if they contain exactly the ratios of the page.
-        is_known = all(list(result.methods) == methods for result in results)
-        known = [result.measurements for result in results] if is_known else []
+        if list(first.methods) == methods and list(second.methods) == methods:
+            known = [first.measurements, second.measurements]
         return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)
 
     def __repr__(self) -> str:
@@ -232,10 +244,15 @@ class Comparison:
         return self._format_rows().to_html(index=False) + paragraphs
 
     def _write_paragraphs(self) -> list[str]:
+        """Return the paragraphs of `caution`; the first paragraph begins with the word "Caution"."""
         return f"Caution: {self.caution}".splitlines()
 
     def _format_rows(self) -> pd.DataFrame:
-        """Return `rows` as strings: differences with intervals over texts, `between_seeds` with intervals over runs."""
+        """Return `rows` as a table of strings.
+
+        Each difference is followed by its simultaneous interval over texts. If there are enough training runs, each
+        verdict `between_seeds` is followed by the interval over training runs.
+        """
         rows = self.rows
         shown = pd.DataFrame()
         for column in ("measure", "layer"):
@@ -256,35 +273,51 @@ class Comparison:
         shown["tokens"] = rows["tokens"].map("{:.0f}".format, na_action="ignore").fillna("")
         return shown
 
-    def _tabulate_cells(self, places: Sequence[int]) -> pd.DataFrame:
-        """Return the rows of the cells at `places`, with simultaneous intervals for all these rows."""
-        cells = list(places)
-        before = select_cells(self.before.mean(), cells)
-        after = select_cells(self.after.mean(), cells)
+    def _tabulate_cells(self, indices: Sequence[int]) -> pd.DataFrame:
+        """Return the table of the cells (pairs of measure and layer) with the given indices in `self.cells`.
+
+        Simultaneous intervals and intervals over training runs are adjusted for the number of these cells.
+        """
+        selected = list(indices)
+        before = select_cells(self.before.mean(), selected)
+        after = select_cells(self.after.mean(), selected)
         change = after.minus(before)
-        table = pd.DataFrame([self.cells[place] for place in cells], columns=list(Cell._fields))
+        table = pd.DataFrame([self.cells[index] for index in selected], columns=list(Cell._fields))
         table["before"] = before.mean
         table["after"] = after.mean
         table["difference"] = change.mean
-        texts = change.documents.astype(int)
-        pointwise = change.interval()
-        has_interval = texts >= MIN_INTERVAL_TEXTS
-        table["ci_low"] = np.where(has_interval, pointwise.low, np.nan)
-        table["ci_high"] = np.where(has_interval, pointwise.high, np.nan)
-        simultaneous = change.simultaneous()
-        table["simultaneous_low"] = simultaneous.low
-        table["simultaneous_high"] = simultaneous.high
-        directions = name_directions(simultaneous)
-        table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, directions)
+        _add_text_intervals(table, change)
         table["mixing"] = name_mixing(table)
-        table["between_seeds"] = TOO_FEW_RUNS
-        if len(self.before.means) > 1 or len(self.after.means) > 1:
-            over_trainings = interval_over_trainings(self.before, self.after, cells)
-            table["between_seeds_low"] = over_trainings.low
-            table["between_seeds_high"] = over_trainings.high
-            if have_enough_trainings(self.before, self.after):
-                directions = name_directions(over_trainings)
-                table["between_seeds"] = combine_verdicts(table["between_models"], directions)
-        table["texts"] = texts
+        self._add_training_intervals(table, selected)
+        table["texts"] = change.documents.astype(int)
         table["tokens"] = mean_lengths(change)
         return table
+
+    def _add_training_intervals(self, table: pd.DataFrame, indices: Sequence[int]) -> None:
+        """Add the intervals over training runs, if there are several, and the column `between_seeds` to a table.
+
+        `indices` are the indices of the table's rows in `self.cells`.
+        """
+        table["between_seeds"] = TOO_FEW_RUNS
+        if len(self.before.means) == 1 and len(self.after.means) == 1:
+            return
+        over_trainings = interval_over_trainings(self.before, self.after, indices)
+        table["between_seeds_low"] = over_trainings.low
+        table["between_seeds_high"] = over_trainings.high
+        if have_enough_trainings(self.before, self.after):
+            directions = name_directions(over_trainings)
+            table["between_seeds"] = combine_verdicts(table["between_models"], directions)
+
+
+def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:
+    """Add the intervals of `change` over texts, pointwise and simultaneous, and the verdicts `between_models`."""
+    texts = change.documents
+    pointwise = change.interval()
+    has_interval = texts >= MIN_INTERVAL_TEXTS
+    table["ci_low"] = np.where(has_interval, pointwise.low, np.nan)
+    table["ci_high"] = np.where(has_interval, pointwise.high, np.nan)
+    simultaneous = change.simultaneous()
+    table["simultaneous_low"] = simultaneous.low
+    table["simultaneous_high"] = simultaneous.high
+    directions = name_directions(simultaneous)
+    table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, directions)

@@ -1,7 +1,7 @@
-"""Controls, swaps, class shares and sinks of texts in memory: sums over the tokens of each text.
+"""Controls, swaps, class shares and sinks of texts in memory, as sums over the tokens of each text.
 
-Means, intervals and paired differences are computed from the sums and their counts (`attnmix.core.statistics`). Shapes:
-N texts, L layers, M methods.
+Means, intervals and paired differences are computed from these sums and their counts (`attnmix.core.statistics`).
+Shapes: N texts, L layers, M methods.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from attnmix.core.errors import InputError
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
@@ -19,106 +20,126 @@ from attnmix.measures.engine import SEED, Measurements, corpus_sample
 from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.geometry_tables import attention_moments
 from attnmix.measures.sinks import SINK_MEASURES
-from attnmix.measures.variance_shares import PARTS, class_share_null, draw_texts, products
+from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, draw_texts, products
 from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
 
 CLASS_SHARE_PERMUTED = "class_share_permuted"
-STANDARD_ERRORS = 3  # margin of a total effect above 1 before a warning
-MIN_EXCESS = 0.005  # minimum excess beyond this margin, because equal vectors differ by rounding errors
+STANDARD_ERRORS = 3  # a total effect must exceed 1 by this number of standard errors to cause a warning
+MIN_EXCESS = 0.005  # and by this amount in addition, because equal vectors differ by rounding errors
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
-    """Return the quantities that `Engine.add_sums` must measure for `controls`."""
+    """Return the names of the quantities that `Engine.add_sums` must measure for `controls`."""
     quantities = [name for name in controls if name != CLASS_SHARE]
     if CLASS_SHARE in controls:
-        quantities += ["others", "lengths"]
+        quantities += ["others", "lengths"]  # the contributions of other tokens and their squared lengths
     return quantities
 
 
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
-    """Return the sums of `controls` in a fixed order, `[N, L, M]` for ratios and `[N, L]` for shares.
+    """Return the sums of `controls` in the order of `CONTROL_NAMES`, `[N, L, M]` for ratios and `[N, L]` for shares.
 
-    A share can have several sums: `swap` has one for each kind of donor, `class_share` another for permuted classes.
+    A share can have several sums, whose names begin with the name of the share: `swap` has sums for each kind of donor,
+    and `class_share` has sums for permuted classes.
     """
     selected: dict[str, Sums] = {}
     for name in CONTROL_NAMES:
         if name not in controls:
             continue
         for key, sums in sums_by_name.items():
-            if key == name or (name in SHARES and key.startswith(f"{name}_")):
+            is_variant = name in SHARES and key.startswith(f"{name}_")
+            if key == name or is_variant:
                 selected[key] = sums
     return selected
 
 
 def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
-    """Return the texts that have no `corpus_value`: for each index, the first token class that no other text has.
+    """Return the texts for which the control `corpus_value` is undefined.
 
-    Raise `InputError` if no text has a `corpus_value`.
+    The control replaces values by the mean over tokens of the same class in other texts. The keys are the indices of
+    the texts with a token class that no other text has; each value is the first such class. Raise `InputError` if the
+    control is undefined for all texts.
     """
     sample = corpus_sample(Texts(documents), SEED)
-    left_out = classes_without_others(documents, sample)
-    if len(left_out) == len(documents):
-        number, token_class = next(iter(left_out.items()))
+    excluded = classes_without_others(documents, sample)
+    if len(excluded) == len(documents):
+        number, token_class = next(iter(excluded.items()))
         raise InputError(
             f"controls: corpus_value is undefined for all texts, because each has a token class that no other text has "
             f"({token_class} in text {number}); pass more texts, or omit corpus_value"
         )
-    return left_out
+    return excluded
 
 
 def sink_totals(measurements: Measurements) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of `attention_to_first` and of `SINK_MEASURES`; the keys are these names."""
+    """Return the sums `[N, L]` of `attention_to_first` and of each measure in `SINK_MEASURES`, by name."""
     totals = {"attention_to_first": measurements.sums["to_first"]}
-    values, counts = measurements.sums["sinks"]
-    for place, name in enumerate(SINK_MEASURES):
-        totals[name] = Sums(values[..., place], counts[..., place])
+    values, counts = measurements.sums["sinks"]  # [N, L, measures]
+    for index, name in enumerate(SINK_MEASURES):
+        totals[name] = Sums(values[..., index], counts[..., index])
     return totals
 
 
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
-    """Warn if exchanging a part of a text displaces vectors further than replacing the whole text."""
-    for name, exchanged in TOTAL_EFFECTS.items():
+    """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
+
+    For each name of `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
+    text; the counts are the squared displacements if all tokens are exchanged. The warning depends on the ratio of
+    their sums over texts.
+    """
+    for name, exchanged_tokens in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
         values_NL, counts_NL = sums_by_name[name]
         totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
-        index_L = values_NL.sum(0) / totals_L
-        # Standard error of a ratio of sums over texts: sqrt(sum_n (values_n - index * counts_n)^2) / sum_n counts_n
-        residuals_NL = values_NL - index_L * counts_NL
+        ratio_L = values_NL.sum(0) / totals_L
+        # The standard error of a ratio of sums is sqrt(sum_n (values_n - ratio * counts_n)^2) / sum_n counts_n.
+        residuals_NL = values_NL - ratio_L * counts_NL
         sum_of_squares_L = np.square(residuals_NL).sum(0)
         errors_L = np.sqrt(sum_of_squares_L) / totals_L
-        excess_L = index_L - 1 - STANDARD_ERRORS * errors_L
+        excess_L = ratio_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
         if excess_L[layer] > MIN_EXCESS:
             warnings.warn(
-                f"own_share: exchanging {exchanged} moves vectors further than replacing the whole text (ratio of "
-                f"squares {index_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
+                f"own_share: exchanging {exchanged_tokens} moves vectors further than replacing the whole text (ratio "
+                f"of squares {ratio_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
                 stacklevel=4,
             )
 
 
 def add_class_shares(measurements: Measurements) -> None:
-    """Add the class share of other tokens' contributions (squared lengths), and its 95 % quantile for permuted classes.
+    """Add the sums of `class_share` and of `class_share_permuted` to the measurements.
 
-    A class share depends on products of pairs of texts. The value of a text is therefore its jackknife pseudo-value: N
-    times the share minus N - 1 times the share without the text. The mean of the pseudo-values has the jackknife
-    variance. Pseudo-values are resampled over texts, like the means over tokens.
+    The class share is the share of the squared length of other tokens' contributions that is common to the texts of a
+    class. The share for permuted classes is the 95 % quantile over random permutations of the classes.
     """
     texts = measurements.texts
-    drawn = draw_texts(texts.predicted, SEED)
-    classes_N = texts.predicted[drawn]
-    moments, is_kept_N = attention_moments(measurements.sums, drawn.tolist(), classes_N)
-    kept_classes = classes_N[is_kept_N]
-    whole, without = products(moments, kept_classes)
-    class_part = PARTS.index("class")
-    number = len(kept_classes)
-    whole_L = whole.shares()[..., class_part]
-    without_NL = without.shares()[..., class_part]
-    pseudo_NL = number * whole_L - (number - 1) * without_NL
-    pseudo_NL += whole_L - pseudo_NL.mean(0)  # their mean is the share itself, without jackknife bias correction
-    kept_sums = Sums(pseudo_NL, np.ones_like(pseudo_NL))
-    kept_texts = drawn[is_kept_N].tolist()
-    share = kept_sums.scatter(kept_texts, len(texts))
-    permuted_L = class_share_null(moments, kept_classes, SEED)
+    sampled = draw_texts(texts.predicted, SEED)
+    classes_N = texts.predicted[sampled]
+    # Usable texts have two or more tokens, and a class with three or more such texts.
+    moments, is_usable_N = attention_moments(measurements.sums, sampled.tolist(), classes_N)
+    usable_classes = classes_N[is_usable_N]
+    pseudo_values_NL = _compute_pseudo_values(moments, usable_classes)
+    sums_of_usable = Sums(pseudo_values_NL, np.ones_like(pseudo_values_NL))
+    usable_texts = sampled[is_usable_N].tolist()
+    share = sums_of_usable.scatter(usable_texts, len(texts))
+    permuted_L = class_share_null(moments, usable_classes, SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)
+
+
+def _compute_pseudo_values(moments: Moments, classes_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the jackknife pseudo-value `[N, L]` of the class share for each text: N s - (N - 1) s_n.
+
+    Here, s is the share of all N texts, and s_n the share without text n. A class share depends on products of pairs of
+    texts, so single texts have no share. Pseudo-values can be resampled over texts like other values, and the variance
+    of their mean is the jackknife variance. They are shifted to the mean s, so the share has no correction for bias.
+    """
+    all_texts, leave_one_out = products(moments, classes_N)
+    class_index = PARTS.index("class")
+    share_L = all_texts.shares()[..., class_index]
+    shares_without_NL = leave_one_out.shares()[..., class_index]
+    number = len(classes_N)
+    pseudo_values_NL = number * share_L - (number - 1) * shares_without_NL
+    pseudo_values_NL += share_L - pseudo_values_NL.mean(0)
+    return pseudo_values_NL

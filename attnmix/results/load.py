@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel
 
@@ -30,9 +32,10 @@ from attnmix.runs.tokens import TokenizedTexts
 def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
     """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
 
-    Previously computed values are available without a model: for a saved result, all of them; for a run, ratios, own
-    shares of tokens, matrices (in float32) and attention heads. Other values and pages are computed on demand, after
-    loading the model from the folder of the run, or from the hub or package of the saved result.
+    All values of a saved result are available without a model. Of a run, the ratios, the own shares of tokens, the
+    matrices (in float32) and the attention heads are available without a model. Other values and pages are computed on
+    demand. For this purpose, the model is loaded from the folder of the run, or from the hub or package that is
+    recorded in the saved result.
 
     Args:
         path: The file that `Measures.save` wrote, or the folder of a run.
@@ -42,7 +45,7 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
 
     Raises:
         InputError: For a missing, damaged or unsuitable file, and for a model with different weights. Methods of the
-            result raise it for values that need a model if none can be loaded.
+            result also raise this error for values that need a model if no model can be loaded.
 
     Example:
         >>> loaded = attnmix.load_result("result.zip")
@@ -65,8 +68,9 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     saved = read_result(path)
     facts = saved.facts
     saved_model = SavedModel(facts["model"], facts["source"])
+    weights = bytes.fromhex(facts["weights"])
     return Measures(
-        _match_recorded_model(saved_model, bytes.fromhex(facts["weights"]), model),
+        _match_recorded_model(saved_model, weights, model),
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
         saved.measurements,
@@ -76,7 +80,10 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
 
 
 def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
-    """Return the saved model, or `model` if it is provided; raise `InputError` if its weights differ."""
+    """Return the user's `model` or, if it is None, the saved model, with the digest of the measured weights.
+
+    Raise `InputError` if the weights of `model` differ from the measured weights.
+    """
     if model is None:
         return MeasuredModel(saved, weights)
     if digest_weights(model) != weights:
@@ -85,7 +92,10 @@ def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None
 
 
 def _read_run(run: Run, checkpoint: str) -> Measures:
-    """Return the result for the captured texts of a run with one checkpoint."""
+    """Return the stored values of a run's captured texts with one checkpoint, as a result; the model is not loaded.
+
+    Raise `InputError` if a text was not measured with this checkpoint.
+    """
     names = run.documents["document"].tolist()
     table = run.captured_ratios(names)
     rows_of_checkpoint = table[table["checkpoint"] == checkpoint]
@@ -96,27 +106,38 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     texts = run.documents.assign(text=run.documents["document"].map(run.texts))
     methods = [method for method in RATIOS if method in table]
     measurements = Measurements(Texts(documents_of(texts, run.tokens)))
-    measurements.measured.add(MEASURES)
+    measurements.measured.add(MEASURES)  # so the ratios are not computed again
     for number, name in enumerate(names):
-        rows = rows_by_text[name].sort_values(["layer", "position"])
-        shape = (rows["layer"].nunique(), -1)  # [layers, tokens]
-        ratios = [rows[method].to_numpy(np.float32).reshape(shape) for method in methods]
-        measurements.ratios[number] = np.stack(ratios)
-        if OWN_SHARE in rows:
-            measurements.token_shares[number] = rows[OWN_SHARE].to_numpy(np.float32).reshape(shape)
+        _add_token_values(measurements, number, rows_by_text[name], methods)
         matrices = run.matrices(checkpoint, name)
         measurements.matrices[number] = {matrix: run.matrix(checkpoint, name, matrix) for matrix in matrices}
         heads = run.heads(checkpoint, name)
         if heads:
             measurements.heads[number] = heads
     folder = run.checkpoints[checkpoint]
-    encoder_layers = _count_encoder_layers(folder) if DECODER_TOKEN in run.tokens else None
-    saved = SavedModel(checkpoint, str(folder))
-    return Measures(MeasuredModel(saved), TokenizedTexts(texts, run.tokens), methods, measurements, encoder_layers)
+    encoder_layers = None
+    if DECODER_TOKEN in run.tokens:
+        encoder_layers = _count_encoder_layers(folder)
+    model = MeasuredModel(SavedModel(checkpoint, str(folder)))
+    return Measures(model, TokenizedTexts(texts, run.tokens), methods, measurements, encoder_layers)
+
+
+def _add_token_values(measurements: Measurements, number: int, rows: pd.DataFrame, methods: Sequence[str]) -> None:
+    """Add the ratios of the text with index `number`, and the own shares of its tokens if they were computed.
+
+    `rows` is a table with the columns `layer`, `position`, `methods` and, optionally, `OWN_SHARE`.
+    """
+    ordered = rows.sort_values(["layer", "position"])
+    shape = (ordered["layer"].nunique(), -1)  # [layers, tokens]
+    ratios = [ordered[method].to_numpy(np.float32).reshape(shape) for method in methods]
+    measurements.ratios[number] = np.stack(ratios)
+    if OWN_SHARE in ordered:
+        measurements.token_shares[number] = ordered[OWN_SHARE].to_numpy(np.float32).reshape(shape)
 
 
 def _count_encoder_layers(folder: Path) -> int:
     """Return the number of encoder layers of a checkpoint without loading its weights."""
     with torch.device("meta"):
         base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))
-    return layer_counts(base)[0]
+    layers_by_stack = layer_counts(base)
+    return layers_by_stack[0]

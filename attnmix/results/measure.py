@@ -40,35 +40,40 @@ def measure(
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`; other measures of the result are computed on demand.
 
-    Six questions, the measure for each, and its main confounder (docs/measures/which.md):
+    Six questions, with the measure that answers each question and a limitation of this measure
+    (docs/measures/which.md):
 
-        How much of a vector comes from its own input token?    `own_share`             donors unlike the texts
-        How much does one layer mix in from other tokens?       `swap`                  tokens that sum to a constant
-        Which tokens does it come from?                         `parts()["projection"]` a constant from a sink
-        Would the ratio be as high without word order?          `controls`              a message in the weights alone
-        Does one model mix more than another?                   `compare`               the seed, the length of texts
-        Which information does the class depend on?             `Model.intervene`       edits unlike any real text
+    - How much of a vector comes from its own input token? Use `Measures.own_share`. Texts with exchanged tokens are
+      unlike real texts.
+    - How much does one layer mix in from other tokens? Use the control `swap`. It is wrong if the tokens of a text
+      constrain each other, for example if they sum to a constant.
+    - From which tokens does a vector come? Use `Measures.parts()["projection"]`. A sink can contribute a constant.
+    - Would a ratio be as high with other words or another word order? Use `controls`. The control `corpus_value` does
+      not detect information that only the attention weights transmit.
+    - Does one model mix more than another? Use `compare`. The difference also depends on the seed and on text length.
+    - Which information does the class depend on? Use `Model.intervene`. Edited inputs are unlike real texts.
 
     Args:
         model: A model that `load` returned.
         texts: One text; several texts (a list, a column of a table or of a dataset); pairs, `[("first", "second")]`;
             or the output of `model.tokenizer(...)` (padding is ignored). Token IDs without a mask are used as one
-            segment, without adding special tokens; padding at their ends is removed.
+            segment, and special tokens are not added; padding at the ends of the IDs is removed.
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
             Longer sequences of token IDs raise an error.
-        controls: Controls to measure, shown by `Measures.controls` and `compare`: each ratio with the words in random
-            order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same text
-            (`text_mean_value`), `without_value_bias`, `without_special_sources` or with `random_weights`; `swap`, which
-            exchanges inputs between texts; and `class_share`, the share of a class in the contributions of other
-            tokens. Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
+        controls: Names of controls, which `Measures.controls` and `compare` show. Each ratio can be measured with the
+            words in random order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same
+            text (`text_mean_value`), without biases in the values (`without_value_bias`), without special tokens as
+            sources (`without_special_sources`), or with `random_weights`. `swap` exchanges inputs between texts.
+            `class_share` is the share of a class in the contributions of other tokens. Texts with a token class that no
+            other text has are excluded from `corpus_value`, with a warning.
         labels: A class for each text, required by `class_share`.
-        batch_tokens: The maximum number of tokens in a forward pass, including padding; a longer text is a batch by
-            itself. A smaller maximum needs less memory.
+        batch_tokens: The maximum number of tokens in a forward pass, including padding. A longer text is measured in a
+            batch by itself. A smaller maximum needs less memory.
 
     Raises:
-        InputError: For invalid arguments or an empty or missing text, or if the parts of a layer do not sum to its
-            output.
+        InputError: For invalid arguments or an empty or missing text, and if the parts into which a layer is decomposed
+            do not sum to the layer's output.
 
     Example:
         >>> result = attnmix.measure(model, "time flies like an arrow")
@@ -98,27 +103,30 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts. `present` are ratios available for the model's family."""
+    """Return the result of `measure` for tokenized texts. `present` contains ratios that the model's family has."""
     classes = read_classes(labels, len(tokenized.texts))
-    controls = read_names(controls)
-    check_controls(controls, classes, len(tokenized.texts))
-    tokens = BATCH_TOKENS
+    control_names = read_names(controls)
+    check_controls(control_names, classes, len(tokenized.texts))
+    max_batch_tokens = BATCH_TOKENS
     if batch_tokens is not None:
-        tokens = checked_section(CaptureParameters, batch_tokens=batch_tokens).batch_tokens
+        max_batch_tokens = checked_section(CaptureParameters, batch_tokens=batch_tokens).batch_tokens
     documents = documents_of(tokenized.texts, tokenized.tokens)
     if classes is not None:
         documents = add_classes(documents, classes)
-    if "corpus_value" in controls:
-        left_out = texts_without_corpus_value(documents)
-        if left_out:
-            number, token_class = next(iter(left_out.items()))
-            sentence = left_out_sentence(f"text {number}", token_class, len(left_out), len(documents))
+    if "corpus_value" in control_names:
+        excluded = texts_without_corpus_value(documents)
+        if excluded:
+            number, token_class = next(iter(excluded.items()))
+            sentence = left_out_sentence(f"text {number}", token_class, len(excluded), len(documents))
             warnings.warn(sentence, stacklevel=3)
-    measurements = Measurements(Texts(documents), tokens)
+    measurements = Measurements(Texts(documents), max_batch_tokens)
     with observed_engine(model, tokenized.pairs, present, measurements) as engine:
-        engine.add_sums(measurements, [MEASURES, *control_quantities(controls)])
-        layers = layer_counts(engine.base)
-    if CLASS_SHARE in controls:
+        engine.add_sums(measurements, [MEASURES, *control_quantities(control_names)])
+        layers_by_stack = layer_counts(engine.base)
+    if CLASS_SHARE in control_names:
         add_class_shares(measurements)
-    encoder_layers = layers[0] if len(layers) > 1 else None
-    return Measures(MeasuredModel.record(model), tokenized, present, measurements, encoder_layers, controls)
+    encoder_layers = None
+    if len(layers_by_stack) > 1:  # an encoder and a decoder
+        encoder_layers = layers_by_stack[0]
+    recorded_model = MeasuredModel.record(model)
+    return Measures(recorded_model, tokenized, present, measurements, encoder_layers, control_names)

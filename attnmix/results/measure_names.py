@@ -5,8 +5,8 @@ If a name is passed to the wrong argument, such as a matrix to `methods`, the er
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -19,7 +19,9 @@ from attnmix.measures.matrices import RESULT_MATRICES
 from attnmix.measures.ratios import RATIOS
 from attnmix.measures.sinks import SINK_MEASURES
 
-OWN_SHARE, SWAP, CLASS_SHARE = "own_share", "swap", "class_share"
+OWN_SHARE = "own_share"
+SWAP = "swap"
+CLASS_SHARE = "class_share"
 SHARES = {
     SWAP: "a / (a + o), where a is the change of a token's output in a layer if the inputs of all other tokens come "
     "from another text, and o the change if its own input does",
@@ -30,15 +32,15 @@ SHARES = {
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
-"""The names that refer to `result.parts()`: the method and its variables with distinctive names."""
+"""The names that refer to `result.parts()`: the name of the method, and variables that no other result has."""
 
 
 def list_measures() -> pd.DataFrame:
     """Return the names that `measure(methods=[...])`, `Measures.matrix` and `measure(controls=[...])` accept.
 
     Returns:
-        A row for each name: `name`; `kind` (`ratio`, `matrix` or `control`); `call`, a call with this name;
-        `description`, a formula or text; and `source`, the paper, if any.
+        A row for each name, with the columns `name`, `kind` (`ratio`, `matrix` or `control`), `call` (a call with this
+        name), `description` (a formula or text) and `source` (usually a paper; empty for controls).
 
     Example:
         >>> table = attnmix.list_measures()
@@ -49,29 +51,45 @@ def list_measures() -> pd.DataFrame:
     """
     rows = []
     for name, ratio in RATIOS.items():
-        rows.append((name, "ratio", f"measure(model, texts, methods=[{name!r}])", ratio.definition, ratio.source))
+        call = f"measure(model, texts, methods=[{name!r}])"
+        rows.append((name, "ratio", call, ratio.definition, ratio.source))
     for name, matrix in RESULT_MATRICES.items():
-        rows.append((name, "matrix", f"result.matrix({name!r})", matrix.definition, matrix.source))
-    descriptions = {name: control.definition for name, control in CONTROLS.items()} | SHARES
-    for name, description in descriptions.items():
-        rows.append((name, "control", f"measure(model, texts, controls=[{name!r}])", description, ""))
+        call = f"result.matrix({name!r})"
+        rows.append((name, "matrix", call, matrix.definition, matrix.source))
+    control_descriptions = {name: control.definition for name, control in CONTROLS.items()}
+    for name, description in (control_descriptions | SHARES).items():
+        call = f"measure(model, texts, controls=[{name!r}])"
+        rows.append((name, "control", call, description, ""))
     return pd.DataFrame(rows, columns=["name", "kind", "call", "description", "source"])
 
 
-def _list_registries() -> Iterator[tuple[str, Iterable[str]]]:
-    """Yield a description (kind of name and call) and the names of each registry."""
-    yield "a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS
-    yield "a contribution matrix: result.matrix({name})", RESULT_MATRICES
-    yield "a control: measure(model, texts, controls=[{name}])", CONTROL_NAMES
-    yield "a share of parts: result.own_share()", (OWN_SHARE,)
-    yield "a measure of sinks: result.sinks()", ("attention_to_first", *SINK_MEASURES)
-    yield "a variable of result.parts()", PARTS_VARIABLES
-    yield "a rule of result.parts(rule={name})", RULES
-    yield "a capture point: capture(model, texts, points=[{name}])", POINTS
+class Registry(NamedTuple):
+    """Names of the same kind in the public API."""
+
+    description: str
+    """The kind of the names and the call that accepts them, as a template with the field `name`."""
+    names: Iterable[str]
+
+
+def _list_registries() -> list[Registry]:
+    """Return the registries of all names in the public API."""
+    return [
+        Registry("a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS),
+        Registry("a contribution matrix: result.matrix({name})", RESULT_MATRICES),
+        Registry("a control: measure(model, texts, controls=[{name}])", CONTROL_NAMES),
+        Registry("a share of parts: result.own_share()", (OWN_SHARE,)),
+        Registry("a measure of sinks: result.sinks()", ("attention_to_first", *SINK_MEASURES)),
+        Registry("a variable of result.parts()", PARTS_VARIABLES),
+        Registry("a rule of result.parts(rule={name})", RULES),
+        Registry("a capture point: capture(model, texts, points=[{name}])", POINTS),
+    ]
 
 
 def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
-    """Raise `InputError` if the name is not allowed for `argument`."""
+    """Raise `InputError` if `name` is not one of the `allowed` values of `argument`.
+
+    If the name belongs to another argument or method, the message shows the correct call.
+    """
     names = list(allowed)
     if isinstance(name, str) and name in names:
         return
@@ -84,16 +102,17 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
 
 def check_kinds(argument: str, names: Any, allowed: Iterable[str]) -> None:
     """Raise `InputError` for the first known name that is not allowed for `argument`; ignore unknown names."""
-    for name in names if isinstance(names, list) else [names]:
+    given = names if isinstance(names, list) else [names]
+    for name in given:
         if _describe_kind(name) is not None:
             check_name(argument, name, allowed)
 
 
 def _describe_kind(name: Any) -> str | None:
-    """Return a description of the kind of a name and the call that accepts it; None for an unknown name."""
+    """Return the kind of a name and the call that accepts it, as text; return None for an unknown name."""
     if not isinstance(name, str):
         return None
-    for kind, names in _list_registries():
-        if name in names:
-            return kind.format(name=repr(name))
+    for registry in _list_registries():
+        if name in registry.names:
+            return registry.description.format(name=repr(name))
     return None

@@ -16,7 +16,7 @@ ADVICE = "call load_result(path, model=load(...)) with the measured model, or co
 
 
 class SavedModel(NamedTuple):
-    """The name of a model that is not yet loaded, and its source for `load`, which is empty if unknown."""
+    """A model that is not loaded: its display name, and the source that `load` accepts (empty if unknown)."""
 
     name: str
     source: str = ""
@@ -24,24 +24,24 @@ class SavedModel(NamedTuple):
 
 @dataclass
 class MeasuredModel:
-    """The model that was measured, with a digest of its weights and its output at that time."""
+    """The model of a result, with a digest of its weights and a signature of its output when it was measured."""
 
     model: Model | SavedModel
     weights: bytes = b""
-    """The result of `digest_weights`; empty if unknown."""
+    """The result of `digest_weights` at the time of the measurement; empty if unknown."""
     output: OutputSignature | None = None
-    """The result of `Model.output_signature`; None if unknown."""
+    """The result of `Model.output_signature` at the time of the measurement; None if unknown."""
 
     @classmethod
     def record(cls, model: Model) -> Self:
-        """Return the model with a record of its current weights and output."""
+        """Return an object for a model in memory, with the current digest of the weights and the current output."""
         return cls(model, digest_weights(model), model.output_signature())
 
     def read(self) -> Model:
         """Return the model; load it if necessary.
 
         Raises:
-            InputError: If its source is unknown, or it has changed since it was measured.
+            InputError: If the source of a saved model is unknown, or if the model has changed since the measurement.
         """
         if isinstance(self.model, SavedModel):
             self.model = self._load_saved(self.model)
@@ -63,19 +63,24 @@ class MeasuredModel:
         return model
 
     def check_unedited(self) -> None:
-        """Raise `InputError` inside an intervention, even if the requested values were computed before it."""
+        """Raise `InputError` inside an intervention on the model, even if the requested values are in the cache."""
         if isinstance(self.model, Model):
             check_unedited(self.model.network, self.model.name)
 
     def obstacle(self) -> str | None:
-        """Return the reason why no further own shares can be computed with the model in memory; None if they can."""
+        """Return the reason why own shares cannot be computed with this model; None if they can be computed.
+
+        The reasons are that the model is not in memory, or that it has changed since the measurement.
+        """
         if isinstance(self.model, SavedModel):
             return "the result was loaded without a model, and this own share was not computed before saving"
         change = self._find_change(self.model)
-        return None if change is None else f"{change} changed since it was measured"
+        if change is None:
+            return None
+        return f"{change} changed since it was measured"
 
     def _find_change(self, model: Model) -> str | None:
-        """Return the changed property of the model, as the beginning of a sentence; None if nothing changed."""
+        """Return what changed, as the beginning of a sentence such as "the weights of bert have"; None if unchanged."""
         has_same_weights = not self.weights or self.weights == digest_weights(model)
         if not has_same_weights:
             return f"the weights of {model.name} have"
@@ -86,7 +91,7 @@ class MeasuredModel:
 
 
 def digest_weights(model: Model) -> bytes:
-    """Return the sum of the bits of each weight tensor, which detects a training step after the measurement.
+    """Return the sum of the bits of each weight tensor, as bytes. A training step after the measurement changes them.
 
     Bits are summed as integers, because sums in float64 are twenty times slower.
     """
@@ -98,9 +103,11 @@ def digest_weights(model: Model) -> bytes:
 
 
 def sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum, modulo 2^64, of a tensor's bytes interpreted as 64-bit integers."""
+    """Return the sum, modulo 2^64, of a tensor's memory interpreted as 64-bit integers; remaining bytes are added."""
     bytes_N = tensor.flatten().view(torch.uint8)
     if bytes_N.storage_offset() % WORD_BYTES:  # a view as int64 needs an offset divisible by 8
         bytes_N = bytes_N.clone()
-    whole = len(bytes_N) // WORD_BYTES * WORD_BYTES
-    return bytes_N[:whole].view(torch.int64).sum() + bytes_N[whole:].sum()
+    bytes_of_words = len(bytes_N) // WORD_BYTES * WORD_BYTES
+    words = bytes_N[:bytes_of_words].view(torch.int64)
+    remaining_bytes = bytes_N[bytes_of_words:]
+    return words.sum() + remaining_bytes.sum()

@@ -12,13 +12,13 @@ CAPTION = "Own share of each token's vector after each layer, by exchange. 0% ha
 
 
 def draw_notebook_view(description: str, model: str, tokens: list[str], shares: npt.NDArray[np.float32] | None) -> str:
-    """Return the description of a result and the own shares of a text, as HTML.
+    """Return the HTML view of a result: its description, and a picture of the own shares of one text.
 
     Args:
         description: A line of text.
         model: Name of the model.
         tokens: Tokens of the text.
-        shares: Own shares `[layers, tokens]`; if None, only the description is returned.
+        shares: Own shares `[layers, tokens]`; if None, the view contains only the description.
     """
     view = f"<pre>{escape(description)}</pre>"
     if shares is None:

@@ -20,6 +20,7 @@ from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
 from attnmix.runs.tokens import TokenizedTexts
 
 LEFT_OUT = "{owner}.show(whole=True) and {owner}.to_html(path) create the whole page, with heads and all matrices."
+"""The sentence on a small page about the data that it omits."""
 
 
 def models_page(
@@ -33,22 +34,24 @@ def models_page(
     note: str = "",
     known: Sequence[Measurements] = (),
 ) -> str:
-    """Return the page of the texts in one model, or in two compared models.
+    """Return the HTML of the page of the texts in one model, or in two compared models.
 
     Args:
-        models: One model, or two with the same tokens and number of layers; empty if the page is cached.
-        names: The display names of the models.
+        models: One model, or two models with the same tokens and number of layers. An empty list is sufficient if the
+            page is cached in `known`.
+        names: The display name of each model.
         tokenized: The texts.
         methods: The mixing ratios common to all models.
         owner: The name of the object that creates the page: `result` or `comparison`.
         whole: False to omit attention heads and matrices, for a small page.
         note: A sentence on data that the page does not show.
-        known: Measurements in each model with the same `methods`; missing values are added.
+        known: The measurements in each model, with the same `methods`. Values that the page needs are added to them.
     """
-    page = known[0].pages if len(known) == 1 else {}
-    if whole not in page:
-        page[whole] = _measure_results(models, tokenized, methods, whole, known)
-    results: TextResults = page[whole]
+    # Only the page of a single result is cached; a comparison creates its page anew.
+    page_contents = known[0].pages if len(known) == 1 else {}
+    if whole not in page_contents:
+        page_contents[whole] = _measure_results(models, tokenized, methods, whole, known)
+    results: TextResults = page_contents[whole]
     results.model_names = names if len(names) > 1 else None
     subject = models_subject(names)
     if note:
@@ -73,7 +76,11 @@ def _measure_results(
     whole: bool,
     known: Sequence[Measurements],
 ) -> TextResults:
-    """Return all values of the page for every model."""
+    """Return the content of the page of one model, or of two compared models.
+
+    Values in `known`, the measurements in each model, are not computed again. If `whole` is False, attention heads and
+    matrices are omitted.
+    """
     last = models[-1]
     with ExitStack() as stack, quiet():
         bases: dict[str, PreTrainedModel] = {}
@@ -83,15 +90,17 @@ def _measure_results(
                 base = copy.deepcopy(base)  # because both models are observed at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
-        if len(models) > 1:  # Slow matrices would take twice as long.
+        if len(models) > 1:  # With two models, matrices that are expensive to compute would double the run time.
             matrices = [name for name in matrices if name not in SLOW_MATRICES]
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))
         results = measurer.results(tokenized, measurements, with_heads=whole)
-    return results if whole else results.without_heads()
+    if not whole:
+        return results.without_heads()
+    return results
 
 
 def _share_modules(first: PreTrainedModel, second: PreTrainedModel) -> bool:
     """Return True if two models have a module in common."""
-    modules = set(map(id, first.modules()))
+    modules = {id(module) for module in first.modules()}
     return any(id(module) in modules for module in second.modules())

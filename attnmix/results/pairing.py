@@ -1,4 +1,4 @@
-"""Comparison of results, paired by text: checks of compatibility, and notes on the samples."""
+"""Comparison of results, paired by text: compatibility checks, and notes on the compared data."""
 
 from __future__ import annotations
 
@@ -28,47 +28,71 @@ def compare_results(
     fixed: tuple[bool, bool] = (True, True),
     sample: OwnShareSample = OWN_SHARE_SAMPLE,
 ) -> Comparison:
-    """Return the comparison of results before and after, as documented in `attnmix.compare`.
+    """Return the comparison that `attnmix.compare` documents, from results of the models before and after.
 
-    `fixed` has an entry for each side: True for a model that is not one of several training runs. `sample` defines the
-    texts of the own share.
+    Args:
+        before: A result for each model before.
+        after: A result for each model after.
+        fixed: For each side, True for a single model that is not one of several training runs.
+        sample: The sample of texts for which the own share is computed.
     """
     results = [*before, *after]
-    methods, differences = _check_comparable(results)
+    methods = _check_comparable(results)
     ratio = preferred_ratio(methods)
-    documents = results[0].documents
-    notes = [_describe_sample(documents), *differences]
     obstacles = [result.own_share_obstacle(sample) for result in results]
     obstacle = next(filter(None, obstacles), None)
-    has_own_share = obstacle is None
-    if has_own_share:
-        notes.append(_describe_own_share_sample(len(documents), sample))
-    else:
-        notes.append(f"own_share is omitted, because {obstacle}.")
-    if "corpus_value" in results[0].control_names:
-        notes.extend(_describe_left_out_texts(documents))
-    lengths = np.array([len(document) for document in documents])
-    length_classes = np.unique(length_class(lengths))
-    if len(length_classes) > 1:
-        change = _average_change((before, after), ratio)
-        notes.append(_describe_change_by_length(ratio, change, lengths))
+    notes = _write_notes(before, after, methods, obstacle, sample)
     means = []
     for result in results:
         totals = result.quantities(methods)
-        if has_own_share:
+        if obstacle is None:
             totals = result.own_share_totals(sample) | totals
         cells, cell_totals = pack_cells(totals)  # all results have the same cells
         means.append(resample_means(cell_totals))
     names = _list_model_names(results)
-    number = len(before)
-    first = Trainings(names[:number], means[:number], fixed[0])
-    second = Trainings(names[number:], means[number:], fixed[1])
+    number_before = len(before)
+    trainings_before = Trainings(names[:number_before], means[:number_before], fixed[0])
+    trainings_after = Trainings(names[number_before:], means[number_before:], fixed[1])
     preferred = preferred_cells(cells, ratio)
-    return Comparison(first, second, cells, preferred, notes, ratio, (before, after))
+    return Comparison(trainings_before, trainings_after, cells, preferred, notes, ratio, (before, after))
+
+
+def _write_notes(
+    before: Sequence[Measures],
+    after: Sequence[Measures],
+    shared: Sequence[str],
+    obstacle: str | None,
+    sample: OwnShareSample,
+) -> list[str]:
+    """Return sentences on the sample, on omitted data, and on the change of the preferred ratio by text length.
+
+    Args:
+        before: A result for each model before.
+        after: A result for each model after.
+        shared: The ratios common to all results.
+        obstacle: The reason why the own share cannot be computed; None if it can be computed.
+        sample: The sample of texts for which the own share is computed.
+    """
+    results = [*before, *after]
+    first = results[0]
+    documents = first.documents
+    notes = [_describe_sample(documents), *_describe_missing_ratios(results, shared)]
+    if obstacle is None:
+        notes.append(_describe_own_share_sample(len(documents), sample))
+    else:
+        notes.append(f"own_share is omitted, because {obstacle}.")
+    if "corpus_value" in first.control_names:
+        notes.extend(_describe_excluded_texts(documents))
+    lengths = np.array([len(document) for document in documents])
+    if len(np.unique(length_class(lengths))) > 1:
+        ratio = preferred_ratio(shared)
+        change = _average_ratio(after, ratio) - _average_ratio(before, ratio)
+        notes.append(_describe_change_by_length(ratio, change, lengths))
+    return notes
 
 
 def _list_model_names(results: Sequence[Measures]) -> list[str]:
-    """Return unique display names of the models."""
+    """Return a display name for each result; only results of the same model with the same weights share a name."""
     # The same model may have been trained further between two results.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
     names = [result.model.name for result in results]
@@ -76,14 +100,17 @@ def _list_model_names(results: Sequence[Measures]) -> list[str]:
     return distinct_names(keys, names, sources)
 
 
-def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]]:
-    """Return the ratios common to all results, and notes; raise `InputError` if the results cannot be compared."""
+def _check_comparable(results: Sequence[Measures]) -> list[str]:
+    """Return the ratios common to all results.
+
+    Raise `InputError` if the results have different tokens, layers or controls, or no ratio in common.
+    """
     names = [result.model.name for result in results]
     layers = [result.layers for result in results]
     ids = []
     for result in results:
-        ids_of_result = [document.ids.tolist() for document in result.documents]
-        ids.append(ids_of_result)
+        ids_of_texts = [document.ids.tolist() for document in result.documents]
+        ids.append(ids_of_texts)
     check_same_input(names, ids, layers)
     first = results[0]
     for other in results[1:]:
@@ -94,24 +121,33 @@ def _check_comparable(results: Sequence[Measures]) -> tuple[list[str], list[str]
             other_controls = ", ".join(other.control_totals) or "none"
             problem = f"the controls differ: {first_controls} and {other_controls}"
             raise InputError(f"compare: {problem}; measure the same controls")
-    methods_by_result = [set(result.methods) for result in results]
-    in_all = set.intersection(*methods_by_result)
-    in_some = set.union(*methods_by_result)
-    shared = [method for method in first.methods if method in in_all]
+    shared = [method for method in first.methods if all(method in result.methods for result in results)]
     if not shared:
         raise InputError("compare: the results have no ratio in common; measure them with the same `methods`")
-    only_in_some = [method for method in RATIOS if method in in_some - in_all]
+    return shared
+
+
+def _describe_missing_ratios(results: Sequence[Measures], shared: Sequence[str]) -> list[str]:
+    """Return a sentence on the ratios that only some models have, in a list; empty if all ratios are `shared`."""
+    in_some = set[str]()
+    for result in results:
+        in_some.update(result.methods)
+    only_in_some = [method for method in RATIOS if method in in_some and method not in shared]
     if not only_in_some:
-        return shared, []
-    note = f"Not all models have {', '.join(only_in_some)}; the compared ratio is {preferred_ratio(shared)}."
-    return shared, [note]
+        return []
+    return [f"Not all models have {', '.join(only_in_some)}; the compared ratio is {preferred_ratio(shared)}."]
 
 
 def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layers: Sequence[int]) -> None:
-    """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers."""
+    """Raise `InputError` unless all models have the same token IDs for each text and the same number of layers.
+
+    Args:
+        names: The name of each model.
+        ids: For each model, a list of the token IDs of each text.
+        layers: The number of layers of each model.
+    """
     first_texts = ids[0]
-    for other in range(1, len(names)):
-        texts = ids[other]
+    for name, texts, layer_count in zip(names, ids, layers, strict=True):
         if len(first_texts) != len(texts):
             problem = f"results of {len(first_texts)} and {len(texts)} texts"
             raise InputError(f"compare: {problem}; measure the same texts for both")
@@ -119,62 +155,67 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
             if text != first_texts[number]:
                 problem = f"tokens of text {number} differ"
                 raise InputError(f"compare: {problem}; measure the same texts, with the same tokenizer for both")
-        if layers[0] != layers[other]:
-            counts = f"{layers[0]} layers in {names[0]}, {layers[other]} in {names[other]}"
+        if layers[0] != layer_count:
+            counts = f"{layers[0]} layers in {names[0]}, {layer_count} in {name}"
             raise InputError(f"compare: {counts}; compare models with the same number of layers")
 
 
-def _average_change(sides: Sequence[Sequence[Measures]], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the change of a ratio in each text `[N]`, averaged over layers and models."""
-    means_by_side = []
-    for side in sides:
-        means_of_models = []
-        for result in side:
-            sums = result.ratio_totals()[ratio]
-            means_NL = sums.values / sums.counts
-            means_of_models.append(means_NL.mean(1))
-        means_by_side.append(np.mean(means_of_models, axis=0))
-    before_N, after_N = means_by_side
-    change_N: npt.NDArray[np.float64] = after_N - before_N
-    return change_N
+def _average_ratio(side: Sequence[Measures], ratio: str) -> npt.NDArray[np.float64]:
+    """Return the mean of a ratio in each text `[N]`, over the tokens and layers of the text and over the models."""
+    means_of_models = []
+    for result in side:
+        sums = result.ratio_totals()[ratio]
+        means_NL = sums.values / sums.counts
+        means_of_models.append(means_NL.mean(1))
+    means_N: npt.NDArray[np.float64] = np.mean(means_of_models, axis=0)
+    return means_N
 
 
 def _describe_change_by_length(
     measure: str, change_N: npt.NDArray[np.float64], lengths_N: npt.NDArray[np.int64]
 ) -> str:
-    """Return a sentence on the mean change of a measure for each length class of the texts."""
+    """Return a sentence on the mean change of a measure in each length class of the texts.
+
+    Args:
+        measure: The name of the measure.
+        change_N: The change of the measure in each text `[N]`.
+        lengths_N: The number of tokens of each text `[N]`.
+    """
     classes_N = length_class(lengths_N)
-    parts = []
-    for place in np.unique(classes_N):
-        is_in_class_N = classes_N == place
+    changes = []
+    for length_index in np.unique(classes_N):
+        is_in_class_N = classes_N == length_index
         number = int(is_in_class_N.sum())
         points = 100 * change_N[is_in_class_N].mean()
-        parts.append(f"{points:+.1f} at {LENGTHS[place]} tokens ({_count_texts(number)})")
-    return f"The change of {measure} by text length, in percentage points: {', '.join(parts)}."
+        changes.append(f"{points:+.1f} at {LENGTHS[length_index]} tokens ({_count_texts(number)})")
+    return f"The change of {measure} by text length, in percentage points: {', '.join(changes)}."
 
 
-def _describe_left_out_texts(documents: Sequence[Document]) -> list[str]:
-    """Return a sentence on the texts without a value of the control `corpus_value`, if there are any."""
-    left_out = texts_without_corpus_value(documents)
-    if not left_out:
+def _describe_excluded_texts(documents: Sequence[Document]) -> list[str]:
+    """Return a sentence on the texts that the control `corpus_value` excludes, in a list; empty if there are none."""
+    excluded = texts_without_corpus_value(documents)
+    if not excluded:
         return []
-    text, token_class = next(iter(left_out.items()))
-    note = left_out_sentence(f"text {text}", token_class, len(left_out), len(documents))
-    return [note]
+    number, token_class = next(iter(excluded.items()))
+    sentence = left_out_sentence(f"text {number}", token_class, len(excluded), len(documents))
+    return [sentence]
 
 
 def _describe_sample(documents: Sequence[Document]) -> str:
+    """Return a sentence on the numbers of texts and tokens."""
     tokens = sum(len(document) for document in documents)
     texts = _count_texts(len(documents))
     return f"The sample has {texts} with {tokens:,} tokens; the column `tokens` is the mean number per text."
 
 
 def _describe_own_share_sample(texts: int, sample: OwnShareSample) -> str:
+    """Return a sentence on the sample of texts for the own share."""
     number = min(texts, sample.max_texts)
     return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."
 
 
 def _count_texts(texts: int) -> str:
+    """Return a number of texts with the noun in the singular or plural."""
     if texts == 1:
         return "1 text"
     return f"{texts} texts"

@@ -48,13 +48,15 @@ if TYPE_CHECKING:
 
 TOKEN_COLUMNS = ["text", "position", "token_id", "token", "word", "token_class"]
 
-
-IDENTITY_TEXTS = 3  # with the longest text, the expensive identities take less than half a forward pass
+IDENTITY_TEXTS = 3  # number of texts in which the expensive identities are checked, in addition to the longest text
 
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine for a model in memory. Short texts are processed in one thread."""
+    """Yield an engine that measures the ratios `methods` in a model in memory.
+
+    The batch size is taken from `measured`. If the texts in `measured` are short, one thread is used.
+    """
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
             base,
@@ -74,6 +76,7 @@ class Measures:
     measured_model: MeasuredModel
     tokenized: TokenizedTexts
     methods: Sequence[str]
+    """The names of the measured ratios."""
     measurements: Measurements
     """The cache of all values computed so far."""
     encoder_layers: int | None = None
@@ -83,7 +86,7 @@ class Measures:
 
     @property
     def model(self) -> Model | SavedModel:
-        """The model. For a loaded result, only its name and source until the model is needed."""
+        """The model. Until the model of a loaded result is needed, this is only its name and source."""
         return self.measured_model.model
 
     @property
@@ -113,7 +116,10 @@ class Measures:
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
-        """Return the HTML view for notebooks. Missing own shares are computed if the first text is short."""
+        """Return the HTML view for notebooks, with a picture of the own shares of the first text.
+
+        Own shares that are not in the cache are computed only if the first text is short.
+        """
         known = self.measurements.token_shares
         is_short = len(self.documents[0]) <= MAX_TOKENS
         if 0 not in known and is_short and self.own_share_obstacle() is None:
@@ -145,7 +151,7 @@ class Measures:
         return tabulate_ratios(self.measurements, self.methods, self._label_tokens)
 
     def _label_tokens(self, text: int, layer: int) -> list[str]:
-        """Return the input tokens of a layer. In encoder-decoder models, decoder inputs are shifted right by one."""
+        """Return the input tokens of a text in a layer. In decoder layers, inputs are shifted right by one token."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         column = DECODER_TOKEN if is_decoder else "token"
         is_in_text = self.tokens["text"] == text
@@ -155,8 +161,8 @@ class Measures:
     def by_layer(self) -> pd.DataFrame:
         """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
-        The ends of the 95 % bootstrap interval over texts (not tokens) are NaN if there are fewer than 8 texts.
-        `tokens` is the mean length of a text; ratios depend on length.
+        `ci_low` and `ci_high` are the bounds of the 95 % bootstrap interval over texts (not tokens). They are NaN if
+        there are fewer than 8 texts. `tokens` is the mean length of a text, on which ratios depend.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -169,21 +175,21 @@ class Measures:
     ) -> pd.DataFrame:
         """Return the own share of token vectors after each layer, averaged over tokens and texts.
 
-        By exchange, the own share is o / (o + a): o is the displacement of a vector if its own token is replaced by a
-        token of another text, a its displacement if all other tokens are replaced. Attention changes with the tokens.
-        By parts, it is |P_ii| / (|P_ii| + |sum of the others|) of `parts`, with attention held fixed and without
-        biases.
+        By exchange, the own share is o / (o + a). Here, o is the displacement of a vector if its own token is replaced
+        by a token of another text, and a its displacement if all other tokens are replaced. Attention weights are
+        computed anew for the exchanged tokens. By parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|) with
+        the contributions P_ij of `parts`; attention weights are fixed, and biases are ignored.
 
         Args:
             by: `exchange` or `parts`.
-            max_texts: The maximum number of texts; from more texts, a stratified sample is drawn.
-            max_length: The number of tokens to which texts are truncated; the time grows with its square.
+            max_texts: The maximum number of texts. If there are more texts, a stratified sample is drawn.
+            max_length: The number of tokens to which texts are truncated. The run time is quadratic in this number.
 
         Returns:
-            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. If there are `labels`, donors
-            are texts of the same class, of another class, and `all` texts; otherwise, donors are other texts or, for a
-            single text, neutral English sentences. For several texts, exchange measures at most eight positions of each
-            text.
+            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row for
+            each kind of donor. If there are `labels`, donors are texts of the same class, of another class, and `all`
+            texts. Otherwise, donors are other texts or, for a single text, neutral English sentences. For several
+            texts, exchange measures at most eight positions of each text. By parts, the column `donors` is missing.
 
         Raises:
             InputError: For `parts` if the layers of the model's family cannot be decomposed.
@@ -207,7 +213,7 @@ class Measures:
         return table
 
     def _name_all_donors(self) -> str:
-        """Return the value of the column `donors` for the own share over all donors."""
+        """Return the name for the mean over all donors: `ALL_DONORS`, or the kind of donor if there is only one."""
         kinds = Engine.donor_kinds(self.measurements.texts)
         if len(kinds) > 1:
             return ALL_DONORS
@@ -263,18 +269,18 @@ class Measures:
         return mean_table(sink_totals(self.measurements))
 
     def controls(self, method: str | None = None) -> pd.DataFrame:
-        """Return the measured `controls`.
+        """Return the measured `controls` of one ratio, with the differences between the ratio and its controls.
 
         Args:
             method: The ratio; by default the ratio that covers most of the attention block.
 
         Returns:
-            A row for each `control` and `layer`, which is a number or `all` for the mean over layers. `mean` is the
-            ratio measured with the control, and `ratio_minus_control` the original ratio minus this ratio; `swap` and
-            `class_share` are not ratios and only have a mean. `class_share_permuted` is the share that 5 % of all
-            permutations of the classes exceed. Intervals are over texts. The intervals from
+            A row for each `control` and `layer`. The layer is a number, or `all` for the mean over layers. `mean` is
+            the ratio measured with the control, and `ratio_minus_control` is the original ratio minus this ratio.
+            `swap` and `class_share` are not ratios, so they only have a mean. `class_share_permuted` is the share that
+            5 % of all permutations of the classes exceed. Intervals are over texts. The intervals from
             `ratio_minus_control_simultaneous_low` to `ratio_minus_control_simultaneous_high` are simultaneous for all
-            rows, from 20 texts on. `texts` and `tokens` are the number and the mean length of the texts.
+            rows; they need at least 20 texts. `texts` is the number of texts, and `tokens` their mean length.
 
         Raises:
             InputError: For a ratio that was not measured, or if no controls were measured.
@@ -294,44 +300,49 @@ class Measures:
         if not self.control_totals:
             advice = f"pass some to measure(model, texts, controls=[...]), from {', '.join(CONTROL_NAMES)}"
             raise InputError(f"controls: none were measured; {advice}")
-        place = self.methods.index(method)
+        ratio_index = self.methods.index(method)
         ratio = self.ratio_totals()[method]
         totals = {}
         differences = {}
         for name, sums in self.control_totals.items():
-            if name in CONTROLS:
-                sums = select_method(sums, place)
-                differences[name] = subtract_control(ratio, sums)
-            totals[name] = sums
+            if name in CONTROLS:  # the control of a ratio, with sums for every method
+                control = select_method(sums, ratio_index)
+                totals[name] = control
+                differences[name] = subtract_control(ratio, control)
+            else:  # a swap or class share
+                totals[name] = sums
         return control_table(totals, differences)
 
     def ratio_totals(self) -> dict[str, Sums]:
-        """Return the sums of every ratio over the tokens of each text, and the token counts, by method."""
+        """Return the sums of each ratio over the tokens of each text, with the numbers of tokens as counts, by name."""
         return sum_ratios(self.measurements, self.methods)
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the sums of own shares in a sample of the texts: over all donors, then by kind of donor."""
+        """Return the sums of own shares `[texts, layers]` in a sample of the texts: for all donors, then for each kind.
+
+        Values that are not in the cache are computed.
+        """
         self.measured_model.check_unedited()
         if sample not in self.measurements.own_share:
             with self._open_engine() as engine:
                 added = engine.add_own_share(self.measurements, sample)
             warn_of_total_effects(added)
-        sums_by_name = self.measurements.own_share[sample]
+        sums_by_name = self.measurements.own_share[sample]  # also contains total effects
         return {name: sums for name, sums in sums_by_name.items() if name.startswith(OWN_SHARE)}
 
     def own_share_obstacle(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> str | None:
-        """Return the reason why the own share cannot be computed; None if it can."""
+        """Return why the own share of a sample is not in the cache and cannot be computed; None if it is available."""
         if sample in self.measurements.own_share:
             return None
         return self.measured_model.obstacle()
 
     def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
-        """Return the totals of ratios, ratios minus their controls, swaps and class shares, for `compare`."""
+        """Return the sums for `compare`: ratios `methods`, these ratios minus controls, swaps and class shares."""
         return sum_quantities(self.measurements, self.methods, self.control_names, methods)
 
     @contextmanager
     def _open_engine(self) -> Iterator[Engine]:
-        """Yield the engine for the model; raise `InputError` if the model has changed."""
+        """Yield an engine for the model, which is loaded if necessary; raise `InputError` if the model has changed."""
         model = self.measured_model.read()
         with observed_engine(model, self.tokenized.pairs, self.methods, self.measurements) as engine:
             yield engine
@@ -340,16 +351,17 @@ class Measures:
         """Return a contribution matrix of one text.
 
         Args:
-            name: A name of `attnmix.measures.matrices.RESULT_MATRICES`: `attention`, `norm` (lengths of F_ij),
-                `contribution_weights` (signed), `value_zeroing`, `value_zeroing_without_bias`, `alti`, `globenc`; a
-                rollout such as `alti_rollout`, from the embeddings to the layer; or `exchange`, the displacement of a
-                token's vector if one input token is replaced.
+            name: A name of `attnmix.measures.matrices.RESULT_MATRICES`: a matrix (`attention`; `norm`, the lengths of
+                the contributions F_ij; `contribution_weights`, which are signed; `value_zeroing`;
+                `value_zeroing_without_bias`; `alti`; or `globenc`); a rollout from the embeddings to the layer, such as
+                `alti_rollout`; or `exchange`, the displacement of a token's vector if one input token is replaced.
             layer: The layer; by default all layers. Required for encoder-decoder models, because encoder and decoder
                 have different input tokens.
             text: The index of the text.
 
         Returns:
-            The matrix with the dimensions `token` (receiving) and `source`; for all layers, `layer` is first.
+            The matrix with the dimensions `token` (receiving) and `source`. If `layer` is None, the first dimension is
+            `layer`.
 
         Raises:
             InputError: For an unknown matrix, layer or text.
@@ -366,14 +378,17 @@ class Measures:
         if name not in self.measurements.matrices.get(text, {}):
             self._add_matrix(text, name)
         matrix_LTT = self.measurements.matrices[text][name]
-        labels = self._label_tokens(text, layer or 1)
+        labels = self._label_tokens(text, layer or 1)  # without `layer`, all layers have the same input tokens
         array = label_matrix(name, matrix_LTT, labels)
         if layer is None:
             return array
         return array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
-        """Compute a matrix of one text, with its rollout; raise `InputError` if the model's family does not have it."""
+        """Compute a matrix of one text and its rollout, and add both to the cache.
+
+        Raise `InputError` if the matrix is not available for the model's family.
+        """
         with self._open_engine() as engine:
             family = family_of(engine.base.config)
             if not family.present([name]):
@@ -394,14 +409,14 @@ class Measures:
         `own_share`         own / (own + others)
         `coherence`         others / sum_{j != i} |P_ij|: the fraction of the others' parts that does not cancel
         `biases`, `whole`   the lengths of the biases' part and of the vector
-        `bias_cosine`       cosine of the others' part and the biases' part; below -0.9 they cancel, and neither
-                            length describes the vector
+        `bias_cosine`       the cosine between sum_{j != i} P_ij and the biases' part; if it is below -0.9, they cancel,
+                            and their lengths do not describe the vector
 
         Args:
             text: The index of the text.
-            rows: Positions of tokens. Only their `projection` and `bias_projection` are returned, computed by one
-                backward pass for each position and layer. Use `rows` for long texts, because the cost of the other
-                variables is quadratic in the number of tokens.
+            rows: Positions of receiving tokens i. With `rows`, the result contains only `projection` and
+                `bias_projection` of these tokens, computed by one backward pass for each position and layer. Use `rows`
+                for long texts, because the cost of the other variables is quadratic in the number of tokens.
             rule: The decomposition of activation functions, `chord` or `tangent`
                 (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
@@ -417,8 +432,12 @@ class Measures:
         tokens = self._label_tokens(text, layer=1)
         positions = read_positions(rows, len(tokens))
         self.measured_model.check_unedited()
-        selected = None if rows is None else positions
-        key = (text, rule, *(selected or ()))  # no positions for all rows, because all variables are computed then
+        # Without `rows`, additional variables are computed, so this case has its own key, which contains no positions.
+        key: tuple[Any, ...] = (text, rule)
+        selected = None
+        if rows is not None:
+            key = (text, rule, *positions)
+            selected = positions
         if key not in self.measurements.parts:
             document = self.measurements.texts.document(text)
             with self._open_engine() as engine:
@@ -432,7 +451,7 @@ class Measures:
             raise InputError(f"text: {shorten(repr(text))}; allowed: 0 to {len(self.documents) - 1}")
 
     def _check_layer(self, layer: Any) -> None:
-        """Raise `InputError` for an unknown layer, and for a missing layer in encoder-decoder models."""
+        """Raise `InputError` for an unknown layer, and if `layer` is None in an encoder-decoder model."""
         is_optional = self.encoder_layers is None
         if layer is None and is_optional:
             return
@@ -442,8 +461,8 @@ class Measures:
     def to_html(self, path: Path | str) -> Path:
         """Write an interactive page of the texts, as one file that works offline, and return its path.
 
-        The page contains all attention heads, controls and, from 48 tokens on, UMAP maps; loading umap-learn is slow.
-        Token IDs are shown as decoded text.
+        The page contains all attention heads and controls and, if there are at least 48 tokens, UMAP maps. For these
+        maps, umap-learn is loaded, which is slow. Texts passed as token IDs are shown as decoded text.
 
         >>> result.to_html("page.html").name
         'page.html'
@@ -458,7 +477,7 @@ class Measures:
         """Write all values computed so far to a zip file for `load_result`, and return its path.
 
         The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and
-        attention heads, but not the model. `attnmix.results.archive` documents its format.
+        attention heads, but not the model. The documentation of `attnmix.results.archive` describes the file format.
 
         >>> result.save("result.zip").name
         'result.zip'
@@ -483,7 +502,8 @@ class Measures:
     def show(self, whole: bool = False) -> Any:
         """Show the interactive page of the texts: in a notebook below the cell, otherwise in a web browser.
 
-        Attention heads and matrices are omitted in a notebook, which stores its output, unless `whole` is True.
+        Notebooks store the page with their other outputs. Attention heads and matrices are therefore omitted in a
+        notebook unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
@@ -494,6 +514,10 @@ class Measures:
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()
-        models = [] if whole in self.measurements.pages else [self.measured_model.read()]
-        names, known = (self.model.name,), [self.measurements]
+        models = []
+        is_cached = whole in self.measurements.pages
+        if not is_cached:
+            models.append(self.measured_model.read())
+        names = (self.model.name,)
+        known = [self.measurements]
         return models_page(models, names, self.tokenized, self.methods, "result", whole=whole, known=known)

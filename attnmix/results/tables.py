@@ -40,22 +40,22 @@ DIFFERENCE_COLUMNS = (
 
 
 class Cell(NamedTuple):
-    """The measure and layer of a row of a comparison. The layer is `all` for the mean over layers."""
+    """The measure and the layer of a row in a table of means. The layer is `all` for the mean over layers."""
 
     measure: str
     layer: int | str
 
 
 def is_own_share(measure: str) -> bool:
-    """Return True for the own share, with any kind of donors."""
+    """Return True if `measure` is the name of an own share, for any kind of donor."""
     return measure.startswith(OWN_SHARE)
 
 
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
-    """Return the cells of the measures in `totals`, and their sums `[texts, cells]`.
+    """Return the cells of the measures in `totals`, and the sums of all cells `[texts, cells]`.
 
     The cells of a measure are its mean over layers and then each layer. `own_share` has no mean over layers, because it
-    is cumulative from the input.
+    is cumulative from the input. `totals` contains the sums `[texts, layers]` of each measure.
     """
     cells: list[Cell] = []
     values = []
@@ -67,8 +67,8 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
             cells.append(Cell(measure, ALL_LAYERS))
             values.append(values_NL.mean(1, keepdims=True))
             counts.append(counts_NL[:, :1])
-        depth = values_NL.shape[1]
-        for layer in range(1, depth + 1):
+        layers = values_NL.shape[1]
+        for layer in range(1, layers + 1):
             cells.append(Cell(measure, layer))
         values.append(values_NL)
         counts.append(counts_NL)
@@ -78,16 +78,19 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
 
 def resample_means(totals: Sums) -> Resampled:
-    """Return the means over texts with their bootstrap samples, which consist of the same texts for every model."""
+    """Return the means over texts with bootstrap samples, which contain the same texts for every model."""
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
 
 def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`."""
+    """Return the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+
+    The rows are sorted by layer, then by the order of the measures in `totals`.
+    """
     table = _tabulate_cells(totals)
     by_layer = table[table["layer"] != ALL_LAYERS]
-    order = {measure: place for place, measure in enumerate(totals)}
+    order = {measure: index for index, measure in enumerate(totals)}
     by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
     columns = ["layer", "measure", *MEAN_COLUMNS]
     by_layer = by_layer[columns].astype({"layer": int})
@@ -95,14 +98,20 @@ def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 
 def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return a row of `Cell` and `MEAN_COLUMNS` for each cell."""
+    """Return a row for each cell of the measures in `totals`: its measure and layer, and the `MEAN_COLUMNS`."""
     cells, cell_totals = pack_cells(totals)
     means = resample_means(cell_totals)
     return pd.DataFrame(cells).assign(**mean_columns(means))
 
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the means of controls, and the differences in `less` with simultaneous intervals for all rows."""
+    """Return a row for each control and layer, with the means in `MEAN_COLUMNS` and with `DIFFERENCE_COLUMNS`.
+
+    Args:
+        totals: The sums of each control.
+        less: The sums of the original ratio minus each control, whose simultaneous intervals cover all rows. Controls
+            that are not ratios are missing, and their `DIFFERENCE_COLUMNS` are NaN.
+    """
     table = _tabulate_cells(totals)
     differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
     if less:
@@ -119,7 +128,7 @@ def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.Da
 
 
 def mean_columns(means: Resampled) -> dict[str, Any]:
-    """Return means with pointwise intervals, numbers of texts and mean text lengths."""
+    """Return the columns `MEAN_COLUMNS`: means with pointwise intervals, numbers of texts and mean text lengths."""
     interval = means.interval()
     texts = means.documents.astype(int)
     has_interval = texts >= MIN_INTERVAL_TEXTS
@@ -133,7 +142,10 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 
 
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
-    """Return the mean number of tokens per text `[cells]`; NaN for class shares, where every text counts once."""
+    """Return the mean number of tokens per text for each mean `[cells]`.
+
+    The number is NaN for class shares, because every text counts once, regardless of its length.
+    """
     counts = np.asarray(means.counts)
     counts_texts_once = counts == means.documents
     lengths = counts / np.maximum(means.documents, 1)
@@ -141,34 +153,37 @@ def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
 
 
 def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
-    """Return the cells of `Comparison.rows`: the own share after the last layer, then means over layers.
+    """Return the cells of the most important rows of a comparison, in the order of `Comparison.rows`.
 
-    The means include `ratio`, its differences from controls, swaps and class shares.
+    These cells are the own share after the last layer, and the means over layers of `ratio`, of its differences from
+    controls, of swaps, and of the class share.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
-    means = [cell for cell in cells if cell.layer == ALL_LAYERS]
     preferred = own_share[-1:]
-    for cell in means:
-        named = cell.measure in (ratio, CLASS_SHARE)
-        if named or cell.measure.startswith((f"{ratio} {LESS} ", SWAP)):
+    for cell in cells:
+        if cell.layer != ALL_LAYERS:
+            continue
+        is_named = cell.measure in (ratio, CLASS_SHARE)
+        is_difference_or_swap = cell.measure.startswith((f"{ratio} {LESS} ", SWAP))
+        if is_named or is_difference_or_swap:
             preferred.append(cell)
     return preferred
 
 
 def layer_table(layers: Sequence[int | str], means: Resampled) -> pd.DataFrame:
-    """Return a table of `means` by layer: `layer, mean, ci_low, ci_high, texts, tokens`."""
+    """Return a row for each of the `means`, with the columns `layer, mean, ci_low, ci_high, texts, tokens`."""
     return pd.DataFrame({"layer": layers, **mean_columns(means)})
 
 
 def format_markdown(table: pd.DataFrame) -> str:
     """Return a table of strings in Markdown."""
     names = list(table.columns)
-    rule = ["---"] * len(names)
+    separators = ["---"] * len(names)
     rows = table.to_numpy().tolist()
     lines = []
-    for cells in [names, rule, *rows]:
-        joined = " | ".join(cells)
-        lines.append(f"| {joined} |")
+    for cells in [names, separators, *rows]:
+        joined_cells = " | ".join(cells)
+        lines.append(f"| {joined_cells} |")
     return "\n".join(lines)
 
 
@@ -185,19 +200,20 @@ def format_latex(table: pd.DataFrame) -> str:
 
 
 def _format_latex_row(cells: Sequence[str]) -> str:
+    """Return a row of a LaTeX `tabular`, with escaped cells."""
     escaped = [escape_latex(cell) for cell in cells]
     return " & ".join(escaped) + r" \\"
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` with special characters of LaTeX escaped, and minus signs of numbers in math mode."""
+    """Return `text` with escaped special characters of LaTeX, and with the minus signs of numbers in math mode."""
     characters = [LATEX_CHARACTERS.get(character, character) for character in text]
     escaped = "".join(characters)
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)
 
 
 def format_interval(text: str, low: float, high: float) -> str:
-    """Return `text` followed by an interval, unless the interval is NaN."""
+    """Return `text` followed by the bounds of an interval, or only `text` if the bounds are NaN."""
     if np.isnan(low):
         return text
     return f"{text} [{low:+.3f}, {high:+.3f}]"

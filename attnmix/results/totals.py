@@ -1,4 +1,4 @@
-"""Sums over the tokens of each text for comparisons: ratios, ratios minus their controls, and shares.
+"""Sums over the tokens of each text, for comparisons: ratios, ratios minus their controls, and shares.
 
 Shapes: N texts, L layers, M methods.
 """
@@ -17,17 +17,17 @@ from attnmix.results.tables import LESS
 
 
 def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of each ratio, by method."""
+    """Return the sums `[N, L]` of each ratio by name, and the numbers of tokens as counts."""
     tokens = []
     sums = []
     for number in range(len(measurements.texts)):
-        ratios_MLT = measurements.ratios[number]
+        ratios_MLT = measurements.ratios[number]  # [methods, layers, tokens]
         sums_ML = ratios_MLT.sum(-1, dtype=np.float64)
         sums.append(sums_ML.T)
         tokens.append(ratios_MLT.shape[-1])
     tokens_N1 = np.array(tokens, np.float64)[:, None]
     sums_NLM = np.stack(sums)
-    return {method: Sums(sums_NLM[..., place], tokens_N1) for place, method in enumerate(methods)}
+    return {method: Sums(sums_NLM[..., index], tokens_N1) for index, method in enumerate(methods)}
 
 
 def select_method(sums: Sums, place: int) -> Sums:
@@ -36,7 +36,7 @@ def select_method(sums: Sums, place: int) -> Sums:
 
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:
-    """Return the sums of a ratio minus its control, over the texts that have a value of the control."""
+    """Return the sums `[N, L]` of a ratio minus its control. Texts without a value of the control count as 0 tokens."""
     has_control = control.counts > 0
     differences = ratio.values - control.values
     return Sums(np.where(has_control, differences, 0), control.counts)
@@ -45,13 +45,16 @@ def subtract_control(ratio: Sums, control: Sums) -> Sums:
 def sum_quantities(
     measurements: Measurements, methods: Sequence[str], control_names: Sequence[str], compared: Sequence[str]
 ) -> dict[str, Sums]:
-    """Return the sums of the `compared` ratios, of the ratios minus their controls, and of swaps and class shares.
+    """Return the sums `[N, L]` of all compared quantities by name.
+
+    The quantities are the `compared` ratios, each of these ratios minus each control, swaps, and class shares. The
+    control `random_weights` is not subtracted, because it describes another model.
 
     Args:
         measurements: The measurements of all texts.
         methods: The names of the measured ratios.
         control_names: The names of the measured controls.
-        compared: The ratios to return.
+        compared: The names of the ratios to return.
     """
     ratios = sum_ratios(measurements, methods)
     controls = select_controls(control_names, measurements.sums)

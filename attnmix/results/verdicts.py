@@ -1,6 +1,6 @@
 """Verdicts on differences, from intervals over texts and training runs: a direction, or the reason why there is none.
 
-Shapes: R models of a side, C cells.
+A cell is a measure in one layer, or its mean over layers. Shapes: R models on one side of a comparison, C cells.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
-from attnmix.core.statistics import LEVEL, MIN_SIMULTANEOUS, MIN_STANDARD_ERROR, Interval, Resampled
+from attnmix.core.statistics import LEVEL, MIN_SIMULTANEOUS, MIN_STANDARD_ERROR, Doubles, Interval, Resampled
 from attnmix.measures.ratios import RATIOS
 from attnmix.results.measure_names import SWAP
 from attnmix.results.tables import is_own_share
@@ -38,7 +38,7 @@ VERDICTS = {
 
 
 class Trainings(NamedTuple):
-    """The training runs (models) on one side of a comparison, with their means over texts."""
+    """The training runs (models) on one side of a comparison, with the mean of each cell over the texts."""
 
     names: Sequence[str]
     means: Sequence[Resampled]  # [cells] for each model, with the same texts in every sample
@@ -53,7 +53,7 @@ class Trainings(NamedTuple):
 
 
 def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
-    """Return the means of the cells with indices `cells`."""
+    """Return the means and bootstrap samples of the cells whose indices are in `cells`."""
     means = resampled.mean[cells]
     samples = resampled.samples[:, cells]
     documents = resampled.documents[cells]
@@ -62,7 +62,10 @@ def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
 
 
 def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
-    """Return True if at least one side has several training runs, and each such side has `MIN_TRAININGS`."""
+    """Return True if an interval over training runs can be computed.
+
+    At least one side must have several training runs, and each such side at least `MIN_TRAININGS` runs.
+    """
     runs_by_side = [len(before.means), len(after.means)]
     several = [runs for runs in runs_by_side if runs > 1]
     if not several:
@@ -71,12 +74,12 @@ def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
 
 
 def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
-    """Return the interval of the difference over training runs, with Bonferroni correction for the number of cells.
+    """Return the interval of the difference over training runs, with Bonferroni correction for the number of `cells`.
 
-    This is Welch's interval, for unequal variances and numbers of runs; NaN if there are too few training runs. A
-    `fixed` model, such as the pretrained model, has zero variance, and the interval is Student's for the mean of the
-    other side. A single training run is assumed to have the variance of the other side; treated as fixed, it would
-    often seem different from other runs with the same settings.
+    This is Welch's interval, for unequal variances and numbers of runs. If one side is a `fixed` model, such as the
+    pretrained model, it is Student's interval for the mean of the other side. If one side is a single training run, its
+    variance is assumed to be that of the other side; treated as fixed, it would often seem different from other runs
+    with the same settings. The interval is NaN if there are too few training runs.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -84,20 +87,15 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     if not have_enough_trainings(before, after):
         unknown_C = np.full_like(difference_C, np.nan)
         return Interval(difference_C, unknown_C, unknown_C)
-    several = [side_RC for side_RC in (before_RC, after_RC) if len(side_RC) > 1]
-    variances = [side_RC.var(0, ddof=1) / len(side_RC) for side_RC in several]
-    degrees = [len(side_RC) - 1 for side_RC in several]
-    if len(several) == 2:
-        variance_C = variances[0] + variances[1]
-        weights_C = variances[0] ** 2 / degrees[0] + variances[1] ** 2 / degrees[1]
-        undefined_C = np.full_like(variance_C, np.nan)
-        freedom_C = np.divide(variance_C**2, weights_C, out=undefined_C, where=weights_C > 0)
+    if len(before_RC) > 1 and len(after_RC) > 1:
+        variance_C, freedom_C = _combine_variances(before_RC, after_RC)
     else:
-        variance_C = variances[0]
-        freedom_C = np.full_like(difference_C, degrees[0])
+        runs_RC = before_RC if len(before_RC) > 1 else after_RC
+        variance_C = _estimate_variance_of_mean(runs_RC)
+        freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
         is_fixed = before.fixed or after.fixed
-        if not is_fixed:  # adds the variance of a single run
-            variance_C = variance_C * (len(several[0]) + 1)
+        if not is_fixed:  # adds the variance of the single run, which is `len(runs_RC)` times that of the mean
+            variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
     probability = 1 - (1 - LEVEL) / (2 * len(cells))
     quantile_C = stdtrit(freedom_C, probability)
@@ -105,19 +103,40 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)
 
 
-def _stack_means(side: Trainings, cells: Sequence[int]) -> npt.NDArray[np.float64]:
+def _combine_variances(before_RC: Doubles, after_RC: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the variance `[C]` of the difference between the means of two sides, and Welch's degrees of freedom `[C]`.
+
+    The degrees of freedom are NaN if neither side varies.
+    """
+    before_C = _estimate_variance_of_mean(before_RC)
+    after_C = _estimate_variance_of_mean(after_RC)
+    variance_C = before_C + after_C
+    weights_C = before_C**2 / (len(before_RC) - 1) + after_C**2 / (len(after_RC) - 1)
+    undefined_C = np.full_like(variance_C, np.nan)
+    freedom_C = np.divide(variance_C**2, weights_C, out=undefined_C, where=weights_C > 0)
+    return variance_C, freedom_C
+
+
+def _estimate_variance_of_mean(runs_RC: Doubles) -> Doubles:
+    """Return the estimated variance `[C]` of the mean over training runs."""
+    variance_C: Doubles = runs_RC.var(0, ddof=1) / len(runs_RC)
+    return variance_C
+
+
+def _stack_means(side: Trainings, cells: Sequence[int]) -> Doubles:
+    """Return the means `[R, C]` of selected cells for each model of a side; `cells` are indices."""
     means = [model.mean[cells] for model in side.means]
     return np.stack(means)
 
 
 def name_directions(interval: Interval) -> npt.NDArray[Any]:
-    """Return `HIGHER`, `LOWER`, `INCONCLUSIVE` or `NO_INTERVAL` for each cell of a difference."""
+    """Return `HIGHER`, `LOWER` or `INCONCLUSIVE` for each cell of a difference; `NO_INTERVAL` for NaN."""
     cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
     return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], INCONCLUSIVE)
 
 
 def direction_of_mixing(measure: str) -> str | None:
-    """Return the direction of a measure that means more mixing; None if it does not measure mixing."""
+    """Return `HIGHER` or `LOWER`, the direction of a measure that means more mixing; None for other measures."""
     if is_own_share(measure):
         return LOWER
     if measure in RATIOS or measure.startswith(SWAP):
@@ -126,7 +145,10 @@ def direction_of_mixing(measure: str) -> str | None:
 
 
 def name_mixing(rows: pd.DataFrame) -> list[str]:
-    """Return `more`, `less` or `inconclusive` mixing for each row, or '' if the measure does not measure mixing."""
+    """Return for each row whether `after` mixes `more` or `less` than `before`, or `inconclusive`.
+
+    The entry is an empty string if the measure of the row does not measure mixing.
+    """
     meanings = []
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
         direction = direction_of_mixing(measure)
@@ -143,17 +165,26 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
 
 
 def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the common verdict of the intervals over texts and over training runs, or the verdict of a missing one."""
-    missing_texts = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
-    missing_trainings = trainings == NO_INTERVAL
-    agree = between_models == trainings
-    cases: list[Any] = [missing_texts, missing_trainings, agree]
+    """Return the verdict `between_seeds` of each row, from the verdicts on the intervals over texts and training runs.
+
+    Args:
+        between_models: The verdicts on the intervals over texts.
+        trainings: The verdicts on the intervals over training runs.
+
+    Returns:
+        The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the verdict that
+        states the reason.
+    """
+    is_text_interval_missing = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
+    is_training_interval_missing = trainings == NO_INTERVAL
+    are_equal = between_models == trainings
+    cases: list[Any] = [is_text_interval_missing, is_training_interval_missing, are_equal]
     verdicts: list[Any] = [between_models, NO_INTERVAL, between_models]
     return np.select(cases, verdicts, INCONCLUSIVE)
 
 
 def describe_assumption(side: Trainings) -> str:
-    """Return text that describes a side of a comparison and the assumption about its variance."""
+    """Return a phrase on the training runs of one side, with the assumption about the variance of a single model."""
     runs = len(side.means)
     if runs > 1:
         return f"{runs} training runs"
@@ -163,7 +194,7 @@ def describe_assumption(side: Trainings) -> str:
 
 
 def name_models(side: Trainings) -> str:
-    """Return text with the names of the models of a side."""
+    """Return a label with the name of the model, or the names of the models, on one side of a comparison."""
     names = list(dict.fromkeys(side.names))
     if len(side.names) == 1:
         return names[0]
