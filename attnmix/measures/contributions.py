@@ -46,9 +46,9 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
-    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows, but replace rows
-    of zeros by rows of the identity. A rollout restarts at each layer index in `starts`, because encoder and decoder
-    have different tokens.
+    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows; they replace
+    rows of zeros by rows of the identity. A rollout restarts at each layer index in `starts`, because encoder and
+    decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
