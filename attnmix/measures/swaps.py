@@ -115,8 +115,8 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
-    Each token has a separate exchange, from which only the output of this token is used. Only attention mixes tokens, so
-    the attention heads are computed for all T exchanges, and the rest of the layer only for the token of each exchange.
+    Each token has a separate exchange, from which only the output of this token is used. Because only attention mixes
+    tokens, the heads are computed for all T exchanges, and the rest of the layer only for the token of each exchange.
     """
     block = Block(call.module, call.stack)
     attention = call.attending["attention"]
