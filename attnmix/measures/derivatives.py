@@ -259,7 +259,7 @@ class _LayerSquares(NamedTuple):
 def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Tensor) -> _LayerSquares:
     """Return the squared lengths of the products r_k J_ij for each token i of the output and j of the input.
 
-    `heads_KTE` contains r_k, backpropagated from the output of each token i to its head outputs. For each token i, it is
+    `heads_KTE` contains r_k, backpropagated from the output of each token i to its head outputs. For each token, it is
     backpropagated separately to the inputs of all other tokens j. `input_KTD` contains sum_i r_k J_ij for each token j;
     after subtracting the products of other tokens i, r_k J_jj remains.
     """
@@ -393,7 +393,7 @@ class _LeanDerivatives(TorchFunctionMode):
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivatives of `function` at the point `at` along each tangent `along[k]`, stacked on the first axis."""
+    """Return the derivatives of `function` at the point `at` along each tangent, which is a row of `along`."""
 
     def differentiate(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]
