@@ -101,7 +101,7 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the matrices `declared` `[T, T]` of one text in one layer before normalisation; the keys are their names.
 
-    `layer_pass` is in float64. Chunks of sources are computed one at a time, because each source has vectors `[T, D]`.
+    `layer_pass` is in float64. Columns are computed in chunks, because the vectors of a source have shape `[T, D]`.
     """
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
@@ -231,9 +231,10 @@ class _ComparedMeasures(NamedTuple):
     coherence_LT: Tensor
 
     def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
-        """Return the rank correlations `[L, M]` of all ratios and matrices, M in number, with derivatives.
+        """Return the rank correlations `[L, M]` of all M ratios and matrices with derivatives.
 
-        Each ratio is correlated with `others_LT`, and each row of a matrix with the row of `entries_LTT`.
+        Each ratio is correlated with `others_LT`, the share of other tokens in a token's derivative. Each row of a
+        matrix is correlated with the same row of `entries_LTT`, the norms of the derivatives by source.
         """
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):

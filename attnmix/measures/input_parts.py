@@ -133,8 +133,8 @@ def through_layer(
     # The biases come first, because their propagation caches quantities of the whole vectors that all sources need.
     bias_part_1RD = layer.propagate(bias_part_1TD, are_biases=True)
     blocks = _split_sources(source_parts_JTD, layer.rest.preactivation_NW)
-    sources = _apply_in_threads(layer.propagate, blocks)
-    return torch.cat([*sources, bias_part_1RD])
+    source_parts_by_block = _apply_in_threads(layer.propagate, blocks)
+    return torch.cat([*source_parts_by_block, bias_part_1RD])
 
 
 class _AffineLayer:
@@ -152,10 +152,13 @@ class _AffineLayer:
         # The input of a feed-forward network parallel to attention is the layer's input.
         before_network_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
         preactivation_RW = _compute_preactivation(block, before_network_RD)
-        self.rest = RULES[rule](block, before_network_RD, None, preactivation_RW)
+        after_attention_class = RULES[rule]
+        self.rest = after_attention_class(
+            block, residual_ND=before_network_RD, cross_ND=None, preactivation_NW=preactivation_RW
+        )
         self.output_deviation_R1 = before_network_RD.new_ones(())
         if not block.output_norm.absent:
-            # The whole vectors are propagated like the part that contains all biases.
+            # The whole vectors contain the biases of all steps.
             stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)

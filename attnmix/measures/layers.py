@@ -229,14 +229,14 @@ class NetworkPart:
 
     @property
     def others(self) -> Self:
-        """The contributions of the other tokens (index 1), from `[2, ...]`: the token itself and the other tokens."""
+        """The contributions of the other tokens, at index 1; those of the token itself are at index 0."""
         entering = [vectors[1] for vectors in self.entering]
         return replace(self, stream=self.stream[1], entering=entering)
 
     def add_own(self, other: Self) -> Self:
-        """Add `other` in place to the contributions of the token itself, and return `self`.
+        """Add `other` in place to the contributions of the token itself, at index 0, and return `self`.
 
-        `self` has the shape `[2, ...]`: the contributions of the token itself, and those of the other tokens.
+        The contributions of the other tokens, at index 1, remain unchanged.
         """
         for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
@@ -291,6 +291,7 @@ class AfterAttention:
         activation = self._activation
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW
+            # The function `slopes` of this module returns (g(p) - g(0)) / p.
             return (slopes(activation, p_NW, activation(p_NW)),)
         p_NW, u_NW = self.inputs
         mean_NW = mean_on_path(activation, p_NW)  # m
@@ -386,10 +387,11 @@ class AfterAttention:
         return NetworkPart(stream, [entering @ linear.W for linear in self._first_linears])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Propagate a part of `residual_ND` to the layer's output `[..., N, D]`, up to a scalar factor per token.
+        """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, up to a factor per token.
 
         The factor, the standard deviations by which the LayerNorms on the skip connections divide, cancels in ratios.
-        `part.entering` is overwritten.
+        The output is the sum of the part on the skip connection and the feed-forward network's output for the part that
+        entered the network. `part.entering` is overwritten.
         """
         inner_NW = self._apply_slopes(part.entering, self._divided_slopes)
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
