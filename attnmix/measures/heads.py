@@ -82,11 +82,11 @@ def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> di
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
-    """Stack the head tensors of all layers on the host, in their storage dtypes."""
+    """Stack the head tensors of all layers, by name, as NumPy arrays in the dtypes in which they are stored."""
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])
-        dtype = np.int32 if name == "reach" else np.float32
+        dtype = np.int32 if name == "reach" else np.float32  # `reach` contains positions
         parts[name] = stacked.cpu().numpy().astype(dtype)
     return parts
 
@@ -102,9 +102,9 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
     first_of_group = slice(None, None, heads // key_heads)
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
-    attended_HTd = heads_THd.transpose(0, 1)
-    given_HTD = attended_HTd @ W_HdD
-    source_HTD = call.value @ W_HdD
+    attended_HTd = heads_THd.transpose(0, 1)  # sum_j a^h_ij v_j
+    given_HTD = attended_HTd @ W_HdD  # sum_j a^h_ij f_h(x_j)
+    source_HTD = call.value @ W_HdD  # f_h(x_j)
     parts = {
         "query": call.query,
         "key": call.key[first_of_group],
@@ -165,10 +165,11 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
         return torch.stack([first, last], dim=-1)
     is_visible_TT = (call.mask == 0).all(0)  # token by key, in all heads
     is_hidden_TT = (call.mask < FAR_BELOW).all(0)
-    first = is_visible_TT.int().argmax(-1)
+    first = is_visible_TT.int().argmax(-1)  # argmax returns the first maximum
     distance_from_end = is_visible_TT.flip(-1).int().argmax(-1)
     last = tokens[-1] - distance_from_end
     is_inside_TT = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
+    # All keys from the first to the last visible one must be visible, and all others hidden.
     if not torch.equal(is_visible_TT, is_inside_TT) or not torch.equal(is_hidden_TT, ~is_inside_TT):
         raise InputError(
             f"{where} adds terms to the attention scores, or its mask has gaps; heads can only be stored if each token "

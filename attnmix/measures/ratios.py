@@ -123,7 +123,7 @@ class LayerSplits:
 
     @cached_property
     def attention(self) -> Split:
-        """F_ii, and the sum of F_ij over all other tokens: `projected` after the norm that follows W_O, if any."""
+        """F_ii and sum_{j!=i} F_ij: the parts of W_O's output after the norm that follows, if any."""
         norm = self.block.attention_output_norm
         own_ND = norm.part(self.projected.own, self.projected_ND)
         others_ND = norm.part(self.projected.others, self.projected_ND)
@@ -131,12 +131,12 @@ class LayerSplits:
 
     @cached_property
     def residual(self) -> Split:
-        """R_ii, and the sum of R_ij over all other tokens."""
+        """R_ii = F_ii + x_i and sum_{j!=i} R_ij = sum_{j!=i} F_ij: the parts after attention's skip connection."""
         return Split(self.attention.own + self.x_ND, self.attention.others)
 
     @cached_property
     def attention_norm(self) -> Split:
-        """T_ii, and the sum of T_ij over all other tokens, in a post-LN family."""
+        """T_ii and sum_{j!=i} T_ij: `residual` after the norm of a post-LN family."""
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
@@ -196,7 +196,7 @@ def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     """Return the ratios `methods` of N tokens, `[methods, ..., N]`.
 
-    The formula of a method returns either the ratio, or a `Split`, whose share is the ratio.
+    A formula returns either the ratio or a `Split`, whose share of other tokens is the ratio.
     """
     import torch  # lazy import, because `RATIOS` is also used without torch
 
@@ -270,6 +270,7 @@ def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: in
         x_ND = all_x_ND[rows]
         projected_ND = all_projected_ND[rows]
         own_ND = scaled_heads(all_diagonal_NH[rows], all_value_NE[rows]) @ block.output.W
+        # The output of W_O without b_O is the sum of the contributions of all tokens.
         others_ND = (projected_ND - block.output.b).sub_(own_ND)
         features = {point: vectors[rows] for point, vectors in all_features.items()}
         splits = LayerSplits(
@@ -297,8 +298,9 @@ def rest_of_layer(
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """Return the capture points that `methods` need in addition to attention's output."""
-    return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
+    """Return the capture points that `methods` need in addition to attention's output, without duplicates."""
+    points = [point for method in methods for point in RATIOS[method].points]
+    return list(dict.fromkeys(points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
