@@ -115,7 +115,7 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     estimated from K (`directions`) random orthonormal directions r_k in W dimensions, with E sum_k |J r_k|^2 =
     |J|_F^2 K / W. It is exact if K equals W.
     """
-    norms = []
+    norms: list[JacobianNorms] = []
     for chain in chains:
         if reference == "layer_input":
             norms.extend(_compute_layer_norms(call, directions, seed) for call in chain.layers)

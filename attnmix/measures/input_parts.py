@@ -331,8 +331,9 @@ class PartsReader:
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
         `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
         `own_share`        own / (own + others); 1 for a token without contributions of other tokens
-        `coherence`        others / sum_{j != i} |P_ij|; below 1 if the others' parts cancel, NaN if there are none
-        `biases`           |b_i|; `bias_projection` is its projection, and all projections of a vector sum to 1
+        `coherence`        others / sum_{j != i} |P_ij|; below 1 if parts of other tokens cancel, NaN if there are none
+        `biases`           |b_i|
+        `bias_projection`  b_i . y_i / |y_i|^2; all projections of a vector sum to 1
         `bias_cosine`      cosine between sum_{j != i} P_ij and b_i
         `whole`            |y_i|
 

@@ -67,8 +67,9 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the `SINK_MEASURES` `[B, measures]` of each text in one layer. `mask_BT` is False for padding.
+    """Return the `SINK_MEASURES` `[B, measures]` of each text in one layer.
 
+    `mask_BT` is False for padding, which follows the tokens, and `lengths` contains the number of tokens of each text.
     The measure of attention is NaN for texts of one token; measures of values are NaN for texts of one or two tokens.
     """
     positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
@@ -107,7 +108,7 @@ def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: S
 
 
 def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean `[B]` over the tokens in a mask; NaN for an empty mask."""
+    """Return the mean `[B]` over the tokens that a mask selects; NaN for texts without selected tokens."""
     masked_BT = values_BT.masked_fill(~mask_BT, 0)
     mean_B: Tensor = masked_BT.sum(-1) / mask_BT.sum(-1)
     return mean_B
