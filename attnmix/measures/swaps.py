@@ -13,6 +13,7 @@ Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
     """Return the indices of two donors for text `number`: the next text of the same class, and of another class.
 
-    `classes` contains the class of each text. The first text follows the last one. A donor is None if there is no text.
+    `classes` contains the class of each text. The first text follows the last one. A missing donor is None.
     """
     all_texts = np.arange(len(classes))
     others = np.roll(all_texts, -number)[1:]  # in order, starting after text `number`
@@ -112,85 +113,104 @@ def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tenso
     return torch.stack(ratios)
 
 
+@dataclass(frozen=True)
+class _SplitLayer:
+    """A layer in two steps: the attention heads, which mix tokens, and the rest, in which tokens are independent."""
+
+    call: LayerCall
+    block: Block
+
+    @property
+    def x_1TD(self) -> Tensor:
+        """The recorded input of the layer."""
+        return self.call.whole.hidden
+
+    def compute_heads(self, input_1TD: Tensor) -> Tensor:
+        """Return the head outputs `[1, T, E]` for any layer input."""
+        normed_1TD = self.block.input_norm(input_1TD)
+        return heads_output(self.call.attending["attention"], normed_1TD)
+
+    def compute_output(self, input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
+        """Return the layer's output `[B, T, D]` for any input of the skip connection and any head outputs."""
+        projected_BTD = heads_BTE @ self.block.output.W + self.block.output.b
+        attention_BTD = self.block.attention_output_norm(projected_BTD)
+        return self.block.rest(self.call, input_BTD, attention_BTD)
+
+
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
     Each token has a separate exchange, from which only the output of this token is used. Because only attention mixes
     tokens, the heads are computed for all T exchanges, and the rest of the layer only for the token of each exchange.
     """
-    block = Block(call.module, call.stack)
-    attention = call.attending["attention"]
-    x_1TD = call.whole.hidden
-    tokens = x_1TD.shape[1]
-    own_TT = torch.eye(tokens, dtype=torch.bool, device=x_1TD.device)
-    own_T1T1 = own_TT[:, None, :, None]  # exchange, text, token, hidden
-
-    def compute_heads(input_1TD: Tensor) -> Tensor:
-        """Return the head outputs `[1, T, E]`, which depend on all tokens of the layer's input."""
-        normed_1TD = block.input_norm(input_1TD)
-        return heads_output(attention, normed_1TD)
-
-    def compute_output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
-        """Return the layer's output `[B, T, D]`; that of a token depends only on its own input and head outputs."""
-        projected_BTD = heads_BTE @ block.output.W + block.output.b
-        attention_BTD = block.attention_output_norm(projected_BTD)
-        return block.rest(call, input_BTD, attention_BTD)
-
-    # `swap`: outputs without exchange, with the other tokens exchanged, and with the token itself exchanged
-    heads_1TE = compute_heads(x_1TD)
-    others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(compute_heads, x_1TD, donor_1TD, own_T1T1)
-    inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
-    heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
-    outputs_3TD = compute_output(inputs_3TD, heads_3TE)
+    layer = _SplitLayer(call, Block(call.module, call.stack))
+    heads_1TE = layer.compute_heads(layer.x_1TD)
+    outputs_3TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
     y_1TD, others_1TD, own_1TD = outputs_3TD.split(1)
     swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
-
-    # `swap_derivative`: derivatives of the output in the directions of the same two exchanges
-    move_1TD = donor_1TD - x_1TD
-    others_moved_1TE, own_moved_1TE = _differentiate_heads(compute_heads, x_1TD, move_1TD, own_T1T1)
-    inputs_2TD = torch.cat([x_1TD, x_1TD])
-    heads_2TE = torch.cat([heads_1TE, heads_1TE])
-    input_moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])  # of the token's own input in each exchange
-    head_moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
-    with forward_derivatives():
-        _output_2TD, moved_2TD = jvp(compute_output, (inputs_2TD, heads_2TE), (input_moves_2TD, head_moves_2TE))
+    moved_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
     others_moved_1TD, own_moved_1TD = moved_2TD.split(1)
     derivative_T = _compute_share(others_moved_1TD, own_moved_1TD, y_1TD)
     return torch.stack([swap_T, derivative_T])
 
 
-def _compute_exchanged_heads(
-    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, donor_1TD: Tensor, own_T1T1: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the head outputs `[1, T, E]` of each token after exchanging the other tokens, and the token itself.
+def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor) -> Tensor:
+    """Return each token's output `[3, T, D]`: without exchange, with others exchanged, and with the token exchanged."""
+    others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(layer, donor_1TD)
+    inputs_3TD = torch.cat([layer.x_1TD, layer.x_1TD, donor_1TD])
+    heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
+    return layer.compute_output(inputs_3TD, heads_3TE)
 
-    There are two exchanges for each token. `own_T1T1` is True if the token on the third axis is the token for which the
-    exchange on the first axis is made.
-    """
-    others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
-    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
+
+def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the head outputs `[1, T, E]` of each token after exchanging the other tokens, and the token itself."""
+    own_T1T1 = _mark_own_tokens(donor_1TD)
+    others_exchanged_T1TD = torch.where(own_T1T1, layer.x_1TD, donor_1TD)
+    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, layer.x_1TD)
     exchanged_X1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])  # X = 2 T exchanges
-    heads_X1TE = vmap(compute_heads)(exchanged_X1TD)
+    heads_X1TE = vmap(layer.compute_heads)(exchanged_X1TD)
     others_heads_T1TE, own_heads_T1TE = heads_X1TE.chunk(2)
     return _select_own_rows(others_heads_T1TE), _select_own_rows(own_heads_T1TE)
 
 
-def _differentiate_heads(
-    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, move_1TD: Tensor, own_T1T1: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return two directional derivatives `[1, T, E]` of the head outputs: for other tokens, and for the token itself.
+def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tensor) -> Tensor:
+    """Return derivatives `[2, T, D]` of the output of each token: for moves of other tokens, and of the token itself.
 
-    The first one is in the direction in which all other tokens move by `move_1TD`, the second one in the direction in
-    which only the token itself moves. Derivatives are linear in the direction, so the first one is the derivative for
-    moving all tokens minus the second one. `own_T1T1` is True if the token on the third axis is the token for which the
-    direction on the first axis is made.
+    The tokens move in the directions `move_1TD`.
     """
+    others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, move_1TD)
+    inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
+    heads_2TE = torch.cat([heads_1TE, heads_1TE])
+    input_moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])  # moves of the token's own input
+    head_moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
+    with forward_derivatives():
+        inputs = (inputs_2TD, heads_2TE)
+        moves = (input_moves_2TD, head_moves_2TE)
+        _outputs_2TD, derivatives_2TD = jvp(layer.compute_output, inputs, moves)
+    moved_2TD: Tensor = derivatives_2TD
+    return moved_2TD
+
+
+def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return derivatives `[1, T, E]` of the head outputs of each token: for moves of other tokens, and of the token.
+
+    Derivatives are linear in the direction, so the derivative for moves of the other tokens is that for moves of all
+    tokens minus that for a move of the token itself.
+    """
+    own_T1T1 = _mark_own_tokens(move_1TD)
     own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
     moves_M1TD = torch.cat([move_1TD[None], own_moves_T1TD])  # M = 1 + T: all tokens, then each token alone
-    moved_M1TE = differentials(compute_heads, x_1TD, moves_M1TD)
+    moved_M1TE = differentials(layer.compute_heads, layer.x_1TD, moves_M1TD)
     own_moved_1TE = _select_own_rows(moved_M1TE[1:])
     others_moved_1TE = moved_M1TE[0] - own_moved_1TE
     return others_moved_1TE, own_moved_1TE
+
+
+def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
+    """Return a mask `[T, 1, T, 1]`: True if the exchange (first axis) is made for the token (third axis)."""
+    tokens = vectors_1TD.shape[1]
+    own_TT = torch.eye(tokens, dtype=torch.bool, device=vectors_1TD.device)
+    return own_TT[:, None, :, None]
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
