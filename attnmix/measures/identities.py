@@ -85,7 +85,7 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     """Return the largest error `[..., B]` of the vectors `[..., B, T, D]` of each text.
 
     Errors are relative to the largest true component. Tokens outside `mask_BT` are ignored. Errors are infinite if the
-    shapes differ, and 0 without computation if both arguments are the same memory.
+    shapes differ, and 0 without computation if both arguments share their memory.
     """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
