@@ -186,8 +186,7 @@ def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tens
     with forward_derivatives():
         inputs = (inputs_2TD, heads_2TE)
         moves = (input_moves_2TD, head_moves_2TE)
-        _outputs_2TD, derivatives_2TD = jvp(layer.compute_output, inputs, moves)
-    moved_2TD: Tensor = derivatives_2TD
+        moved_2TD: Tensor = jvp(layer.compute_output, inputs, moves)[1]  # item 0 is the output
     return moved_2TD
 
 
