@@ -174,8 +174,10 @@ class _AffineLayer:
         if are_biases:
             propagate_to_stream = self.rest.stream_with_biases
             propagate_through_network = self.rest.added_with_biases
+        # The order of these operations determines the order in which gradients are added, and thus their last digits.
+        attention_JRD = self._propagate_through_attention(parts_JTD, are_biases)
         input_JRD = parts_JTD[:, self.rows]
-        residual_JRD = self._propagate_through_attention(parts_JTD, are_biases) + input_JRD
+        residual_JRD = attention_JRD + input_JRD
         if self.block.stack.parallel:  # The feed-forward network reads the same input as attention.
             output_JRD = residual_JRD + propagate_through_network(input_JRD)
         else:
