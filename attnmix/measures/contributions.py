@@ -43,26 +43,40 @@ DEVICE_CHUNK_NUMBERS = 2**26  # the same for other devices, where larger operati
 def contributions(
     names: Collection[str], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
 ) -> dict[str, Tensor]:
-    """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are their names.
+    """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
-    `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row is NaN if its sum
-    before normalisation is below the matrix's `min_raw_sum`. The rollout includes such rows; rows of zeros become rows
-    of the identity. A rollout restarts at each layer in `starts`, because encoder and decoder have different tokens.
+    `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
+    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows; they replace
+    rows of zeros by rows of the identity. A rollout restarts at each layer index in `starts`, because encoder and
+    decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
         raw_LTT = torch.stack([raw[matrix.name] for raw in by_layer])
-        rows_LTT = rows_to_one(raw_LTT) if matrix.rows == "made to sum to 1" else raw_LTT
-        if matrix.rolled_out().name in names:
-            steps_LTT = rows_LTT
-            if matrix.rollout == "with identity":
-                steps_LTT = (rows_LTT + _create_identity(rows_LTT)) / 2
-            stacks = steps_LTT.tensor_split(list(starts[1:]))
-            matrices[matrix.rolled_out().name] = torch.cat([rollout(stack) for stack in stacks])
+        rows_LTT = raw_LTT
+        if matrix.rows == "made to sum to 1":
+            rows_LTT = rows_to_one(raw_LTT)
+        rollout_name = matrix.rolled_out().name
+        if rollout_name in names:
+            matrices[rollout_name] = _roll_out_stacks(matrix, rows_LTT, starts)
         if matrix.name in names:
-            without_structure_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
-            matrices[matrix.name] = rows_LTT.masked_fill(without_structure_LT1, torch.nan)
+            is_meaningless_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
+            matrices[matrix.name] = rows_LTT.masked_fill(is_meaningless_LT1, torch.nan)
     return matrices
+
+
+def _roll_out_stacks(matrix: LayerMatrix, rows_LTT: Tensor, starts: Sequence[int]) -> Tensor:
+    """Return the rollout `[L, T, T]` of a normalised matrix, separately for each stack of layers.
+
+    `starts` contains the index of the first layer of each stack. With `matrix.rollout` "with identity", the skip
+    connection counts as one half of each layer.
+    """
+    steps_LTT = rows_LTT
+    if matrix.rollout == "with identity":
+        steps_LTT = (rows_LTT + _create_identity(rows_LTT)) / 2
+    starts_of_later_stacks = list(starts[1:])
+    stacks = steps_LTT.tensor_split(starts_of_later_stacks)
+    return torch.cat([rollout(stack) for stack in stacks])
 
 
 def rows_to_one(matrix_TT: Tensor) -> Tensor:
@@ -85,17 +99,17 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 
 
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return the `declared` matrices `[T, T]` of one text in one layer; the keys are their names.
+    """Return the matrices `declared` `[T, T]` of one text in one layer before normalisation; the keys are their names.
 
-    `layer_pass` is in float64.
+    `layer_pass` is in float64. Columns are computed in chunks, because the vectors of a source have shape `[T, D]`.
     """
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
     raw = {matrix.name: layer_pass.x.new_empty(tokens, tokens) for matrix in declared}
-    numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
-    size = max(1, numbers // layer_pass.x.numel())  # sources per chunk; each source has contributions [T, D]
-    for start in range(0, tokens, size):
-        sources = slice(start, start + size)
+    max_numbers = CHUNK_NUMBERS if layer_pass.x.is_cpu else DEVICE_CHUNK_NUMBERS
+    sources_per_chunk = max(1, max_numbers // layer_pass.x.numel())
+    for start in range(0, tokens, sources_per_chunk):
+        sources = slice(start, start + sources_per_chunk)
         chunk = SourceChunk(layer_sources, sources)
         for matrix in declared:
             raw[matrix.name][:, sources] = matrix.formula(chunk).T  # a formula returns [J, T]
@@ -103,11 +117,15 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
 
 
 def coherence(layer_pass: LayerPass) -> Tensor:
-    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| in [0, 1] for each token `[T]` of a text in one layer."""
+    """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| in [0, 1] for each token i `[T]` of a text in one layer.
+
+    F_ij is the contribution of token j to the attention output of token i. The ratio is NaN without contributions of
+    other tokens.
+    """
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
-    others_T = norms_TT.sum(-1) - norms_TT.diagonal()
-    length_T = split_layer(layer_pass).attention.others.norm(dim=-1)
-    return torch.where(others_T > 0, length_T / others_T, torch.nan)
+    sum_of_norms_T = norms_TT.sum(-1) - norms_TT.diagonal()
+    norm_of_sum_T = split_layer(layer_pass).attention.others.norm(dim=-1)
+    return torch.where(sum_of_norms_T > 0, norm_of_sum_T / sum_of_norms_T, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -153,12 +171,12 @@ class SourceChunk:
 
     @cached_property
     def projected_JTD(self) -> Tensor:
-        """Each source's part of W_O's output."""
+        """The contribution of each source to the output of W_O: sum_h a^h_ij f_h(x_j)."""
         return self.attention_JTH @ self.f_JHD
 
     @cached_property
     def bias_JTD(self) -> Tensor:
-        """The contribution of b_V to `projected_JTD`, independent of the source's vector."""
+        """The part of `projected_JTD` that stems from b_V: sum_h a^h_ij b_V^h W_O^h."""
         heads = self.attention_JTH.shape[-1]
         bias_Hd = self.layer_pass.value_bias.unflatten(0, (heads, -1))
         W_HdD = self.layer_pass.block.output.W.unflatten(0, (heads, -1))
@@ -167,36 +185,45 @@ class SourceChunk:
 
     @cached_property
     def F_JTD(self) -> Tensor:
-        """The F_ij, after the linear part of a norm that follows W_O, if any."""
+        """F_ij, the contribution of source j to the attention output of token i (after a norm that follows W_O)."""
         return self.layer_pass.block.attention_output_norm.part(self.projected_JTD, self.layer_pass.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
-        """The T_ij: R_ij after the linear part of the norm that follows the skip connection, if any."""
+        """T_ij: R_ij = F_ij + [i=j] x_i, after the linear part of the norm that follows the skip connection, if any."""
         R_JTD = self.F_JTD.clone()
-        own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # R_jj of each source
+        own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # a view of R_jj of each source j
         own_DJ += self.layer_pass.x[self.sources].T
         return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
     def through_output_norm(self) -> Tensor:
-        """Return the T_ij `[J, T, D]` after the linear parts of the layer's remaining LayerNorms."""
+        """Return T_ij `[J, T, D]` after the linear parts of the remaining LayerNorms on the skip connections.
+
+        T_ij is the contribution of source j to token i after attention's norm. Each later LayerNorm divides it by the
+        standard deviation of the whole vector. Cross-attention and the feed-forward network only affect this standard
+        deviation; `attended` and `stream` are the whole vectors before these two modules.
+        """
         block = self.layer_pass.block
         features = self.layer_pass.features
         parts_JTD = self.T_JTD
         if "cross_attention_norm" in features:
-            whole_TD = self.layer_pass.attended + features["cross_attention_output"]
-            parts_JTD = block.cross_attention_norm.part(parts_JTD, whole_TD)
-        return block.output_norm.part(parts_JTD, self.layer_pass.stream + features["ffn_output"])
+            cross_residual_TD = self.layer_pass.attended + features["cross_attention_output"]
+            parts_JTD = block.cross_attention_norm.part(parts_JTD, whole=cross_residual_TD)
+        network_residual_TD = self.layer_pass.stream + features["ffn_output"]
+        return block.output_norm.part(parts_JTD, whole=network_residual_TD)
 
     def output_without(self, part_JTD: Tensor) -> Tensor:
-        """Return the layer's output `[J, T, D]` without `part_JTD` (such as `projected_JTD`) in the output of W_O."""
+        """Return the layer's outputs `[J, T, D]` after subtracting the contributions `part_JTD` from the output of W_O.
+
+        Each output lacks the contributions of one source, such as `projected_JTD`.
+        """
         layer_pass = self.layer_pass
         block = layer_pass.block
         attention_output_JTD = block.attention_output_norm(layer_pass.projected - part_JTD)
         return block.rest(layer_pass.call, layer_pass.x, attention_output_JTD)
 
 
-class _Compared(NamedTuple):
+class _ComparedMeasures(NamedTuple):
     """The measures of one text that are compared with derivatives."""
 
     ratios_LMT: Tensor
@@ -204,17 +231,31 @@ class _Compared(NamedTuple):
     coherence_LT: Tensor
 
     def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
-        """Return the correlations `[L, M]` of each ratio with `others_LT`, and of each matrix with `entries_LTT`."""
+        """Return the rank correlations `[L, M]` of all M ratios and matrices with derivatives.
+
+        Each ratio is correlated with `others_LT`, the share of other tokens in a token's derivative. Each row of a
+        matrix is correlated with the same row of `entries_LTT`, the norms of the derivatives by source.
+        """
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
-            correlations.append(_average_spearman(ratios_LT[:, None], others_LT[:, None]))
+            ratios_L1T = ratios_LT[:, None]
+            correlations.append(_average_spearman(ratios_L1T, others_LT[:, None]))
         for matrix_LTT in self.matrices.values():
             correlations.append(_average_spearman(matrix_LTT, entries_LTT))
         return np.stack(correlations, axis=1)
 
+    def compute_rollout_mixing(self) -> list[Doubles]:
+        """Return 1 - R_ii `[L, 1, T]` of each rollout R: the share of other tokens, counted from the input."""
+        mixing = []
+        for name, matrix_LTT in self.matrices.items():
+            if name in ROLLOUTS:
+                own_L1T = matrix_LTT.diagonal(dim1=-2, dim2=-1)[:, None]
+                mixing.append(1 - own_L1T.cpu().numpy())
+        return mixing
+
 
 def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model with separate parameters that initially share the storage of `base`."""
+    """Return a copy of a model whose parameters are separate objects that initially share the memory of `base`."""
     copies: dict[int, Parameter] = {}  # memo of `copy.deepcopy`, by id of the original
     for parameter in base.parameters():
         copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
@@ -225,7 +266,7 @@ class DocumentMeasurer:
     """Measurement of single texts with one checkpoint, in float64 for matrices and float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Store a float32 model, and the names of the default ratios and matrices."""
+        """Store a float32 model, and the names of the ratios and matrices that its family supports."""
         family = family_of(base.config)
         self.base_32 = base
         self._copy: PreTrainedModel | None = None
@@ -255,15 +296,15 @@ class DocumentMeasurer:
         names: Sequence[str] | None = None,
         advance: Callable[[], None] = lambda: None,
     ) -> dict[str, Tensor]:
-        """Return matrices and rollouts `[layers, tokens, tokens]` of a text by name, on the CPU.
+        """Return the matrices and rollouts `[layers, tokens, tokens]` of a text on the CPU; the keys are their names.
 
         By default, `names` are the matrices given to the constructor. The callback `advance` runs after each layer.
         """
         names = self.matrices if names is None else names
-        declared = select_layer_matrices(names)
+        layer_matrices = select_layer_matrices(names)
 
         def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
-            matrices = _compute_matrices_on_host(declared, layer_pass)
+            matrices = _compute_matrices_on_host(layer_matrices, layer_pass)
             advance()
             return matrices
 
@@ -273,40 +314,45 @@ class DocumentMeasurer:
     def matrices_and_heads(
         self, ids: npt.NDArray[np.int32], names: Sequence[str] | None = None
     ) -> tuple[dict[str, Tensor], dict[str, npt.NDArray[Any]]]:
-        """Return the results of `contributions` and `record_heads` from one forward pass."""
+        """Return the matrices and the tensors of the attention heads of a text, each by name, from one forward pass.
+
+        By default, `names` are the matrices given to the constructor.
+        """
         names = self.matrices if names is None else names
-        declared = select_layer_matrices(names)
+        layer_matrices = select_layer_matrices(names)
 
         def measure_layer(layer_pass: LayerPass) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-            return _compute_matrices_on_host(declared, layer_pass), layer_heads(self.base, layer_pass, self.layers)
+            matrices = _compute_matrices_on_host(layer_matrices, layer_pass)
+            return matrices, layer_heads(self.base, layer_pass, self.layers)
 
         by_layer = self._map_layers(measure_layer, ids)
-        raw_matrices = [raw for raw, _ in by_layer]
-        heads = [heads_of_layer for _, heads_of_layer in by_layer]
+        raw_matrices = [matrices for matrices, _heads in by_layer]
+        heads = [heads for _matrices, heads in by_layer]
         return contributions(names, raw_matrices, self.starts), joined_heads(heads)
 
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
     ) -> dict[str, Doubles]:
-        """Return the derivatives of a text and the measures that are compared with them, by quantity.
+        """Return measures based on derivatives of a text, and the measures compared with them, by quantity.
 
-        `level`       [references, layers, forms, tokens]: the result of `levels`; NaN for a token with zero derivatives
-        `swap`        [layers, donors * swaps, tokens]: `layer_swap_ratios` with the inputs of each text in `donors`;
-                      NaN for tokens beyond the end of the shorter text
+        `level`       [references, layers, forms, tokens]: share of other tokens in the derivative of a token, for all
+                      `REFERENCES` and `FORMS`; NaN for a token with zero derivatives
+        `swap`        [layers, donors * swaps, tokens]: swap ratios with the inputs of each text in `donors`; NaN for
+                      tokens beyond the end of the shorter text
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
                       other tokens have the same direction, NaN if there are none
         `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
-        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout, then levels for word embeddings
-        `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, matrices
-                      and rollouts; NaN if undefined
+        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout R, then `level` for word embeddings
+        `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, then with
+                      matrices and rollouts; NaN if undefined
 
-        In `agreement`, ratios come first, then matrices and rollouts. Ratios are correlated with the level
-        `sum_of_norms` over the tokens of the text. Each row of a matrix is correlated with the derivatives by source,
-        and the correlations are averaged over rows.
+        In `agreement`, a ratio is correlated with the form `sum_of_norms` of `level` over the tokens of the text. Each
+        row of a matrix is correlated with the norms of the derivatives by source; these correlations are averaged.
         """
-        compared = self._measure_compared(ids)
+        compared = self._measure_ratios_and_matrices(ids)
         chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
-        level, agreement = [], []
+        level = []
+        agreement = []
         for reference in REFERENCES:
             with torch.no_grad():
                 norms = derivative_norms(chains, reference, directions, seed)
@@ -315,12 +361,8 @@ class DocumentMeasurer:
             sum_of_norms_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
             agreement.append(compared.correlate(sum_of_norms_LT, norms.entries_LTT))
         swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
-        from_input = []
-        for name, matrix_LTT in compared.matrices.items():
-            if name in ROLLOUTS:
-                own_L1T = matrix_LTT.diagonal(dim1=-2, dim2=-1)[:, None]
-                from_input.append(1 - own_L1T.cpu().numpy())
-        from_input.append(level[REFERENCES.index("word_embedding")])
+        word_embedding_level = level[REFERENCES.index("word_embedding")]
+        from_input = [*compared.compute_rollout_mixing(), word_embedding_level]
         return {
             "level": np.stack(level),
             "swap": np.concatenate(swaps, axis=1),
@@ -330,25 +372,29 @@ class DocumentMeasurer:
             "agreement": np.stack(agreement)[..., None],
         }
 
-    def _measure_compared(self, ids: npt.NDArray[np.int32]) -> _Compared:
+    def _measure_ratios_and_matrices(self, ids: npt.NDArray[np.int32]) -> _ComparedMeasures:
         """Return the ratios, matrices and coherence of the text `ids` from one forward pass."""
-        declared = select_layer_matrices(self.matrices)
-        matrices_by_layer: list[dict[str, Tensor]] = []
+        layer_matrices = select_layer_matrices(self.matrices)
+        raw_matrices: list[dict[str, Tensor]] = []
         coherences: list[Tensor] = []
 
         def measure_layer(layer_pass: LayerPass) -> Tensor:
             """Store the matrices and the coherence of one layer, and return its ratios `[M, T]`."""
-            matrices_by_layer.append(_compute_matrices_on_host(declared, layer_pass))
+            raw_matrices.append(_compute_matrices_on_host(layer_matrices, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
 
         ratios_LMT = torch.stack(self._map_layers(measure_layer, ids))
-        matrices = contributions(self.matrices, matrices_by_layer, self.starts)
+        # Normalise the matrices, and compute rollouts, which restart at the first layer of each stack (`starts`).
+        matrices = contributions(self.matrices, raw_matrices, self.starts)
         in_order = {name: matrices[name] for name in sort_matrices(self.matrices)}
-        return _Compared(ratios_LMT, in_order, torch.stack(coherences))
+        return _ComparedMeasures(ratios_LMT, in_order, torch.stack(coherences))
 
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return `layer_swap_ratios` `[L, swaps, T]` for the positions that both texts have; NaN for other tokens."""
+        """Return the swap ratios `[L, swaps, T]` of a text with the inputs of a donor text.
+
+        They are NaN for positions that the donor text does not have; `donor_ids` is empty without a donor text.
+        """
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
         return document_swaps(self.base_32, ids, donor_ids)
@@ -359,7 +405,7 @@ class DocumentMeasurer:
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Return the result of `function` for each layer's `LayerPass` of the text `ids`, without a batch axis."""
+        """Return the result of `function` for each layer, applied to the text's `LayerPass` without a batch axis."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
 
         def call_for_text(layer_pass: LayerPass) -> Result:
@@ -372,9 +418,9 @@ class DocumentMeasurer:
         return padded([ids.tolist()], 0, self.base_32.device)
 
 
-def _compute_matrices_on_host(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
-    """Return a layer's raw matrices `[T, T]` on the CPU; a GPU stores only one layer's matrices at a time."""
-    raw = layer_contributions(declared, layer_pass)
+def _compute_matrices_on_host(layer_matrices: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
+    """Return the matrices `[T, T]` of a layer before normalisation, by name, moved to the CPU to free GPU memory."""
+    raw = layer_contributions(layer_matrices, layer_pass)
     if not raw:
         return {}
     host_MTT = torch.stack(list(raw.values())).cpu()
@@ -396,7 +442,10 @@ def attention_gain(layer_pass: LayerPass) -> float:
 
 
 def _average_spearman(first_LRT: Tensor, second_LRT: Tensor) -> Doubles:
-    """Return the rank correlation averaged over each layer's rows, `[L]`. Constant and NaN rows are ignored."""
+    """Return the rank correlation of corresponding rows, averaged over the R rows of each layer, `[L]`.
+
+    Rows that are constant or contain NaN are ignored. The average is NaN if no row remains.
+    """
     correlations_LR = rank_correlation(first_LRT.cpu().numpy(), second_LRT.cpu().numpy())
     is_defined_LR = ~np.isnan(correlations_LR)
     sums_L = np.nansum(correlations_LR, -1)

@@ -2,26 +2,26 @@
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
 computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
-mode: one pass of tangents covers all tokens and layers, whereas backward mode would need separate passes per layer.
-Derivatives within a layer use backward mode. Operations after attention are token-wise and are backpropagated for all
-tokens together; only attention requires a separate backpropagation for each token.
+mode: tangents are propagated through all layers once, whereas backward mode would need separate passes for each layer.
+Derivatives within a layer use backward mode. Operations after attention are token-wise, and all tokens are
+backpropagated through them together; only attention requires a separate backpropagation for each token.
 
-With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`) from random directions r_k
-of the inputs, |J r_k|, or of the outputs, |r_k J|. Norms over several sources use the same direction for
-all sources: |sum_j J_ij r_k|^2 is the estimate for the matrix sum_j J_ij.
+With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`) from random directions r_k:
+from |J r_k| for directions of the inputs, or |r_k J| for directions of the outputs. All sources have the same
+directions, so that |sum_j J_ij r_k|^2 is an estimate for the matrix sum_j J_ij.
 
 `levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
 Jacobians of the other tokens into one norm:
 
     form             others
     sum_of_norms     sum_{j != i} |J_ij|            sum of norms (Brunner et al., ICLR 2020, equation 3)
-    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    response to independent perturbations of the others
-    norm_of_sum      |sum_{j != i} J_ij|            response to a common perturbation of the others
+    norm_of_block    sqrt(sum_{j != i} |J_ij|^2)    response to independent perturbations of the other tokens
+    norm_of_sum      |sum_{j != i} J_ij|            response to a common perturbation of the other tokens
 
 `norm_of_sum` is the counterpart of |sum_{j != i} F_ij| in the mixing ratios.
 
-Shapes: L layers, F forms, K directions, S tokens of a block, R = S * K tangents, T tokens, D hidden, E = heads * head
-width, W width of the perturbed vectors.
+Shapes: L layers, F forms, K directions, S tokens of a block, R = S * K (pairs of a token of the block and a direction),
+T tokens, D hidden, E = heads * head width, W width of the perturbed vectors.
 """
 
 import copy
@@ -41,7 +41,7 @@ from attnmix.core.names import Site
 from attnmix.core.torch_state import forward_derivatives
 from attnmix.models.attention import attention_by, explicit
 from attnmix.models.capture_points import DECODER_EMBEDDING_SUM, EMBEDDING_SUM, LayerCall, layer_hooks, recording
-from attnmix.models.families import Stack, family_of, optional_modules
+from attnmix.models.families import family_of, optional_modules
 
 Reference = Literal["word_embedding", "layer_input"]
 
@@ -52,10 +52,10 @@ DEVICE_PASS_TOKENS = 2**17  # the same for devices other than CPUs, where larger
 
 
 class JacobianNorms(NamedTuple):
-    """Frobenius norms of the derivatives d layer_output_i / d x_j of one text."""
+    """Frobenius norms of the derivatives J_ij = d layer_output_i / d x_j of one text."""
 
-    entries_LTT: Tensor  # |J_ij| (i, j)
-    block_LT: Tensor  # |[J_ij, j != i]|, concatenation of all other sources: the square is sum_{j != i} |J_ij|^2
+    entries_LTT: Tensor  # |J_ij|, token i by token j
+    block_LT: Tensor  # sqrt(sum_{j != i} |J_ij|^2), the norm of the J_ij of all other tokens, concatenated
     sum_LT: Tensor  # |sum_{j != i} J_ij|, response to a common perturbation of all other sources
 
 
@@ -68,9 +68,11 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass, and return the chain of each stack, from the sum of the embeddings on."""
+    """Run one forward pass, and return the chain of each stack, from the sum of the embeddings on.
+
+    In families without this capture point, a chain starts at the input of the first layer.
+    """
     calls: list[LayerCall] = []
-    inputs_of_stacks: list[tuple[Stack, Tensor, list[LayerCall]]] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
 
     def append_layer(*_: object) -> None:
@@ -79,45 +81,44 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 
     with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
         base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
-        # Only encoder-decoder models have a second stack.
-        for stack, point in zip(family_of(base.config).stacks, points, strict=False):
-            stack_calls = [call for call in calls if call.stack == stack]
-            first = stack_calls[0]
-            # Chains of families without this point start at the input of the first layer.
-            start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
-            inputs_of_stacks.append((stack, start_1TW[0], stack_calls))
     chains = []
-    for stack, start_TW, stack_calls in inputs_of_stacks:
+    # Only encoder-decoder models have a second stack.
+    for stack, point in zip(family_of(base.config).stacks, points, strict=False):
+        stack_calls = [call for call in calls if call.stack == stack]
+        first = stack_calls[0]
+        start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
         embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
         # Layers are copied after the recording, because copies made during it would include its hooks.
         layers = [_replace_activation(call) for call in stack_calls]
-        chains.append(Chain(start_TW, embed, layers))
+        chains.append(Chain(start_1TW[0], embed, layers))
     return chains
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:
-    """Return the layer, with any activation that `torch.func` does not support replaced by an equivalent one."""
-    if call.stack.activation is None:
+    """Return the layer, with an equivalent activation if `torch.func` does not support that of the family."""
+    equivalent_name = call.stack.activation
+    if equivalent_name is None:
         return call
     shared_parameters = {id(parameter): parameter for parameter in call.module.parameters()}
     layer = copy.deepcopy(call.module, shared_parameters)
-    activation_path = call.stack.feed_forward[1]
-    layer.set_submodule(activation_path, ACT2FN[call.stack.activation])
+    _first_linear, activation_path, _last_linear = call.stack.feed_forward
+    layer.set_submodule(activation_path, ACT2FN[equivalent_name])
     whole = replace(call.whole, module=layer)
     return replace(call, whole=whole)
 
 
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms of the derivatives of one text, in all layers.
+    """Return the norms of the derivatives J_ij = d layer_output_i / d x_j of one text, in all layers.
 
     For the reference `word_embedding`, x_j is the token's word embedding; for `layer_input`, it is the input of each
-    layer. In a decoder after an encoder, x_j belongs to the decoder, and encoder states are constant. The norm is
-    estimated from K random orthonormal directions r by E sum_k |J r_k|^2 = |J|_F^2 K / W. It is exact if K equals W.
+    layer. In a decoder after an encoder, x_j belongs to the decoder, and encoder states are constant. A norm is
+    estimated from K (`directions`) random orthonormal directions r_k in W dimensions, with E sum_k |J r_k|^2 =
+    |J|_F^2 K / W. It is exact if K equals W.
     """
-    norms = []
+    norms: list[JacobianNorms] = []
     for chain in chains:
         if reference == "layer_input":
-            norms += [_compute_layer_norms(call, directions, seed) for call in chain.layers]
+            norms.extend(_compute_layer_norms(call, directions, seed) for call in chain.layers)
         else:
             norms.append(_compute_chain_norms(chain, directions, seed))
     return JacobianNorms(
@@ -141,37 +142,44 @@ def levels(norms: JacobianNorms) -> Tensor:
 
 
 def _compute_chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms in a chain of layers, from the |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 of all directions."""
+    """Return the norms of the derivatives J_ij of all layers' outputs with respect to the start of a chain.
+
+    They are estimated from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 for random directions r_k.
+    """
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
     tokens = len(chain.start_TW)
     directions_per_pass = max(1, _get_pass_tokens(basis_KW) // tokens)
-    squares = []
-    common = []
+    entries = []
+    sums = []
     for directions_KW in basis_KW.split(directions_per_pass):
-        block_squares_KLTT, block_common_KLT = _compute_chain_squares(chain, directions_KW)
-        squares.append(block_squares_KLTT)
-        common.append(block_common_KLT)
-    squares_KLTT = torch.cat(squares)
-    common_KLT = torch.cat(common)
-    block_KLT = squares_KLTT.sum(-1) - squares_KLTT.diagonal(dim1=-2, dim2=-1)
+        entries_of_pass_KLTT, sums_of_pass_KLT = _compute_chain_squares(chain, directions_KW)
+        entries.append(entries_of_pass_KLTT)
+        sums.append(sums_of_pass_KLT)
+    entries_KLTT = torch.cat(entries)
+    sums_KLT = torch.cat(sums)
+    block_KLT = entries_KLTT.sum(-1) - entries_KLTT.diagonal(dim1=-2, dim2=-1)
     return JacobianNorms(
-        entries_LTT=_compute_norm(squares_KLTT, width),
+        entries_LTT=_compute_norm(entries_KLTT, width),
         block_LT=_compute_norm(block_KLT, width),
-        sum_LT=_compute_norm(common_KLT, width),
+        sum_LT=_compute_norm(sums_KLT, width),
     )
 
 
 def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for `directions_KW`."""
+    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for the directions r_k.
+
+    J_ij is the derivative of a layer's output at token i with respect to the start of the chain at token j, the source.
+    Tangents that are r_k at a single source are propagated through all layers, for a block of S sources at a time.
+    """
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
     layers = len(chain.layers)
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
-    common = []  # by layer: responses to a common perturbation of all other sources
+    sums = []  # by layer: sum_{j != i} J_ij r_k over the sources propagated so far
     for call in chain.layers:
         hidden = call.whole.hidden
-        common.append(hidden.new_zeros(directions, *hidden[0].shape))
+        sums.append(hidden.new_zeros(directions, *hidden[0].shape))
     sources = torch.arange(tokens, device=directions_KW.device)
     tokens_per_source = tokens * directions
     sources_per_pass = max(1, _get_pass_tokens(directions_KW) // tokens_per_source)
@@ -179,66 +187,51 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
         is_same_ST = sources_S[:, None] == sources
         same_ST = is_same_ST.to(directions_KW)
         other_ST = 1 - same_ST
-        # Tangents with r_k at the source's position and 0 elsewhere; R = S * K
+        # The tangents are r_k at the position of the source, and 0 elsewhere; R = S * K.
         start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
         start_RTW = start_SKTW.flatten(0, 1)
         moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
-        for place, call in enumerate(chain.layers):
+        for layer, call in enumerate(chain.layers):
             moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
             moved_RTD = moved_R1TD.squeeze(1)
             moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))
-            common[place] += torch.einsum("sktd,st->ktd", moved_SKTD, other_ST)
+            sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, other_ST)
             squares_SKT = moved_SKTD.square().sum(-1).double()
-            squares_KLTT[:, place, :, sources_S] = squares_SKT.permute(1, 2, 0)
-    common_squares = [moved_KTD.square().sum(-1) for moved_KTD in common]
-    common_KLT = torch.stack(common_squares, dim=1)
-    return squares_KLTT, common_KLT.double()
+            squares_KLTT[:, layer, :, sources_S] = squares_SKT.permute(1, 2, 0)
+    sum_squares = [sum_KTD.square().sum(-1) for sum_KTD in sums]
+    sum_squares_KLT = torch.stack(sum_squares, dim=1)
+    return squares_KLTT, sum_squares_KLT.double()
 
 
 def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
-    """Return the norms of one layer, from the |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 of all directions."""
-    x_1TD, heads_1TE, output_1TD = _build_layer_graph(call)
-    tokens, width = output_1TD.shape[1:]
-    basis_KD = _draw_directions(output_1TD[0].detach(), directions, seed)
-    directions = len(basis_KD)
-    every_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
-    # Backpropagate r_k from the outputs of all tokens to the inputs (sum_i r_k J_ij) and to the heads' outputs.
-    input_K1TD, heads_K1TE = _backpropagate(output_1TD, (x_1TD, heads_1TE), every_K1TD)
-    input_KTD = input_K1TD.squeeze(1)
-    heads_KTE = heads_K1TE.squeeze(1)
-    squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
-    common_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
-    own_KTD = input_KTD.clone()  # The derivatives of other tokens' outputs are subtracted below.
-    targets = torch.arange(tokens, device=basis_KD.device)
-    tokens_per_target = tokens * directions
-    targets_per_pass = max(1, _get_pass_tokens(x_1TD) // tokens_per_target)
-    for targets_S in targets.split(targets_per_pass):
-        is_same_ST = targets_S[:, None] == targets
-        same_ST = is_same_ST.to(basis_KD)
-        other_ST = 1 - same_ST
-        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
-        heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)
-        (moved_R1TD,) = _backpropagate(heads_1TE, (x_1TD,), heads_R1TE)
-        moved_RTD = moved_R1TD.squeeze(1)
-        moved_SKTD = moved_RTD.unflatten(0, (len(targets_S), directions))
-        from_others_SKTD = moved_SKTD * other_ST[:, None, :, None]
-        own_KTD -= from_others_SKTD.sum(0)
-        squares_SKT = from_others_SKTD.square().sum(-1).double()
-        squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
-        common_SKD = from_others_SKTD.sum(2)
-        common_KT[:, targets_S] = common_SKD.square().sum(-1).double().T
-    block_KT = squares_KTT.sum(-1)
-    own_squares_KT = own_KTD.square().sum(-1)
-    squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
+    """Return the norms of the derivatives J_ij of a layer's output at token i with respect to its input at token j.
+
+    They are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for random directions r_k of the output.
+    """
+    graph = _build_layer_graph(call)
+    tokens, width = graph.output_1TD.shape[1:]
+    basis_KD = _draw_directions(graph.output_1TD[0].detach(), directions, seed)
+    directions_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
+    # Backpropagate r_k from the outputs of all tokens to the inputs (sum_i r_k J_ij) and to the outputs of the heads.
+    input_K1TD, heads_K1TE = _backpropagate(graph.output_1TD, (graph.x_1TD, graph.heads_1TE), directions_K1TD)
+    squares = _compute_layer_squares(graph, input_K1TD.squeeze(1), heads_K1TE.squeeze(1))
     return JacobianNorms(
-        entries_LTT=_compute_norm(squares_KTT, width).unsqueeze(0),
-        block_LT=_compute_norm(block_KT, width).unsqueeze(0),
-        sum_LT=_compute_norm(common_KT, width).unsqueeze(0),
+        entries_LTT=_compute_norm(squares.entries_KTT, width).unsqueeze(0),
+        block_LT=_compute_norm(squares.block_KT, width).unsqueeze(0),
+        sum_LT=_compute_norm(squares.sum_KT, width).unsqueeze(0),
     )
 
 
-def _build_layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a layer's input, head outputs and output `[1, T, width]`, connected in an autograd graph."""
+class _LayerGraph(NamedTuple):
+    """Tensors of one layer that are connected in an autograd graph."""
+
+    x_1TD: Tensor  # the layer's input
+    heads_1TE: Tensor  # the concatenated outputs of the attention heads
+    output_1TD: Tensor  # the layer's output
+
+
+def _build_layer_graph(call: LayerCall) -> _LayerGraph:
+    """Run a layer again with its recorded input, and return the tensors of the autograd graph."""
     x_1TD = call.whole.hidden.detach().clone()
     x_1TD.requires_grad_()
     heads: list[Tensor] = []
@@ -252,16 +245,59 @@ def _build_layer_graph(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad(), attention_by(explicit()):
         output_1TD = call.whole(x_1TD)
     hook.remove()
-    return x_1TD, heads[0], output_1TD
+    return _LayerGraph(x_1TD, heads[0], output_1TD)
+
+
+class _LayerSquares(NamedTuple):
+    """Squared lengths of vector-Jacobian products r_k J_ij of one layer."""
+
+    entries_KTT: Tensor  # |r_k J_ij|^2
+    block_KT: Tensor  # sum_{j != i} |r_k J_ij|^2
+    sum_KT: Tensor  # |sum_{j != i} r_k J_ij|^2
+
+
+def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Tensor) -> _LayerSquares:
+    """Return the squared lengths of the products r_k J_ij for each token i of the output and j of the input.
+
+    `heads_KTE` contains r_k, backpropagated from the output of each token i to its head outputs. For each token, it is
+    backpropagated separately to the inputs of all other tokens j. `input_KTD` contains sum_i r_k J_ij for each token j;
+    after subtracting the products of other tokens i, r_k J_jj remains.
+    """
+    directions, tokens, _width = input_KTD.shape
+    squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
+    sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
+    own_KTD = input_KTD.clone()  # The derivatives of the outputs of other tokens are subtracted below.
+    targets = torch.arange(tokens, device=input_KTD.device)
+    tokens_per_target = tokens * directions
+    targets_per_pass = max(1, _get_pass_tokens(input_KTD) // tokens_per_target)
+    for targets_S in targets.split(targets_per_pass):
+        is_same_ST = targets_S[:, None] == targets
+        same_ST = is_same_ST.to(input_KTD)
+        other_ST = 1 - same_ST
+        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
+        heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
+        (moved_R1TD,) = _backpropagate(graph.heads_1TE, (graph.x_1TD,), heads_R1TE)
+        moved_RTD = moved_R1TD.squeeze(1)
+        moved_SKTD = moved_RTD.unflatten(0, (len(targets_S), directions))
+        others_SKTD = moved_SKTD * other_ST[:, None, :, None]
+        own_KTD -= others_SKTD.sum(0)
+        squares_SKT = others_SKTD.square().sum(-1).double()
+        squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
+        sum_SKD = others_SKTD.sum(2)
+        sum_KT[:, targets_S] = sum_SKD.square().sum(-1).double().T
+    block_KT = squares_KTT.sum(-1)
+    own_squares_KT = own_KTD.square().sum(-1)
+    squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
+    return _LayerSquares(squares_KTT, block_KT, sum_KT)
 
 
 def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
-    """Return the vector-Jacobian products of `output` and `along` for each input, batched over the first axis."""
+    """Return the vector-Jacobian products of each input for the output vectors `along`, batched over the first axis."""
     return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
 
 
 def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
-    """Return K random orthonormal directions `[K, width]`. K is `directions`, or the width of `vectors` if smaller."""
+    """Return K random orthonormal directions `[K, width]`; K is `directions`, at most the width of `vectors`."""
     width = vectors.shape[-1]
     number = min(directions, width)
     generator = torch.Generator()
@@ -279,11 +315,11 @@ def _get_pass_tokens(vectors: Tensor) -> int:
 
 
 def _compute_norm(squares_K: Tensor, width: int) -> Tensor:
-    """Return the norm `[...]` from |J r|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
+    """Return the estimate `[...]` of |J| from |J r_k|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    To first order, the root of the mean is too small by a fraction v / 8, where v is the relative variance of the mean.
-    It is therefore multiplied by 1 + v / 8. v assumes K draws without replacement, so it is 0 if K equals `width`. For
-    a single direction, v is unknown, and the norm is not corrected.
+    To first order, the root of the mean square is too small by the fraction v / 8, where v is the relative variance of
+    the mean square. The root is therefore multiplied by 1 + v / 8. The variance is that of K draws without replacement,
+    so that v is 0 if K equals `width`. For a single direction, v is unknown, and the norm is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)
@@ -317,7 +353,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Gelu(torch.autograd.Function):
-    """torch's `gelu`, with one computation of the slope for all tangents."""
+    """torch's `gelu`, whose slope is computed only once for all tangents."""
 
     generate_vmap_rule = True
 
@@ -357,7 +393,7 @@ class _LeanDerivatives(TorchFunctionMode):
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivatives of `function` at the point `at` along each tangent, batched over the first axis."""
+    """Return the derivatives of `function` at the point `at` along each tangent, which is a row of `along`."""
 
     def differentiate(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]

@@ -1,14 +1,14 @@
-"""Measures of single attention heads: mixing ratios, and the tensors of each head in one text.
+"""Mixing ratios of single attention heads, and the tensors of all heads in one text.
 
 The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al., EMNLP 2020):
 
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
-It refers to vectors before any norm of attention's output, because such a norm scales all heads together. The sum over
-other tokens is the head's output before W_O minus the part of the token itself. `record_heads` returns queries, keys,
-softmax sums and, for short texts, all vectors; `attnmix/core/store/heads.py` documents the names.
+Norms of attention's output are not applied, because they scale all heads together. The sum over other tokens is the
+head's output minus the contribution of the token itself. `record_heads` returns queries, keys, softmax sums and, for
+short texts, all vectors; `attnmix/core/store/heads.py` documents their names.
 
-Shapes: L layers, H heads, T tokens, d head width, D hidden, R = min(d, D).
+Shapes: L layers, H heads, T tokens, d head width, D hidden, E = H * d, R = min(d, D).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
-"""Capture points of the attention sublayer's result. The first available point is used."""
-FAR_BELOW = -1e30  # a key is hidden if the mask adds less than this value to its score
+"""Capture points of the result of the attention sublayer. The first point that the family has is used."""
+FAR_BELOW = -1e30  # a key is hidden if the mask adds a smaller number to its score
 
 
 def head_factors(block: Block, heads: int) -> Tensor:
     """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`.
 
-    L^h L^hT equals the Gram matrix W_O^h W_O^hT. The QR decomposition in float64 avoids sqrt(u Gram u^T), which would
-    lose half of the digits.
+    L^h (L^h)^T equals the Gram matrix G = W_O^h (W_O^h)^T. The QR decomposition in float64 avoids sqrt(u G u^T), which
+    would lose half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R
@@ -58,7 +58,7 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the attention heads of one text, by name, in all layers; `layers` is their number.
+    """Return the tensors of the attention heads of one text, by name, in all layers of the model, `layers` in number.
 
     Return {} for a family without queries and keys. Raise `InputError` if a bias is added to attention scores.
     """
@@ -82,26 +82,29 @@ def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> di
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
-    """Stack the head tensors of all layers on the host, in their storage dtypes."""
+    """Stack the head tensors of all layers, by name, as NumPy arrays in the dtypes in which they are stored."""
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])
-        dtype = np.int32 if name == "reach" else np.float32
+        dtype = np.int32 if name == "reach" else np.float32  # `reach` contains positions
         parts[name] = stacked.cpu().numpy().astype(dtype)
     return parts
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one layer. For short texts, these include all vectors."""
+    """Return the head tensors of one of `layers` layers. Vectors are included if those of all layers are small enough.
+
+    `key_heads` is the number of different key heads. Keys and values that several heads share are stored once.
+    """
     call = layer_pass.attention
     block = layer_pass.block
-    features = layer_pass.features
     heads = len(call.query)
-    first_of_group = slice(None, None, heads // key_heads)  # grouped heads share keys and values
+    first_of_group = slice(None, None, heads // key_heads)
     W_HdD = block.output.W.unflatten(0, (heads, -1))
-    attended_HTd = features["attention_heads"].unflatten(-1, (heads, -1)).transpose(0, 1)
-    given_HTD = attended_HTd @ W_HdD
-    source_HTD = call.value @ W_HdD
+    heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
+    attended_HTd = heads_THd.transpose(0, 1)  # sum_j a^h_ij v_j
+    given_HTD = attended_HTd @ W_HdD  # sum_j a^h_ij f_h(x_j)
+    source_HTD = call.value @ W_HdD  # f_h(x_j)
     parts = {
         "query": call.query,
         "key": call.key[first_of_group],
@@ -111,22 +114,30 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
         "source_norms": source_HTD.norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }
-    given_bytes = 4 * given_HTD.numel() * layers
-    if given_bytes > VECTOR_BYTES:
-        return parts
-    results = [features[point] for point in RESULTS if point in features]
-    parts["value"] = call.value[first_of_group]
-    parts["attended"] = attended_HTd
-    parts["given"] = given_HTD
-    parts["output_bias"] = block.output.b
-    parts["input"] = layer_pass.x
-    parts["result"] = results[0]
-    parts.update(_read_norms(block))
+    given_bytes = 4 * given_HTD.numel() * layers  # float32
+    if given_bytes <= VECTOR_BYTES:
+        parts["value"] = call.value[first_of_group]
+        parts["attended"] = attended_HTd
+        parts["given"] = given_HTD
+        parts["output_bias"] = block.output.b
+        parts["input"] = layer_pass.x
+        parts["result"] = _read_result(layer_pass)
+        parts.update(_read_norms(block))
     return parts
 
 
+def _read_result(layer_pass: LayerPass) -> Tensor:
+    """Return the result `[T, D]` of the attention sublayer: the vectors at the first available point of `RESULTS`."""
+    features = layer_pass.features
+    available = [features[point] for point in RESULTS if point in features]
+    return available[0]
+
+
 def _read_norms(block: Block) -> dict[str, Tensor]:
-    """Return the weights of the existing norms after attention and, if any exists, the constants of both."""
+    """Return gamma and beta of the norms after attention, by name, without norms that the family does not have.
+
+    If it has at least one of them, include `norm_constants` `[2, 2]`: eps of both norms, and 1 if a norm is centred.
+    """
     norms = {
         "attention_output_norm": block.attention_output_norm,
         "attention_norm": block.attention_norm,
@@ -142,19 +153,24 @@ def _read_norms(block: Block) -> dict[str, Tensor]:
 
 
 def _find_reach(call: AttentionCall, where: str) -> Tensor:
-    """Return each token's first and last visible key `[T, 2]`; raise `InputError` for masks with gaps."""
+    """Return the positions of the first and last visible key of each token, `[T, 2]`.
+
+    Raise `InputError`, prefixed with `where`, if the visible keys are not contiguous, or if the mask contains values
+    other than 0 and large negative numbers, such as biases of attention scores.
+    """
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
         first = torch.zeros_like(tokens)
         last = tokens if call.causal else tokens[-1].expand(len(tokens))
         return torch.stack([first, last], dim=-1)
-    is_visible = (call.mask == 0).all(0)  # [T, T], in all heads
-    is_hidden = (call.mask < FAR_BELOW).all(0)
-    first = is_visible.int().argmax(-1)
-    distance_from_end = is_visible.flip(-1).int().argmax(-1)
+    is_visible_TT = (call.mask == 0).all(0)  # token by key, in all heads
+    is_hidden_TT = (call.mask < FAR_BELOW).all(0)
+    first = is_visible_TT.int().argmax(-1)  # argmax returns the first maximum
+    distance_from_end = is_visible_TT.flip(-1).int().argmax(-1)
     last = tokens[-1] - distance_from_end
-    is_inside = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
-    if not torch.equal(is_visible, is_inside) or not torch.equal(is_hidden, ~is_inside):
+    is_inside_TT = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
+    # All keys from the first to the last visible one must be visible, and all others hidden.
+    if not torch.equal(is_visible_TT, is_inside_TT) or not torch.equal(is_hidden_TT, ~is_inside_TT):
         raise InputError(
             f"{where} adds terms to the attention scores, or its mask has gaps; heads can only be stored if each token "
             "attends to a contiguous range of sources"

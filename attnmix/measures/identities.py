@@ -1,6 +1,10 @@
-"""Identities that are checked in every run: decomposed parts must sum to the vectors computed by the model."""
+"""Identities that every run checks: the parts of a decomposition must sum to the vectors that the model computes.
+
+Shapes: B texts, T tokens, D hidden, H heads, d head width, I identities, R rows of a block of attention weights.
+"""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +15,7 @@ from transformers import PreTrainedModel
 from attnmix.core.names import PREACTIVATION, Site
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.ratios import scaled_heads
+from attnmix.measures.weights import Norm
 from attnmix.models.attention import join_blocks
 from attnmix.models.families import family_of, optional_modules
 
@@ -26,23 +31,23 @@ IDENTITIES = {
     "layer_output": "input of the feed-forward block + ffn_output, after the norm that follows",
     "hidden_states": "layer_output equals the hidden states of transformers, the last one after the final norm",
 }
-"""Descriptions of all identities. Identities of points that a family lacks are not checked."""
+"""Descriptions of all identities. Identities of capture points that a family lacks are not checked."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
-"""Identities that recompute attention or the feed-forward network, and are checked in a sample of the texts."""
+"""Identities that require recomputing attention or the feed-forward network. They are checked only in sampled texts."""
 
 
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
-    """Return the largest errors `[B, identities]` in a batch, relative to the largest component of the true vectors.
+    """Return the largest error of each text and identity, `[B, identities]` in the order of `IDENTITIES`.
 
-    Tokens outside `mask_BT` are ignored. The error is NaN for identities that the layer lacks, for `hidden_states`,
-    which callers compare by `vector_errors`, and for `SAMPLED_IDENTITIES` of texts that are not `sampled` (by default,
-    all texts are sampled).
+    Errors are relative to the largest component of the true vectors. Tokens outside `mask_BT` are ignored. The error is
+    NaN in three cases: for identities that the layer lacks; for `hidden_states`, which callers compare with
+    `vector_errors`; and for `SAMPLED_IDENTITIES` of texts that are not sampled (default: all texts are sampled).
     """
-    documents = len(mask_BT)
-    undefined_B = layer_pass.x.new_full((documents,), torch.nan)
-    places = [place for place in range(documents) if sampled is None or sampled[place]]
+    texts = len(mask_BT)
+    undefined_B = layer_pass.x.new_full((texts,), torch.nan)
+    places = [place for place in range(texts) if sampled is None or sampled[place]]
     errors = _check_steps(layer_pass, mask_BT)
-    if len(places) == documents:
+    if len(places) == texts:
         errors.update(_check_sources(layer_pass, mask_BT))
         return _stack_errors(errors, undefined_B)
     errors_BI = _stack_errors(errors, undefined_B)
@@ -50,32 +55,37 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
         places_P = torch.tensor(places, device=mask_BT.device)
         source_errors = _check_sources(layer_pass.documents(places_P), mask_BT[places_P])
         sampled_PI = _stack_errors(source_errors, undefined_B[places_P])
+        # As in `errors.update`, errors of `_check_sources` replace those of `_check_steps`.
         errors_BI[places_P] = torch.where(sampled_PI.isnan(), errors_BI[places_P], sampled_PI)
     return errors_BI
 
 
 def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Site, Tensor], mask_BT: Tensor) -> Tensor:
-    """Return the errors `[B, identities]` of the embedding, before the first layer."""
+    """Return the errors `[B, identities]` of the embedding, before the first layer; NaN for identities of layers.
+
+    The error of `word_embedding` is infinite if this feature was not captured.
+    """
     embed = base.get_input_embeddings()
-    words_BTD = embed(ids_BT)
-    captured = features.get(Site(0, "word_embedding"), words_BTD.new_empty(0))
-    errors = {"word_embedding": vector_errors(captured, words_BTD, mask_BT)}
-    summed = features.get(Site(0, "embedding_sum"))
-    output = features.get(Site(0, "embedding_output"))
-    if summed is not None and output is not None:
+    true_words_BTD = embed(ids_BT)
+    missing = true_words_BTD.new_empty(0)
+    captured_words_BTD = features.get(Site(0, "word_embedding"), missing)
+    errors = {"word_embedding": vector_errors(captured_words_BTD, true_words_BTD, mask_BT)}
+    vectors_BTD = features.get(Site(0, "embedding_sum"))
+    output_BTD = features.get(Site(0, "embedding_output"))
+    if vectors_BTD is not None and output_BTD is not None:
         remaining_modules = family_of(base.config).stacks[0].embedding
         for module in optional_modules(base, remaining_modules):
-            summed = module(summed)
-        errors["embedding_output"] = vector_errors(summed, output, mask_BT)
-    undefined_B = words_BTD.new_full((len(words_BTD),), torch.nan)
+            vectors_BTD = module(vectors_BTD)
+        errors["embedding_output"] = vector_errors(vectors_BTD, output_BTD, mask_BT)
+    undefined_B = true_words_BTD.new_full((len(true_words_BTD),), torch.nan)
     return _stack_errors(errors, undefined_B)
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the largest error `[..., B]` of the vectors `[..., B, T, D]` of each text.
 
-    Errors are relative to the largest true component. They are infinite if the shapes differ, and 0 without computation
-    for vectors at the same address in memory.
+    Errors are relative to the largest true component. Tokens outside `mask_BT` are ignored. Errors are infinite if the
+    shapes differ, and 0 without computation if both arguments share their memory.
     """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
@@ -95,7 +105,12 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 
 
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]` of identities between the vectors that the model computes in the layer."""
+    """Return the errors `[B]`, by name, of the identities between vectors that the model computes in the layer.
+
+    The vectors are, in order: `residual`, after attention's skip connection; `attended`, after the norm that follows;
+    and `stream`, after cross-attention and its norm. Absent modules are skipped. `Norm.normalise` applies the weights
+    that the measures use, whereas calling a `Norm` applies the model's module.
+    """
     features = layer_pass.features
     block = layer_pass.block
     residual_BTD = layer_pass.residual
@@ -103,52 +118,64 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     if "attention_norm" in features:
         expected["attention_norm"] = block.attention_norm.normalise(residual_BTD)
     if "cross_attention_norm" in features:
-        crossed_BTD = layer_pass.attended + features["cross_attention_output"]
-        expected["cross_attention_norm"] = block.cross_attention_norm(crossed_BTD)
-    output_BTD = layer_pass.stream + features["ffn_output"]
-    expected["layer_output"] = block.output_norm(output_BTD)
+        cross_residual_BTD = layer_pass.attended + features["cross_attention_output"]
+        expected["cross_attention_norm"] = block.cross_attention_norm(cross_residual_BTD)
+    network_residual_BTD = layer_pass.stream + features["ffn_output"]
+    expected["layer_output"] = block.output_norm(network_residual_BTD)
     return _compare_vectors(expected, features, mask_BT)
 
 
 def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]` of identities that sum over sources.
+    """Return the errors `[B]`, by name, of the identities that sum over sources.
 
-    F_ii and the sum over other sources are computed independently of attention_output: from attention weights and
-    values, which are multiplied by W_O separately.
+    F_ij is the contribution of token j to the attention output of token i. F_ii and the sum over other tokens are
+    computed from attention weights and values, independently of the model's attention output.
     """
     features = layer_pass.features
     block = layer_pass.block
-    x_BTD = layer_pass.x
-    own_BTD, others_BTD, row_errors_BT = _sum_sources(layer_pass)
-    norm = block.attention_output_norm
-    projected_BTD = others_BTD + own_BTD + block.output.b
-    projected_bias_BTD = block.output.b.expand_as(own_BTD)
-    summed_BTD = norm.part(projected_BTD, layer_pass.projected) + norm.beta
-    bias_BTD = norm.part(projected_bias_BTD, layer_pass.projected) + norm.beta
-    expected = {"attention_output": summed_BTD}
+    sums = _sum_sources(layer_pass)
+    projected_BTD = sums.others_BTD + sums.own_BTD + block.output.b
+    attention_output_BTD = _apply_norm(block.attention_output_norm, projected_BTD, layer_pass.projected)
+    expected = {"attention_output": attention_output_BTD}
     if "attention_norm" in features:
-        norm = block.attention_norm
-        expected["attention_norm"] = norm.part(x_BTD + summed_BTD, layer_pass.residual) + norm.beta
+        residual_BTD = layer_pass.x + attention_output_BTD
+        expected["attention_norm"] = _apply_norm(block.attention_norm, residual_BTD, layer_pass.residual)
     if PREACTIVATION in features:
-        cross_BTD = features.get("cross_attention_output")
-        rest = block.after_attention(layer_pass.residual, cross_BTD, features[PREACTIVATION])
-        sources_BTD = x_BTD + (summed_BTD - bias_BTD)
-        by_sources_BTD = rest.added(rest.stream(sources_BTD))
-        by_biases_BTD = rest.added_with_biases(rest.stream_with_biases(bias_BTD))
-        expected["ffn_output"] = by_sources_BTD + by_biases_BTD
+        expected["ffn_output"] = _sum_network_output(layer_pass, attention_output_BTD)
     errors = _compare_vectors(expected, features, mask_BT)
-    if "ffn_output" in errors:
+    if "ffn_output" in errors:  # The name of the identity differs from that of the capture point.
         errors["feed_forward"] = errors.pop("ffn_output")
-    errors["attention_rows"] = (row_errors_BT * mask_BT).amax(-1)
+    errors["attention_rows"] = (sums.row_errors_BT * mask_BT).amax(-1)
     return errors
+
+
+def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> Tensor:
+    """Return the feed-forward network's output `[B, T, D]` as the sum of the parts of the sources and of the biases.
+
+    In `attention_output_BTD`, the part of the biases consists of b_O and the beta of the norm after W_O, if any.
+    """
+    block = layer_pass.block
+    cross_BTD = layer_pass.features.get("cross_attention_output")
+    after_attention = block.after_attention(layer_pass.residual, cross_BTD, layer_pass.features[PREACTIVATION])
+    output_bias_BTD = block.output.b.expand_as(attention_output_BTD)
+    bias_BTD = _apply_norm(block.attention_output_norm, output_bias_BTD, layer_pass.projected)
+    sources_BTD = layer_pass.x + (attention_output_BTD - bias_BTD)
+    by_sources_BTD = after_attention.added(after_attention.stream(sources_BTD))
+    by_biases_BTD = after_attention.added_with_biases(after_attention.stream_with_biases(bias_BTD))
+    return by_sources_BTD + by_biases_BTD
+
+
+def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
+    """Return a part of the vectors `whole_BTD`, which determine the divisor, after a norm with its beta."""
+    return norm.part(part_BTD, whole_BTD) + norm.beta
 
 
 def _compare_vectors(
     expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor
 ) -> dict[str, Tensor]:
-    """Return the errors `[B]` of the `expected` vectors at the points that were captured.
+    """Return the errors `[B]` of the `expected` vectors, by name of the capture point, at the points in `features`.
 
-    Points are compared together, because each operator on a GPU is a kernel launch.
+    All points with the right shape are compared together, because each operator on a GPU is a kernel launch.
     """
     errors = {}
     equal_shapes = []
@@ -165,11 +192,16 @@ def _compare_vectors(
     return errors
 
 
-def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
-    """Return F_ii and sum_{j!=i} F_ij `[B, T, D]` before any norm, and the errors `[B, T]` of the weights' row sums.
+class _SourceSums(NamedTuple):
+    """Sums over the sources of each token."""
 
-    Each row of attention weights should sum to 1.
-    """
+    own_BTD: Tensor  # F_ii before any norm
+    others_BTD: Tensor  # sum_{j != i} F_ij before any norm
+    row_errors_BT: Tensor  # largest difference of heads between the sum of a token's attention weights and 1
+
+
+def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
+    """Return the sums over sources, computed from attention weights and values in blocks of R tokens."""
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
     heads = []
@@ -177,20 +209,25 @@ def _sum_sources(layer_pass: LayerPass) -> tuple[Tensor, Tensor, Tensor]:
     for rows in attention.blocks():
         weights_BHRT = attention.weights(rows)
         heads_BHRd = weights_BHRT @ attention.value
-        heads.append(heads_BHRd.transpose(-3, -2).flatten(-2))
+        heads_BRE = heads_BHRd.transpose(-3, -2).flatten(-2)
+        heads.append(heads_BRE)
         errors_BHR = (weights_BHRT.sum(-1) - 1).abs()
         row_errors.append(errors_BHR.amax(-2))
     others_BTE = join_blocks(heads, -2) - own_BTE
     W_ED = layer_pass.block.output.W
-    return own_BTE @ W_ED, others_BTE @ W_ED, join_blocks(row_errors, -1)
+    return _SourceSums(
+        own_BTD=own_BTE @ W_ED,
+        others_BTD=others_BTE @ W_ED,
+        row_errors_BT=join_blocks(row_errors, -1),
+    )
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the largest error and the number of checked texts, `[2, levels, identities]`.
+    """Return the largest error of all texts and the number of checked texts, stacked as `[2, levels, identities]`.
 
     `documents` contains the errors `[levels, identities]` of each text; NaN for unchecked identities.
     """
     errors = np.stack(documents)
-    largest = np.fmax.reduce(errors)
+    largest = np.fmax.reduce(errors)  # ignores NaN
     is_checked = ~np.isnan(errors)
     return np.stack([largest, is_checked.sum(0)])

@@ -1,22 +1,23 @@
-"""Every vector of a model as a sum of parts, one for each token of the input, from the embeddings on.
+"""Decomposition of all vectors of a model into parts, one for each token of the input and one for the biases.
 
     y_i = sum_j P_ij + b_i
 
-P_ij is the contribution of source token j to the vector y_i of token i, and b_i the contribution of the model's biases.
-Each input vector of the first layer belongs to a single token. Each layer is treated as an affine map: its attention
-weights, deviations of norms and slopes of activations are fixed at their values in the forward pass. Attention, skip
-connections and norms are exact, and an activation is split by one of two published rules (`RULES`). The parts and the
-biases sum to the model's vector under both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023:
-DecompX).
+The part P_ij is the contribution of source token j to the vector y_i of token i, and b_i is the contribution of the
+model's biases. The input vectors of the first layer consist only of the token's own part. Each layer is treated as an
+affine map: its attention weights, the standard deviations of its norms and the slopes of its activations are fixed at
+their values in the forward pass. Attention, skip connections and norms are exact, and the output of an activation is
+attributed to the parts of its input by one of two published rules (`RULES`). The parts sum to the model's vector under
+both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023: DecompX).
 
-Supported families have one stack, or an encoder, which is decomposed, and a decoder. Their feed-forward network has two
-Linears around an activation, or is gated, and follows attention or runs parallel to it (`parts_obstacle`).
+In encoder-decoder models, only the encoder is decomposed. The feed-forward network must be gated or consist of two
+Linears around an activation (`parts_obstacle`). It follows attention or runs parallel to it.
 
 Shapes: J parts (source tokens, then the biases), T tokens, N or R selected tokens, K levels (the embeddings, then each
 layer), L layers, D hidden, H heads, E = H * head width, W width of the feed-forward network, Q quantities.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ from attnmix.measures.weights import Linear, Norm
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of, find_layers, layer_counts
 
-BLOCK_NUMBERS = 2**24  # maximum number of elements of a block's array `[J, T, W]` in the feed-forward network
+BLOCK_NUMBERS = 2**24  # maximum number of elements `[J, T, W]` in the feed-forward network for a block of J sources
 CACHED_NUMBERS = 2**19  # the same for smaller blocks on a CPU, which fit into its cache
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Maximum rounding error of the sum of the parts by dtype, relative to the largest element of the vectors."""
@@ -49,33 +50,33 @@ QUANTITIES = (
 )
 """Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""A decomposition is ill-conditioned if the cosine of the others' part and the biases' part is below this value."""
+"""A decomposition is ill-conditioned if the cosine between the other tokens' part and the biases' part is smaller."""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
 class Tangents(AfterAttention):
-    """A layer after attention, with the activation split by its slope at the input: g(p) = g'(p) p + bias part."""
+    """`AfterAttention` for the rule `tangent`: g(p) = g'(p) p + remainder, and the remainder belongs to the biases."""
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` with respect to each of the `inputs`."""
-        p_NW, *gates = self.inputs
-        activation = self.block.feed_forward[1]
-        derivative_NW = _differentiate(activation, p_NW)
-        if not gates:
-            return (derivative_NW,)
-        return gates[0] * derivative_NW, activation(p_NW)
+        """The derivatives `[N, W]` with respect to each of the `inputs`: g'(p), or u g'(p) and g(p) for g(p) * u."""
+        if not self.block.stack.gated:
+            (p_NW,) = self.inputs
+            return (_differentiate(self._activation, p_NW),)
+        p_NW, u_NW = self.inputs
+        derivative_NW = _differentiate(self._activation, p_NW)
+        return u_NW * derivative_NW, self._activation(p_NW)
 
     @cached_property
     def constant(self) -> Tensor:
-        """The remainder of the linear approximation, which belongs to the biases."""
-        p_NW, *gates = self.inputs
-        activation = self.block.feed_forward[1]
-        linear_NW = _differentiate(activation, p_NW) * p_NW
-        if gates:
-            return -gates[0] * linear_NW
-        remainder_NW: Tensor = activation(p_NW) - linear_NW
-        return remainder_NW
+        """The remainder `[N, W]`, which belongs to the biases: g(p) - g'(p) p, or -u g'(p) p for g(p) * u."""
+        if not self.block.stack.gated:
+            (p_NW,) = self.inputs
+            remainder_NW: Tensor = self._activation(p_NW) - _differentiate(self._activation, p_NW) * p_NW
+            return remainder_NW
+        p_NW, u_NW = self.inputs
+        linear_NW = _differentiate(self._activation, p_NW) * p_NW
+        return -u_NW * linear_NW
 
 
 def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
-"""Rules for splitting an activation g over the parts of its input p.
+"""Rules for attributing the output of an activation g to the parts of its input p.
 
 `chord` multiplies each part by (g(p) - g(0)) / p, the slope from 0 to the input (the default of DecompX; integrated
 gradients from 0, as in Kobayashi et al., ICLR 2024). `tangent` multiplies each part by g'(p), the slope at the input,
@@ -106,15 +107,15 @@ def parts_obstacle(family: Family) -> str | None:
 
 
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
-    """Return the parts `[J, T, D]` of the first layer's input: each token is its own source, and the biases' part is 0.
+    """Return the parts `[J, T, D]` of the first layer's input `x_TD`, for the tokens `sources` and for the biases.
 
-    `sources` selects the source tokens.
+    The part of a source is the vector of this token, and 0 for other tokens. The last part, that of the biases, is 0.
     """
     tokens = torch.arange(len(x_TD), device=x_TD.device)
     positions = tokens[sources]
-    numbers = tokens[: len(positions)]
+    indices = tokens[: len(positions)]
     parts_JTD = x_TD.new_zeros(len(positions) + 1, *x_TD.shape)
-    parts_JTD[numbers, positions] = x_TD[positions]
+    parts_JTD[indices, positions] = x_TD[positions]
     return parts_JTD
 
 
@@ -123,21 +124,24 @@ def through_layer(
 ) -> Tensor:
     """Propagate the parts `[J, T, D]` of a layer's input to its output `[J, R, D]` at the tokens `rows`.
 
-    `layer_pass` contains one text, and `values` is the `value_map` of the layer.
+    The last part is that of the biases. `layer_pass` contains one text, and `values` is the `value_map` of the layer.
+    `rule` is one of `RULES`.
     """
     layer = _AffineLayer(layer_pass, values, rows, rule)
-    # The biases come first, because their propagation caches quantities of the whole vectors that all blocks need.
-    biases_1RD = layer.propagate(parts_JTD[-1:], are_biases=True)
-    blocks = _split_sources(parts_JTD[:-1], layer.rest.preactivation_NW)
-    sources = _apply_in_threads(layer.propagate, blocks)
-    return torch.cat([*sources, biases_1RD])
+    source_parts_JTD = parts_JTD[:-1]
+    bias_part_1TD = parts_JTD[-1:]
+    # The biases come first, because their propagation caches quantities of the whole vectors that all sources need.
+    bias_part_1RD = layer.propagate(bias_part_1TD, are_biases=True)
+    blocks = _split_sources(source_parts_JTD, layer.rest.preactivation_NW)
+    source_parts_by_block = _apply_in_threads(layer.propagate, blocks)
+    return torch.cat([*source_parts_by_block, bias_part_1RD])
 
 
 class _AffineLayer:
-    """A layer as an affine map in one forward pass of a text, with outputs at the tokens `rows`."""
+    """The affine map that replaces a layer in the forward pass of one text, with outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
-        """Store the constant attention weights and deviations of norms; arguments are those of `through_layer`."""
+        """Store the attention weights and the standard deviations of the norms, which are constants of the map."""
         block = layer_pass.block
         self.block = block
         self.values = values
@@ -146,11 +150,15 @@ class _AffineLayer:
         self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
         self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
         # The input of a feed-forward network parallel to attention is the layer's input.
-        read_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
-        preactivation_RW = _compute_preactivation(block, read_RD)
-        self.rest = RULES[rule](block, read_RD, None, preactivation_RW)
-        self.output_deviation_R1 = read_RD.new_ones(())
+        before_network_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
+        preactivation_RW = _compute_preactivation(block, before_network_RD)
+        after_attention_class = RULES[rule]
+        self.rest = after_attention_class(
+            block, residual_ND=before_network_RD, cross_ND=None, preactivation_NW=preactivation_RW
+        )
+        self.output_deviation_R1 = before_network_RD.new_ones(())
         if not block.output_norm.absent:
+            # The whole vectors contain the biases of all steps.
             stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
@@ -158,14 +166,28 @@ class _AffineLayer:
     def propagate(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
         """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
 
-        Parts of sources pass through the linear part of the layer; its biases are added to the biases' part.
+        The parts of sources are propagated by the linear part of the layer's affine map. If `are_biases` is True,
+        `parts_JTD` is the part of the biases, and the layer's biases are added to it.
         """
-        block = self.block
-        stream = self.rest.stream
-        added = self.rest.added
+        propagate_to_stream = self.rest.stream
+        propagate_through_network = self.rest.added
         if are_biases:
-            stream = self.rest.stream_with_biases
-            added = self.rest.added_with_biases
+            propagate_to_stream = self.rest.stream_with_biases
+            propagate_through_network = self.rest.added_with_biases
+        # The order of these operations determines the order in which gradients are added, and thus their last digits.
+        attention_JRD = self._propagate_through_attention(parts_JTD, are_biases)
+        input_JRD = parts_JTD[:, self.rows]
+        residual_JRD = attention_JRD + input_JRD
+        if self.block.stack.parallel:  # The feed-forward network reads the same input as attention.
+            output_JRD = residual_JRD + propagate_through_network(input_JRD)
+        else:
+            stream_JRD = propagate_to_stream(residual_JRD)
+            output_JRD = stream_JRD + propagate_through_network(stream_JRD)
+        return _apply_norm(self.block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
+
+    def _propagate_through_attention(self, parts_JTD: Tensor, are_biases: bool) -> Tensor:
+        """Propagate the parts `[J, T, D]` of the layer's input to the attention output, `[J, R, D]`."""
+        block = self.block
         heads = len(self.weights_HRT)
         normed_JTD = _apply_norm(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
         values_JTE = _apply_linear(self.values, normed_JTD, are_biases)
@@ -173,14 +195,7 @@ class _AffineLayer:
         mixed_JHRd = self.weights_HRT @ values_JHTd
         mixed_JRE = mixed_JHRd.transpose(1, 2).flatten(-2)
         projected_JRD = _apply_linear(block.output, mixed_JRE, are_biases)
-        attention_JRD = _apply_norm(block.attention_output_norm, projected_JRD, self.attention_deviation_R1, are_biases)
-        input_JRD = parts_JTD[:, self.rows]
-        stream_JRD = attention_JRD + input_JRD
-        if not block.stack.parallel:
-            stream_JRD = stream(stream_JRD)
-            input_JRD = stream_JRD
-        output_JRD = stream_JRD + added(input_JRD)
-        return _apply_norm(block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
+        return _apply_norm(block.attention_output_norm, projected_JRD, self.attention_deviation_R1, are_biases)
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
@@ -202,18 +217,24 @@ def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) 
 
 
 def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Tensor]) -> list[Tensor]:
-    """Apply `function` to each block, in one thread per core if that is faster."""
-    threads = None
+    """Return the result of `function` for each block, computed in parallel threads if that is faster.
+
+    Results with autograd graphs are computed without threads.
+    """
+    executor = None
     if not torch.is_grad_enabled():
-        threads = task_threads(blocks[0].device)
-    if threads is None or len(blocks) < 2:
+        executor = task_threads(blocks[0].device)
+    if executor is None or len(blocks) < 2:
         return [function(block) for block in blocks]
     without_derivatives = torch.no_grad()(function)  # Gradient mode is local to a thread.
-    return list(threads.map(without_derivatives, blocks))
+    return list(executor.map(without_derivatives, blocks))
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split parts `[J, R, D]` into blocks of sources with feed-forward activations that fit into a CPU's cache."""
+    """Split the parts of sources into blocks, whose activations `[J, R, W]` fit into a CPU's cache.
+
+    On other devices, return a single block.
+    """
     if not parts_JRD.is_cpu:
         return (parts_JRD,)
     sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
@@ -222,25 +243,43 @@ def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor,
 
 
 def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
-    """Return the output `[R, W]` of the feed-forward network's first Linear, from vectors after the skip connection."""
-    linear = block.feed_forward[0][0]
+    """Return the output `[R, W]` of the feed-forward network's first Linear for vectors before attention's norm."""
+    first_linears, _activation, _last_linear = block.feed_forward
+    linear = first_linears[0]
     stream_RD = block.attention_norm.normalise(residual_RD)
-    read_RD = block.feed_forward_norm.normalise(stream_RD)
-    return read_RD @ linear.W + linear.b
+    network_input_RD = block.feed_forward_norm.normalise(stream_RD)
+    return network_input_RD @ linear.W + linear.b
+
+
+class _DecomposedVectors(NamedTuple):
+    """The vectors of one level (the embeddings or a layer) and their parts."""
+
+    whole_TD: Tensor
+    parts_JTD: Tensor  # the parts of sources, then the part of the biases
+
+    @property
+    def sources_JTD(self) -> Tensor:
+        """The parts of the sources."""
+        return self.parts_JTD[:-1]
+
+    @property
+    def bias_TD(self) -> Tensor:
+        """The part of the biases."""
+        return self.parts_JTD[-1]
 
 
 class _Level:
-    """The vectors of one level, and measures of their parts that are accumulated over blocks of sources."""
+    """Measures of the parts of one level (the embeddings or a layer), accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
-        """Start with no parts of sources; `bias_TD` is the biases' part of the vectors `whole_TD`."""
+        """Store the vectors `whole_TD` and the biases' part `bias_TD`; allocate the measures of the sources' parts."""
         tokens = len(whole_TD)
         self.whole_TD = whole_TD
         self.bias_TD = bias_TD
-        self.length_TT = whole_TD.new_zeros(tokens, tokens)
-        self.projection_TT = whole_TD.new_zeros(tokens, tokens)
-        self.own_TD = torch.zeros_like(whole_TD)
-        self.sources_TD = torch.zeros_like(whole_TD)
+        self.length_TT = whole_TD.new_zeros(tokens, tokens)  # |P_ij|, token by source
+        self.projection_TT = whole_TD.new_zeros(tokens, tokens)  # signed shares, token by source
+        self.own_TD = torch.zeros_like(whole_TD)  # P_ii
+        self.sources_TD = torch.zeros_like(whole_TD)  # sum of the parts of all sources added so far
 
     def add(self, parts_JTD: Tensor, sources: slice) -> None:
         """Add the parts of the source tokens `sources`."""
@@ -248,10 +287,11 @@ class _Level:
         self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
         self.sources_TD += parts_JTD.sum(0)
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
-        self.own_TD[positions] = parts_JTD[positions - sources.start, positions]  # P_ii
+        indices = positions - sources.start
+        self.own_TD[positions] = parts_JTD[indices, positions]
 
     def compute_bias_cosine(self) -> Tensor:
-        """Return the cosine `[T]` between the others' part and the biases' part; NaN if either part is 0."""
+        """Return the cosine `[T]` between the summed parts of other tokens and the biases' part; NaN if either is 0."""
         others_TD = self.others_TD
         products_T = (others_TD * self.bias_TD).sum(-1)
         lengths_T = others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1)
@@ -268,7 +308,7 @@ class PartsReader:
     """Decomposition of a model's vectors into parts, one text at a time."""
 
     def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
-        """Raise `InputError` for an unknown rule or an unsupported family."""
+        """Store the model and the rule; raise `InputError` for an unknown rule or an unsupported family."""
         if rule not in RULES:
             raise InputError(f"rule: {rule!r}; allowed: {', '.join(RULES)}")
         family = family_of(base.config)
@@ -279,33 +319,29 @@ class PartsReader:
         self.rule = rule
         self.stack = family.stacks[0]
         first_layer = find_layers(base, self.stack)[0]
-        first_linear = Block(first_layer, self.stack).feed_forward[0][0]
-        self.width = first_linear.W.shape[1]
-        self.values: list[Linear] = []
+        first_linears, _activation, _last_linear = Block(first_layer, self.stack).feed_forward
+        self.width = first_linears[0].W.shape[1]
+        self.values: list[Linear] = []  # the `value_map` of each layer, read at first use
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """Return measures of the parts of one text, by name; `batch` contains this text without padding.
 
-        The callback `advance` runs after each of the `steps`.
+        At each of K levels (the embeddings, then each layer), the vector y_i of token i is the sum of the part P_ij of
+        each source token j and the part b_i of the biases. The callback `advance` runs after each of the `steps`.
 
         `length`           |P_ij| `[K, T, T]`, token by source
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
         `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
-        `own_share`        own / (own + others); 1 for a token without contributions of others
-        `coherence`        others / sum_{j != i} |P_ij|; below 1 if the others' parts cancel, NaN if there are none
-        `biases`           |b_i|; `bias_projection` is its projection, and all projections of a vector sum to 1
-        `bias_cosine`      cosine between the others' part and the biases' part
+        `own_share`        own / (own + others); 1 for a token without contributions of other tokens
+        `coherence`        others / sum_{j != i} |P_ij|; below 1 if parts of other tokens cancel, NaN if there are none
+        `biases`           |b_i|
+        `bias_projection`  b_i . y_i / |y_i|^2; all projections of a vector sum to 1
+        `bias_cosine`      cosine between sum_{j != i} P_ij and b_i
         `whole`            |y_i|
 
         Raise `InputError` if parts and biases do not sum to the model's vectors.
         """
-        levels: list[_Level] = []
-        tokens = batch["input_ids"].shape[-1]
-        for sources in self._split_into_blocks(tokens):
-            for number, (whole_TD, parts_JTD) in enumerate(self._propagate_parts(batch, sources, advance)):
-                if sources.start == 0:
-                    levels.append(_Level(whole_TD, bias_TD=parts_JTD[-1]))
-                levels[number].add(parts_JTD[:-1], sources)
+        levels = self._measure_levels(batch, advance)
         for number, level in enumerate(levels):
             self._check_sum(number, level.sources_TD + level.bias_TD, level.whole_TD)
         length_KTT = torch.stack([level.length_TT for level in levels])
@@ -325,6 +361,17 @@ class PartsReader:
             "whole": torch.stack([level.whole_TD.norm(dim=-1) for level in levels]),
         }
 
+    def _measure_levels(self, batch: Mapping[str, Tensor], advance: Callable[[], None]) -> list[_Level]:
+        """Return the measures of all levels, computed in one forward pass for each block of sources."""
+        levels: list[_Level] = []
+        tokens = batch["input_ids"].shape[-1]
+        for sources in self._split_into_blocks(tokens):
+            for number, vectors in enumerate(self._propagate_parts(batch, sources, advance)):
+                if sources.start == 0:
+                    levels.append(_Level(vectors.whole_TD, vectors.bias_TD))
+                levels[number].add(vectors.sources_JTD, sources)
+        return levels
+
     def steps(self, tokens: int) -> int:
         """Return the number of calls of `advance` in `read` for a text of `tokens` tokens."""
         layers = layer_counts(self.base)[0]
@@ -340,19 +387,19 @@ class PartsReader:
         return blocks
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
+        """Return only `projection` `[K, R, T]` and `bias_projection` `[K, R]`, for the R tokens at `positions`.
 
-        Each token and level requires a backward pass through the fixed affine layers. Memory grows linearly with
-        the number of tokens, because no array of parts `[T, T, D]` is allocated.
+        Each of these tokens requires a backward pass through the affine layers at each of the K levels. Memory grows
+        linearly with the number of tokens T, because no array of parts `[T, T, D]` is allocated.
         """
-        levels = self._propagate_parts(batch, None)
-        _, input_JTD = levels[0]
+        levels = self._propagate_parts(batch, sources=None)
+        input_JTD = levels[0].parts_JTD
         shares = []
         biases = []
-        for whole_TD, parts_JTD in levels:
-            rows = [self._compute_row(input_JTD, whole_TD, parts_JTD, position) for position in positions]
+        for level in levels:
+            rows = [self._compute_row(input_JTD, level, position) for position in positions]
             shares.append(torch.stack(rows))
-            bias_T = projection(parts_JTD[-1], whole_TD)
+            bias_T = projection(level.bias_TD, level.whole_TD)
             biases.append(bias_T.detach())
         biases_KT = torch.stack(biases)
         return {
@@ -360,24 +407,29 @@ class PartsReader:
             "bias_projection": biases_KT[:, list(positions)],
         }
 
-    def _compute_row(self, input_JTD: Tensor, whole_TD: Tensor, parts_JTD: Tensor, position: int) -> Tensor:
-        """Return the signed share `[T]` of each source in the vector at `position`, which is linear in the input."""
-        share_T = projection(parts_JTD[0], whole_TD)
+    def _compute_row(self, input_JTD: Tensor, level: _DecomposedVectors, position: int) -> Tensor:
+        """Return the signed share `[T]` of each source in the vector at `position`.
+
+        The share of all sources together is linear in the input of the first layer. The share of a single source is
+        therefore the scalar product of its input vector and the gradient.
+        """
+        all_sources_TD = level.parts_JTD[0]
+        share_T = projection(all_sources_TD, level.whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
         products_TD = gradient_JTD[0] * input_JTD[0]
         return products_TD.sum(-1).detach()
 
     def _propagate_parts(
         self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Return each level's vectors `[T, D]` and the parts `[J, T, D]` of the `sources` and of the biases.
+    ) -> list[_DecomposedVectors]:
+        """Return the vectors of each level with the parts of the `sources` and of the biases.
 
         If `sources` is None, all sources form a single part, and the parts have autograd graphs. The callback
         `advance` runs after each layer.
         """
         if not self.values:
             self.values = self._read_value_maps(batch)
-        levels: list[tuple[Tensor, Tensor]] = []
+        levels: list[_DecomposedVectors] = []
 
         def append_level(layer_pass: LayerPass, _features: object) -> None:
             """Propagate the parts of the previous level through a layer."""
@@ -386,11 +438,12 @@ class PartsReader:
             document = layer_pass.document(0)
             with torch.set_grad_enabled(sources is None):
                 if not levels:
-                    levels.append((document.x, _create_first_parts(document.x, sources)))
-                _, input_JTD = levels[-1]
+                    embeddings = _DecomposedVectors(document.x, _create_first_parts(document.x, sources))
+                    levels.append(embeddings)
+                input_JTD = levels[-1].parts_JTD
                 values = self.values[layer_pass.call.number - 1]
                 output_JTD = through_layer(document, values, input_JTD, rule=self.rule)
-            levels.append((document.features["layer_output"], output_JTD))
+            levels.append(_DecomposedVectors(document.features["layer_output"], output_JTD))
             advance()
 
         with torch.no_grad():
@@ -411,7 +464,7 @@ class PartsReader:
         return [Linear(value.W.clone(), value.b.clone()) for value in maps]
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:
-        """Raise `InputError` if the parts of a level do not sum to the model's vectors."""
+        """Raise `InputError` if the sum of the parts of a level differs from the model's vectors `whole_TD`."""
         largest = whole_TD.abs().max().clamp_min(1e-30)
         largest_error = (sum_TD - whole_TD).abs().max()
         error = float(largest_error / largest)
@@ -425,9 +478,9 @@ class PartsReader:
 
 
 def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
-    """Return the parts `[J, T, D]` of the first layer's input.
+    """Return the parts `[J, T, D]` of the first layer's input, for the tokens `sources` and for the biases.
 
-    If `sources` is None, these are a single differentiable part of all sources, and the part of the biases.
+    If `sources` is None, all sources form a single part, and the result requires gradients.
     """
     if sources is not None:
         return embedding_parts(x_TD, sources)
@@ -436,7 +489,7 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` from the result of `PartsReader.read`. Undefined values are NaN."""
+    """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`; NaN if undefined."""
     projection_KT = parts["projection"].sum(-1)
     own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
@@ -452,16 +505,16 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
 def source_shares(parts: dict[str, Tensor]) -> Tensor:
     """Return the share `[L, T, T]` of each source in each token's vector after each layer, from `PartsReader.read`.
 
-    Each row sums to 1. A token's share in its own vector is `own_share`; the remainder is divided among the other
-    sources in proportion to the lengths of their parts.
+    Each row sums to 1. The share of a token in its own vector is `own_share`; the remainder is divided among the other
+    tokens in proportion to the lengths of their parts.
     """
-    own_LT = parts["own_share"][1:]
+    own_LT = parts["own_share"][1:]  # without the embeddings
     length_LTT = parts["length"][1:].clone()
     length_LTT.diagonal(dim1=-2, dim2=-1).zero_()
-    lengths_LT1 = length_LTT.sum(-1, keepdim=True)
-    portion_LTT = torch.where(lengths_LT1 > 0, length_LTT / lengths_LT1, 0)
-    others_LT1 = (1 - own_LT)[..., None]
-    return others_LT1 * portion_LTT + torch.diag_embed(own_LT)
+    total_LT1 = length_LTT.sum(-1, keepdim=True)
+    proportion_LTT = torch.where(total_LT1 > 0, length_LTT / total_LT1, 0)
+    others_share_LT1 = (1 - own_LT)[..., None]
+    return others_share_LT1 * proportion_LTT + torch.diag_embed(own_LT)
 
 
 def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor | None:

@@ -1,12 +1,14 @@
 """Weights and forward-pass tensors of a layer, in the same form for all supported model families.
 
-The layers of all families follow the same equations, with optional norms (`attnmix/models/families.yaml`):
+The layers of all families follow the same equations, with optional norms (`attnmix/models/families.yaml`). x is the
+layer's input, and `heads` are the concatenated outputs of the attention heads:
 
     o = heads W_O + b_O                       attention_output = attention_output_norm(o)
     attention_residual = x + attention_output            z = attention_norm(attention_residual)
     layer_output = output_norm(z + ffn_output)
 
-Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, E = heads * head width.
+Shapes: B texts, H heads, T tokens, N tokens of several texts, D hidden, d head width, E = H * d, W width of the
+feed-forward network.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -54,33 +56,39 @@ class Block:
 
     @cached_property
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
-        """The first Linears (two in some gated networks), activation and last Linear of the feed-forward network."""
+        """The first Linears, the activation and the last Linear of the feed-forward network.
+
+        There are two first Linears in a gated network that does not concatenate W_g and W_u into a single Linear.
+        """
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
-        first, activation, *more, last = modules
-        ups = [linear_weights(module) for module in (first, *more)]
-        return ups, activation, linear_weights(last)
+        first, activation, *second, last = modules
+        first_linears = [linear_weights(module) for module in (first, *second)]
+        return first_linears, activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
-        """Return the layer's output for the layer input `x` `[T, D]` and an `attention_output` `[..., T, D]`."""
+        """Return the layer's output `[..., T, D]` for the input `x` `[T, D]` and any `attention_output` `[..., T, D]`.
+
+        `call` provides the encoder states for cross-attention. Norms that the family does not have are identities.
+        """
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
-            read = self.cross_attention_input_norm(z)
-            z = self.cross_attention_norm(z + _attend_to_encoder(call, read))
-        network_input = x if self.stack.parallel else z
-        added = self.feed_forward_norm(network_input)
+            cross_attention_output = _attend_to_encoder(call, self.cross_attention_input_norm(z))
+            z = self.cross_attention_norm(z + cross_attention_output)
+        before_network = x if self.stack.parallel else z
+        vectors = self.feed_forward_norm(before_network)
         for path in self.stack.feed_forward:
             module = self.layer.get_submodule(path)
-            added = module(added)
-        return self.output_norm(z + self.feed_forward_output_norm(added))
+            vectors = module(vectors)
+        return self.output_norm(z + self.feed_forward_output_norm(vectors))
 
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the part of the layer after attention for N tokens, which propagates the parts of single sources."""
+        """Return the computation after attention for N tokens, which propagates contributions of single sources."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _find_norm(self, path: str | None) -> Norm:
-        """Return the norm at `path`, or `no_norm` if the path is None or leads to an `Identity`, as in ModernBERT."""
+        """Return the norm at `path`; `no_norm` if `path` is None or the module is an `Identity`, as in ModernBERT."""
         if path is None:
             return self.no_norm
         module = self.layer.get_submodule(path)
@@ -91,7 +99,7 @@ class Block:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """The tensors of a batch or of one text in the forward pass of one layer."""
+    """The tensors of one layer in the forward pass of a batch or of one text."""
 
     block: Block
     call: LayerCall
@@ -100,7 +108,10 @@ class LayerPass:
     features: Mapping[str, Tensor]  # [..., T, width] by capture point
 
     def document(self, place: int, tokens: int | None = None) -> Self:
-        """Return the text at index `place` of a batch, truncated to `tokens`. Attention still includes padding."""
+        """Return the tensors of the text at index `place` of a batch, truncated to the first `tokens` tokens.
+
+        `attention` is not truncated and still includes padding.
+        """
         features = {point: feature[place, :tokens] for point, feature in self.features.items()}
         return replace(
             self,
@@ -110,7 +121,10 @@ class LayerPass:
         )
 
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
-        """Return the texts at `places` of a batch, each truncated to `tokens`, which must only remove padding."""
+        """Return the tensors of the texts with the indices `places` in a batch, truncated to the first `tokens` tokens.
+
+        The truncation, which includes `attention`, must only remove padding.
+        """
         first = slice(tokens)
         features = {point: feature[places, first] for point, feature in self.features.items()}
         return replace(
@@ -122,7 +136,7 @@ class LayerPass:
 
     @property
     def projected(self) -> Tensor:
-        """The output of W_O `[..., T, D]`."""
+        """The output of W_O `[..., T, D]`, which is captured separately only if a norm follows it."""
         return self.features.get(PROJECTED, self.features["attention_output"])
 
     @property
@@ -137,7 +151,11 @@ class LayerPass:
 
     @property
     def stream(self) -> Tensor:
-        """The vectors before the feed-forward network and its input norm `[..., T, D]`."""
+        """The vectors before the feed-forward network and its input norm `[..., T, D]`.
+
+        These vectors follow the skip connection of cross-attention or, in layers without cross-attention, that of
+        self-attention, and the norm after this skip connection, if any.
+        """
         if "cross_attention_output" in self.features and not self.block.stack.cross_attention_norm:
             return self.attended + self.features["cross_attention_output"]
         return self.features.get("cross_attention_norm", self.attended)
@@ -154,9 +172,10 @@ class LayerPass:
 
     @cached_property
     def output(self) -> Tensor:
-        """The layer's output `[..., T, D]`, recomputed from `attention_output`.
+        """The layer's output `[..., T, D]`, recomputed from `attention_output` by `Block.rest`.
 
-        Removing a part that is 0 from `attention_output` gives bitwise the same result.
+        `Block.rest` also computes outputs without the contribution of a source. If this contribution is 0, the two
+        outputs are thus bitwise the same.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
@@ -171,31 +190,36 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Parts of `AfterAttention.residual_ND`, on the second skip connection and in the feed-forward network.
+    """Contributions of sources on the second skip connection and in the feed-forward network.
 
-    They are linear in `residual_ND` and thus additive; `AfterAttention.output` divides by the deviations of norms.
+    They are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They do not include the
+    divisions by the standard deviations of LayerNorms, which follow in `AfterAttention.output`.
     """
 
-    stream: Tensor  # the part on the second skip connection, [..., D]
-    entering: Sequence[Tensor]  # the part after each first Linear of the feed-forward network, [..., W]
+    stream: Tensor  # contributions on the second skip connection, [..., D]
+    entering: Sequence[Tensor]  # contributions after each first Linear of the feed-forward network, [..., W]
 
     @property
     def paths(self) -> list[Tensor]:
-        """The part on the skip connection, and the parts in the feed-forward network."""
+        """The contributions on the skip connection, and those after each first Linear of the feed-forward network."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
-        """Return the difference of two parts, and overwrite `other` with it."""
+        """Return these contributions minus `other`. The tensors of `other` are overwritten with the result."""
         for first, second in zip(self.paths, other.paths, strict=True):
             torch.sub(first, second, out=second)
         return other
 
     def copy(self) -> Self:
-        """Return a copy for `AfterAttention.output`, which overwrites `entering` but not `stream`."""
+        """Return a copy that `AfterAttention.output` may overwrite: it overwrites `entering`, but not `stream`."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
-        """Return the weighted sums of H vectors for each token `[..., B * T, ...]`, with weights `[..., B, T, H]`."""
+        """Return the weighted sum of H contributions for each of B * T tokens.
+
+        The contributions have shape `[H, ...]` or `[B, H, ...]`, the weights `[..., B, T, H]`, and the sums
+        `[..., B * T, ...]`.
+        """
         stream = (weights_BTH @ self.stream).flatten(-3, -2)
         entering = []
         for vectors in self.entering:
@@ -205,12 +229,15 @@ class NetworkPart:
 
     @property
     def others(self) -> Self:
-        """The second of two parts, which belongs to the other tokens."""
+        """The contributions of the other tokens, at index 1; those of the token itself are at index 0."""
         entering = [vectors[1] for vectors in self.entering]
         return replace(self, stream=self.stream[1], entering=entering)
 
     def add_own(self, other: Self) -> Self:
-        """Add `other` to the first of two parts, in place, and return both parts."""
+        """Add `other` in place to the contributions of the token itself, at index 0, and return `self`.
+
+        The contributions of the other tokens, at index 1, remain unchanged.
+        """
         for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
         return self
@@ -218,9 +245,10 @@ class NetworkPart:
 
 @dataclass(frozen=True)
 class AfterAttention:
-    """The computation from attention's skip connection to the end of a layer, for N tokens.
+    """The computation from attention's skip connection to the end of a layer, for contributions to N tokens.
 
-    The output W_2 g(W_1 z + b_1) + b_2 of a network is attributed to sources by integrated gradients with baseline 0
+    A vector is a sum of parts; each part is the contribution of one source or of the biases. The output
+    W_2 g(W_1 z + b_1) + b_2 of a feed-forward network is attributed to sources by integrated gradients with baseline 0
     (Kobayashi et al., ICLR 2024). For an elementwise activation g and parts p_j of its input p, the closed form is
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
@@ -232,8 +260,8 @@ class AfterAttention:
 
     because int_0^1 t g'(t p) dt = (g(p) - m) / p (integration by parts). m is computed by quadrature; the parts sum to
     u g(p) for any m. The contribution of each source is thus a linear map of the source, and the map depends on token i
-    only. LayerNorms are replaced by their linear parts, divided by the deviations of the whole vectors. Biases and the
-    output of cross-attention belong to no source. W is the width of the feed-forward network.
+    only. A LayerNorm is replaced by its linear part, divided by the standard deviation of the whole vector. Biases and
+    the output of cross-attention are not attributed to any source. W is the width of the feed-forward network.
     """
 
     block: Block
@@ -243,22 +271,27 @@ class AfterAttention:
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The input p `[N, W]` of the activation; in a gated network, p and u."""
-        ups, *_ = self.block.feed_forward
+        """The input p `[N, W]` of the activation; in a gated network W_2 (g(p) * u), both p and u."""
         if not self.block.stack.gated:
             return (self.preactivation_NW,)
-        if len(ups) == 1:
+        if len(self._first_linears) == 1:  # The Linear contains W_g and W_u concatenated.
             return self.preactivation_NW.chunk(2, dim=-1)
-        norm = self.block.feed_forward_norm
-        entering_ND = norm.normalise(self._stream_ND)
-        return self.preactivation_NW, entering_ND @ ups[1].W + ups[1].b
+        _, second_linear = self._first_linears
+        network_input_ND = self.block.feed_forward_norm.normalise(self._stream_ND)
+        u_NW = network_input_ND @ second_linear.W + second_linear.b
+        return self.preactivation_NW, u_NW
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factors `[N, W]` that multiply the parts of each of the `inputs`."""
-        activation = self.block.feed_forward[1]
+        """The factors `[N, W]` of the parts of each of the `inputs`.
+
+        The factor of the parts of p is (g(p) - g(0)) / p. In a gated network W_2 (g(p) * u), the factor of the parts of
+        p is u (g(p) - m) / p, and that of the parts of u is m, the mean of g(t p) over t from 0 to 1.
+        """
+        activation = self._activation
         if not self.block.stack.gated:
             p_NW = self.preactivation_NW
+            # The function `slopes` of this module returns (g(p) - g(0)) / p.
             return (slopes(activation, p_NW, activation(p_NW)),)
         p_NW, u_NW = self.inputs
         mean_NW = mean_on_path(activation, p_NW)  # m
@@ -271,20 +304,38 @@ class AfterAttention:
 
     @cached_property
     def constant(self) -> Tensor:
-        """The constant part of W_2's input, independent of the `inputs`: g(0), or 0 in a gated network."""
+        """The part of W_2's input that belongs to the biases: g(0), or 0 in a gated network."""
         zero = self.preactivation_NW.new_zeros(1)
         if self.block.stack.gated:
             return zero
-        activation = self.block.feed_forward[1]
-        value_at_zero: Tensor = activation(zero)
+        value_at_zero: Tensor = self._activation(zero)
         return value_at_zero
 
-    def _propagate_to_inner(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return the part of W_2's input `[N, W]` from parts of the `inputs`, in separate tensors or concatenated.
+    @property
+    def _first_linears(self) -> list[Linear]:
+        """W_1 of the feed-forward network; in a gated network, W_g and W_u, separately or concatenated."""
+        first_linears, _activation, _last_linear = self.block.feed_forward
+        return first_linears
 
-        The parts are overwritten, because an allocation would cost as much as the product.
+    @property
+    def _activation(self) -> Module:
+        """The activation g of the feed-forward network."""
+        _first_linears, activation, _last_linear = self.block.feed_forward
+        return activation
+
+    @property
+    def _last_linear(self) -> Linear:
+        """W_2 and b_2 of the feed-forward network."""
+        _first_linears, _activation, last_linear = self.block.feed_forward
+        return last_linear
+
+    def _apply_slopes(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
+        """Return the parts `[..., N, W]` of W_2's input: the sum of the products of `parts` and `slopes`.
+
+        `parts` contains the parts of each of the `inputs`, or a single tensor with the parts of both inputs of a gated
+        network, concatenated. It is overwritten, because an allocation would cost as much as the product.
         """
-        if len(parts) < len(slopes):
+        if len(parts) < len(slopes):  # W_g and W_u are a single Linear.
             width = slopes[0].shape[-1]
             gate_and_up = parts[0]
             parts = gate_and_up[..., :width], gate_and_up[..., width:]
@@ -295,90 +346,110 @@ class AfterAttention:
 
     @cached_property
     def _divided_slopes(self) -> Sequence[Tensor]:
-        """The `slopes`, divided by the deviation of the feed-forward network's input norm."""
+        """The `slopes`, divided by the standard deviation in the LayerNorm before the feed-forward network."""
         if self.block.feed_forward_norm.absent:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
     def stream(self, part_ND: Tensor) -> Tensor:
-        """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection."""
+        """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection.
+
+        Each norm is replaced by its linear part, divided by the standard deviation of the whole vectors.
+        """
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
-        whole_ND = self._attended_ND + self.cross_ND
-        return self.block.cross_attention_norm.part(part_ND, whole_ND)
+        return self.block.cross_attention_norm.part(part_ND, self._cross_residual_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Return the feed-forward network's output `[..., N, D]` for a part returned by `stream`, without biases."""
-        ups, _, down = self.block.feed_forward
-        entering_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
-        inputs = [entering_ND @ up.W for up in ups]
-        inner_NW = self._propagate_to_inner(inputs, self.slopes)
-        return self._propagate_through_output_norm(inner_NW @ down.W)
+        """Propagate a part `[..., N, D]` through the feed-forward network and its norms, without adding biases.
+
+        `stream_ND` is a result of `stream`.
+        """
+        network_input_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
+        input_parts = [network_input_ND @ linear.W for linear in self._first_linears]
+        inner_NW = self._apply_slopes(input_parts, self.slopes)
+        return self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
 
     def network_part(self, part: Tensor) -> NetworkPart:
-        """Return the `NetworkPart` of parts `[..., D]` of `residual_ND`, before any division by deviations."""
+        """Propagate parts `[..., D]` of `residual_ND` to the second skip connection and into the feed-forward network.
+
+        Norms apply only their linear parts, without the divisions by standard deviations.
+        """
         stream = self.block.attention_norm.linear(part)
         if self.cross_ND is not None:
             stream = self.block.cross_attention_norm.linear(stream)
         return self.enter_network(stream)
 
     def enter_network(self, stream: Tensor) -> NetworkPart:
-        """Return the `NetworkPart` of parts `[..., D]` of the second skip connection's input."""
+        """Propagate parts `[..., D]` on the second skip connection into the feed-forward network, without divisions."""
         entering = self.block.feed_forward_norm.linear(stream)
-        ups, _, _ = self.block.feed_forward
-        return NetworkPart(stream, [entering @ up.W for up in ups])
+        return NetworkPart(stream, [entering @ linear.W for linear in self._first_linears])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Propagate a part of `residual_ND` to the layer's output `[..., N, D]`, up to a scalar factor per token.
+        """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, up to a factor per token.
 
-        The factor (deviations of the norms along the skip connection) cancels in ratios. `part.entering` is
-        overwritten.
+        The factor, the standard deviations by which the LayerNorms on the skip connections divide, cancels in ratios.
+        The output is the sum of the part on the skip connection and the feed-forward network's output for the part that
+        entered the network. `part.entering` is overwritten.
         """
-        _, _, down = self.block.feed_forward
-        inner_NW = self._propagate_to_inner(part.entering, self._divided_slopes)
-        added_ND = self._propagate_through_output_norm(inner_NW @ down.W)
-        return self.block.output_norm.linear(part.stream + added_ND)
+        inner_NW = self._apply_slopes(part.entering, self._divided_slopes)
+        network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
+        return self.block.output_norm.linear(part.stream + network_output_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Propagate a part of `residual_ND` as in `stream`, and add the norms' betas and the cross-attention output."""
+        """Propagate the part `[..., N, D]` of `residual_ND` that contains the biases to the second skip connection.
+
+        The betas of the norms and the cross-attention output are added to this part, because they are not attributed to
+        any source. Each norm divides all parts by the standard deviation of the whole vectors, so that the parts sum to
+        the output of the norm.
+        """
         norm = self.block.attention_norm
         stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
         cross_norm = self.block.cross_attention_norm
-        whole_ND = self._attended_ND + self.cross_ND
-        return cross_norm.part(stream_ND + self.cross_ND, whole_ND) + cross_norm.beta
+        return cross_norm.part(stream_ND + self.cross_ND, self._cross_residual_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Propagate a part as in `added`, and add the biases of the feed-forward network and its norms."""
-        block = self.block
-        ups, _, down = block.feed_forward
-        norm = block.feed_forward_norm
-        entering_ND = norm.part(stream_ND, self._stream_ND) + norm.beta
-        inputs = [entering_ND @ up.W + up.b for up in ups]
-        inner_NW = self._propagate_to_inner(inputs, self.slopes)
-        projected_ND = (inner_NW + self.constant) @ down.W + down.b
-        return self._propagate_through_output_norm(projected_ND) + block.feed_forward_output_norm.beta
+        """Propagate the part `[..., N, D]` that contains the biases through the feed-forward network and its norms.
+
+        Each step adds its bias to this part: the norms, the Linears, and the activation, whose output is `slopes` times
+        its input plus `constant`. `stream_ND` is a result of `stream_with_biases`.
+        """
+        input_norm = self.block.feed_forward_norm
+        output_norm = self.block.feed_forward_output_norm
+        last_linear = self._last_linear
+        network_input_ND = input_norm.part(stream_ND, self._stream_ND) + input_norm.beta
+        input_parts = [network_input_ND @ linear.W + linear.b for linear in self._first_linears]
+        inner_NW = self._apply_slopes(input_parts, self.slopes) + self.constant
+        projected_ND = inner_NW @ last_linear.W + last_linear.b
+        return self._propagate_through_output_norm(projected_ND) + output_norm.beta
 
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
-        """Propagate a part `[..., N, D]` of W_2's output through the feed-forward network's output norm."""
+        """Propagate a part `[..., N, D]` of W_2's output through the norm that follows, if any.
+
+        The norm divides by the standard deviation of the whole output of W_2, which is recomputed from `inputs`.
+        """
         norm = self.block.feed_forward_output_norm
         if norm.absent:
             return projected_ND
-        _, activation, down = self.block.feed_forward
-        inner_NW = activation(self.inputs[0])
         if self.block.stack.gated:
-            inner_NW = inner_NW * self.inputs[1]
-        whole_ND = inner_NW @ down.W + down.b
+            p_NW, u_NW = self.inputs
+            inner_NW = self._activation(p_NW) * u_NW
+        else:
+            inner_NW = self._activation(self.preactivation_NW)
+        whole_ND = inner_NW @ self._last_linear.W + self._last_linear.b
         return norm.part(projected_ND, whole_ND)
 
     @cached_property
     def _attention_deviation_N1(self) -> Tensor:
+        """The divisor of the norm after attention's skip connection."""
         return self.block.attention_norm.deviation(self.residual_ND)
 
     @cached_property
     def _stream_deviation_N1(self) -> Tensor:
+        """The divisor of the norm before the feed-forward network."""
         return self.block.feed_forward_norm.deviation(self._stream_ND)
 
     @cached_property
@@ -386,29 +457,35 @@ class AfterAttention:
         """The vectors after attention's skip connection and its norm."""
         return self.block.attention_norm.normalise(self.residual_ND)
 
+    @property
+    def _cross_residual_ND(self) -> Tensor:
+        """The vectors after the skip connection of cross-attention, before its norm."""
+        assert self.cross_ND is not None
+        return self._attended_ND + self.cross_ND
+
     @cached_property
     def _stream_ND(self) -> Tensor:
         """The input of the feed-forward network, before its input norm."""
         if self.cross_ND is None:
             return self._attended_ND
-        return self.block.cross_attention_norm.normalise(self._attended_ND + self.cross_ND)
+        return self.block.cross_attention_norm.normalise(self._cross_residual_ND)
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
-    """Return (g(p) - g(0)) / p for an elementwise g, or g'(0) where p is 0; p is `before`, and g(p) is `after`.
+    """Return (g(p) - g(0)) / p for an elementwise activation g, p in `before` and g(p) in `after`; g'(0) where p is 0.
 
-    g'(0) is a central difference; at a kink of g, this is the mean of both one-sided derivatives.
+    g'(0) is a central difference, which is the mean of the two one-sided derivatives if g has a kink at 0.
     """
     around_zero = torch.linspace(-STEP, STEP, 3, dtype=before.dtype, device=before.device)
-    below_zero, at_zero, above_zero = (activation(number) for number in around_zero.split(1))
-    derivative = (above_zero - below_zero) / (2 * STEP)
-    slope = (after - at_zero) / before
+    value_below, value_at_zero, value_above = (activation(number) for number in around_zero.split(1))
+    derivative = (value_above - value_below) / (2 * STEP)
+    slope = (after - value_at_zero) / before
     slope_with_limit: Tensor = slope.where(before != 0, derivative)
     return slope_with_limit
 
 
 def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt for an elementwise g and p in `before`, by Gauss-Legendre quadrature."""
+    """Return int_0^1 g(t p) dt for an elementwise activation g and p in `before`, by Gauss-Legendre quadrature."""
     nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
     nodes_on_unit = (nodes + 1) / 2
     weights_on_unit = weights / 2
@@ -427,34 +504,37 @@ def run_layers(
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> Any:
-    """Run one forward pass, and call `visit` after each layer with its `LayerPass` and the features recorded so far.
+    """Run one forward pass, call `visit` after each layer, and return the model's output.
 
-    If `model` (`base` with a task head) is not None, it is run instead of `base`. Of earlier layers, only the outputs
-    are kept. Raise `InputError` if a layer does not call the attention function of transformers.
+    `visit` receives the `LayerPass` and the features at `points` recorded so far. Afterwards, the layer's features are
+    deleted, except its output. If `model` (`base` with a task head) is not None, it is run instead of `base`. Raise
+    `InputError` if a layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []
 
     def record_attention(module: Module, call: AttentionCall) -> None:
-        if module in attentions:
+        if module in attentions:  # cross-attention is excluded
             attention_calls.append(call)
 
-    def read_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+    def visit_layer(_module: Module, _arguments: Any, _output: Any) -> None:
         """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
         call = features.layer
         if call is None or features.paused:
             return
         if not attention_calls:
-            raise InputError(
-                f"{checkpoint_name(base)}: layer {call.number} did not call the attention function of transformers, "
-                "by which attnmix observes queries, keys and values (see the key own_attention of the family in "
-                "attnmix/models/families.yaml)"
-            )
+            raise _create_missing_attention_error(base, call)
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
         with features.pause():  # These statements may call the model's modules, which must not be recorded.
             block = Block(call.module, call.stack)
-            layer_pass = LayerPass(block, call, attention_calls.pop(), call.whole.hidden, layer_features)
+            layer_pass = LayerPass(
+                block=block,
+                call=call,
+                attention=attention_calls.pop(),
+                x=call.whole.hidden,
+                features=layer_features,
+            )
             visit(layer_pass, features)
         for site in layer_sites:
             if site.point != "layer_output":
@@ -462,10 +542,19 @@ def run_layers(
 
     with (
         recording(base, points) as features,
-        layer_hooks(base, read_layer),
+        layer_hooks(base, visit_layer),
         attention_by(observed(record_attention), base),
     ):
         return (model or base)(**batch, **options)
+
+
+def _create_missing_attention_error(base: PreTrainedModel, call: LayerCall) -> InputError:
+    """Return the error for a layer that did not call the attention function of transformers."""
+    return InputError(
+        f"{checkpoint_name(base)}: layer {call.number} did not call the attention function of transformers, "
+        "by which attnmix observes queries, keys and values (see the key own_attention of the family in "
+        "attnmix/models/families.yaml)"
+    )
 
 
 def checkpoint_name(base: PreTrainedModel) -> str:
@@ -479,7 +568,7 @@ def map_layers(
     batch: Mapping[str, Tensor],
     points: Collection[str] = RATIO_POINTS,
 ) -> list[Result]:
-    """Return the results of `function` for each layer of one forward pass, without derivatives."""
+    """Return the result of `function` for each layer of one forward pass, computed without autograd."""
     results: list[Result] = []
 
     def append_result(layer_pass: LayerPass, _features: Mapping[Site, Tensor]) -> None:
@@ -491,22 +580,23 @@ def map_layers(
 
 
 def value_map(layer_pass: LayerPass) -> Linear:
-    """Return the map x -> x W_V + b_V of all heads, computed by applying the layer's modules to unit vectors.
+    """Return W_V `[D, E]` and b_V `[E]` of all heads, computed by applying the attention module to unit vectors.
 
-    x is the input of attention. `layer_pass` must have a single token, because each unit vector is processed as a text
-    of one token. The values of grouped heads are repeated.
+    `layer_pass` must have a single token, because each unit vector is processed as a text of one token. Values that
+    several heads share are repeated for each of them.
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
-    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # unit vectors, zero vector
+    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # V = D + 1
 
     def compute_value(vector_D: Tensor) -> Tensor:
         return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():
         values_VE = torch.vmap(compute_value)(inputs_VD)
-    bias_E = values_VE[-1]
-    return Linear(values_VE[:-1] - bias_E, bias_E)
+    value_of_units_DE = values_VE[:-1]
+    bias_E = values_VE[-1]  # the value of the zero vector
+    return Linear(value_of_units_DE - bias_E, bias_E)
 
 
 def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
@@ -534,11 +624,15 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def _attend_to_encoder(call: LayerCall, z: Tensor) -> Tensor:
-    """Return the cross-attention output for `z` `[..., T, D]`; all texts in it attend to the same encoder states."""
+    """Return the cross-attention output for the decoder vectors `z` `[..., T, D]`, with the encoder states of one text.
+
+    All elements of the leading axes attend to these encoder states, which were recorded as arguments of `call`.
+    """
     cross = call.attending["cross_attention"]
-    texts = z.reshape(-1, *z.shape[-2:])
+    vectors_BTD = z.reshape(-1, *z.shape[-2:])
     options = dict(cross.options)
     for name, value in options.items():
-        if isinstance(value, Tensor) and value.dim() == 3:
-            options[name] = value.expand(len(texts), *value.shape[1:])
-    return first_of(cross.module(texts, *cross.arguments, **options)).view_as(z)
+        if isinstance(value, Tensor) and value.dim() == 3:  # encoder states
+            options[name] = value.expand(len(vectors_BTD), *value.shape[1:])
+    output = cross.module(vectors_BTD, *cross.arguments, **options)
+    return first_of(output).view_as(z)

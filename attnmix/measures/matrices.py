@@ -1,7 +1,7 @@
-"""The matrices of contributions from source token j to token i, with their definitions and formulas.
+"""Definitions and formulas of the matrices of contributions from source token j to token i.
 
-A formula returns `[J, T]` for a chunk of J sources and all T tokens; `attnmix.measures.contributions` computes the
-vectors.
+A formula returns `[J, T]` for a chunk of J sources and all T tokens. It reads the contribution vectors of this chunk,
+which are computed by `attnmix.measures.contributions`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Matrix:
     """A matrix of contributions of source tokens to tokens, in one layer or rolled out over several layers."""
 
     name: str
-    definition: str
-    source: str
+    definition: str  # the formula as printed in the documentation
+    source: str  # the publication
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
     min_raw_sum: float = float("-inf")
     """Minimum sum of a row before normalisation. Rows with smaller sums are not meaningful."""
@@ -42,16 +42,24 @@ class LayerMatrix(Matrix):
 
     def rolled_out(self) -> Matrix:
         """Return the `Matrix` entry of this matrix's rollout."""
+        definition = "R_l = C_l R_{l-1}"
+        source = self.source
+        if self.rollout == "with identity":
+            definition = "R_l = (A_l + I)/2 R_{l-1}"
+            source = "Abnar and Zuidema, ACL 2020"
         return Matrix(
             name=self.name + ROLLOUT,
-            definition="R_l = (A_l + I)/2 R_{l-1}" if self.rollout == "with identity" else "R_l = C_l R_{l-1}",
-            source="Abnar and Zuidema, ACL 2020" if self.rollout == "with identity" else self.source,
+            definition=definition,
+            source=source,
             rows="sum to 1",
         )
 
 
 def _compute_alti(chunk: SourceChunk) -> Tensor:
-    """Return max(0, |y_i|_1 - |y_i - T_ij|_1) `[J, T]`."""
+    """Return max(0, |y_i|_1 - |y_i - T_ij|_1) `[J, T]`, where T_ij is the contribution of source j to the vector y_i.
+
+    y_i is the vector of token i after attention's skip connection and the norm that follows, if any.
+    """
     y_TD = chunk.layer_pass.attended
     length_T = y_TD.abs().sum(-1)
     distance_JT = (y_TD - chunk.T_JTD).abs().sum(-1)
@@ -60,9 +68,10 @@ def _compute_alti(chunk: SourceChunk) -> Tensor:
 
 
 def _project_contributions(chunk: SourceChunk) -> Tensor:
-    """Return the signed share `[J, T]` of each source in the output of W_O, by projection.
+    """Return the signed share `[J, T]` of each source in the output o_i of W_O, by projection onto o_i.
 
-    b_V is part of the values, whereas b_O belongs to no source. A row therefore sums to 1 - <b_O, o_i> / |o_i|^2.
+    The contributions of the sources include b_V, whereas b_O is not attributed to any source. A row therefore sums to
+    1 - <b_O, o_i> / |o_i|^2.
     """
     output_TD = chunk.layer_pass.projected
     products_JT = (chunk.projected_JTD * output_TD).sum(-1)
@@ -70,11 +79,11 @@ def _project_contributions(chunk: SourceChunk) -> Tensor:
 
 
 def _compute_rotation(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
-    """Return 1 - cos `[J, T]` of the layer's outputs with and without `part_JTD` of W_O's output."""
+    """Return 1 - cos `[J, T]` of the layer's outputs with and without the contribution `part_JTD` to W_O's output."""
     # 1 - cos is computed as half the squared distance of unit vectors, which has no cancellation.
-    with_j_TD = _scale_to_unit(chunk.layer_pass.output)
-    without_j_JTD = _scale_to_unit(chunk.output_without(part_JTD))
-    squared_distance_JT: Tensor = (with_j_TD - without_j_JTD).square().sum(-1)
+    with_part_TD = _scale_to_unit(chunk.layer_pass.output)
+    without_part_JTD = _scale_to_unit(chunk.output_without(part_JTD))
+    squared_distance_JT: Tensor = (with_part_TD - without_part_JTD).square().sum(-1)
     return squared_distance_JT / 2
 
 
@@ -144,8 +153,8 @@ _DECLARED = (
         rollout="as it is",
     ),
 )
-LAYER_MATRICES: dict[str, LayerMatrix] = {each.name: each for each in _DECLARED}
-ROLLOUTS: dict[str, Matrix] = {each.rolled_out().name: each.rolled_out() for each in _DECLARED if each.rollout}
+LAYER_MATRICES: dict[str, LayerMatrix] = {matrix.name: matrix for matrix in _DECLARED}
+ROLLOUTS: dict[str, Matrix] = {matrix.rolled_out().name: matrix.rolled_out() for matrix in _DECLARED if matrix.rollout}
 MATRICES: dict[str, Matrix] = {**LAYER_MATRICES, **ROLLOUTS}
 """All contribution matrices by name, in the order of `MATRIX_NAMES`: single layers, then rollouts."""
 
@@ -156,9 +165,9 @@ _EXCHANGE = Matrix(
     rows="as they are",
 )
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
-"""Matrices that `Measures.matrix` returns: `MATRICES`, and `exchange`, which also needs donor texts."""
+"""Matrices that `Measures.matrix` returns: `MATRICES` and `exchange`, which also needs donor texts."""
 TOKEN_POSITIONS = 128
-"""Maximum number of positions of a text with own shares by exchange. Positions of longer texts are sampled."""
+"""Maximum number of positions in a text with own shares by exchange; positions of longer texts are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:
@@ -167,8 +176,9 @@ def sort_matrices(names: Collection[str]) -> list[str]:
 
 
 def with_rollout(name: str) -> list[str]:
-    """Return the names of a matrix and of its rollout, if it has one, from the name of either."""
-    return [each for each in RESULT_MATRICES if each.removesuffix(ROLLOUT) == name.removesuffix(ROLLOUT)]
+    """Return the name of a matrix and that of its rollout, if any; `name` is either of them."""
+    layer_name = name.removesuffix(ROLLOUT)
+    return [other for other in RESULT_MATRICES if other.removesuffix(ROLLOUT) == layer_name]
 
 
 def select_layer_matrices(names: Collection[str]) -> list[LayerMatrix]:

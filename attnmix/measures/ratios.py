@@ -1,14 +1,14 @@
 """Mixing ratios of every token (Kobayashi et al., EMNLP 2020 and EMNLP 2021).
 
-Shapes: H heads, T tokens, N tokens of a chunk, E = heads * head width, D hidden. i is the output token, and j a source
-token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
+Shapes: M methods (names of ratios), H heads, T tokens, N tokens of a chunk, d head width, E = H * d, D hidden. i is the
+output token, and j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
 
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
 Neither T * T * D tensors nor attention matrices are allocated, because sum_{j!=i} F_ij = attention_output_i - b_O -
-F_ii only needs the diagonal of attention. A LayerNorm divides by the standard deviation of token i, which cancels in a
-ratio of token i. If attention's output is normalised, F_ij includes the division by the deviation of this norm, which
-does not cancel in R_ij. In a pre-LN family, f is applied to norm(x_j), and x_i is the input of the layer.
+F_ii needs only the diagonal of attention. A LayerNorm divides by the standard deviation of token i, which cancels in a
+ratio of token i. If a norm follows W_O, F_ij includes the division by its standard deviation, which does not cancel in
+R_ij. In a pre-LN family, f_h is applied to norm(x_j), and x_i is the input of the layer.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """Splits of N tokens into own and other parts after each step of one layer.
+    """The vectors of N tokens after each step of a layer, split into the parts from the token itself and from others.
 
     Leading axes before the token axis contain alternative splits of the same tokens, such as controls.
     """
@@ -123,7 +123,7 @@ class LayerSplits:
 
     @cached_property
     def attention(self) -> Split:
-        """F_ii, and the sum of F_ij over all other tokens."""
+        """F_ii and sum_{j!=i} F_ij: the parts of W_O's output after the norm that follows, if any."""
         norm = self.block.attention_output_norm
         own_ND = norm.part(self.projected.own, self.projected_ND)
         others_ND = norm.part(self.projected.others, self.projected_ND)
@@ -131,27 +131,33 @@ class LayerSplits:
 
     @cached_property
     def residual(self) -> Split:
-        """R_ii, and the sum of R_ij over all other tokens."""
+        """R_ii = F_ii + x_i and sum_{j!=i} R_ij = sum_{j!=i} F_ij: the parts after attention's skip connection."""
         return Split(self.attention.own + self.x_ND, self.attention.others)
 
     @cached_property
     def attention_norm(self) -> Split:
-        """T_ii, and the sum of T_ij over all other tokens, in a post-LN family."""
+        """T_ii and sum_{j!=i} T_ij: `residual` after the norm of a post-LN family."""
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def stream(self) -> Split:
-        """The T_ij after the norm of cross-attention, if any. Cross-attention belongs to no source."""
+        """`attention_norm` after the norm of cross-attention, if any.
+
+        The output of cross-attention is not attributed to any source token.
+        """
         return self.attention_norm.normalised(self.block.cross_attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
-        """`stream` after the next LayerNorms. The feed-forward network belongs to no source."""
+        """`stream` after the layer's output norm, if any.
+
+        The output of the feed-forward network is not attributed to any source token.
+        """
         return self.stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """Both parts of `residual` `[2, N, ...]`, propagated to the feed-forward network."""
+        """The two parts of `stream`, stacked as `[2, N, ...]` and propagated into the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -159,7 +165,7 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """`residual` after the rest of the layer, including its feed-forward network."""
+        """`residual` after the rest of the layer, including the feed-forward network; `known_layer`, if given."""
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
@@ -167,28 +173,31 @@ class LayerSplits:
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return splits with a different `projected`, propagated through the same layer."""
+        """Return the splits for different parts `projected` of W_O's output, in the same layer."""
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return the split `layer` if its own part is already known."""
+        """Return the split `layer`, given its own part: only the part of the other tokens is propagated."""
         assert self.rest is not None
         others = self.rest.network_part(self.residual.others)
         return Split(own_layer_ND, self.rest.output(others))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
-    """Return the ratios `[methods, ..., T]` of all tokens in one layer."""
+    """Return the ratios `methods` of all tokens in one layer, `[methods, ..., T]`, computed in chunks of tokens."""
     tokens = layer_pass.x[..., 0].numel()
     ratios_MN = layer_pass.x.new_empty(len(methods), tokens)
-    size = chunk_tokens(layer_pass.x.device)
-    for rows, splits in _split_by_chunk(layer_pass, ratio_points(methods), size):
-        ratios_MN[:, rows] = apply_formulas(methods, splits)
+    max_tokens = chunk_tokens(layer_pass.x.device)
+    for chunk in _split_by_chunk(layer_pass, ratio_points(methods), max_tokens):
+        ratios_MN[:, chunk.rows] = apply_formulas(methods, chunk.splits)
     return ratios_MN.view(-1, *layer_pass.x.shape[:-1])
 
 
 def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
-    """Return the ratios `[methods, ..., N]` of N tokens."""
+    """Return the ratios `methods` of N tokens, `[methods, ..., N]`.
+
+    A formula returns either the ratio or a `Split`, whose share of other tokens is the ratio.
+    """
     import torch  # lazy import, because `RATIOS` is also used without torch
 
     values = {method: RATIOS[method].formula(splits) for method in methods}
@@ -200,7 +209,7 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
 
 
 def _compute_shares(splits: Sequence[Split]) -> Tensor:
-    """Return `Split.share` of each split `[splits, ..., N]`, divided together to launch fewer kernels on a GPU."""
+    """Return the share of other tokens in each split, `[splits, ..., N]`, with few operations (kernels on a GPU)."""
     import torch
 
     own_lengths = []
@@ -225,41 +234,60 @@ def chunk_tokens(device: Any) -> int:
 
 
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
-    """Return the splits of all tokens of a text, or of a batch of texts of the same length, as one chunk."""
+    """Return the splits of all tokens of a text, or of a batch of texts of the same length."""
     tokens = layer_pass.x[..., 0].numel()
-    ((_, splits),) = _split_by_chunk(layer_pass, layer_pass.features, tokens)  # a single chunk
-    return splits
+    (chunk,) = _split_by_chunk(layer_pass, layer_pass.features, tokens)
+    return chunk.splits
 
 
-def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], size: int) -> Iterator[tuple[slice, LayerSplits]]:
-    """Yield each chunk of at most `size` tokens, as a slice and its splits. `points` are the features to include."""
+class _Chunk(NamedTuple):
+    """A chunk of the tokens of a batch."""
+
+    rows: slice  # indices of the tokens, counted over all texts
+    splits: LayerSplits
+
+
+def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: int) -> Iterator[_Chunk]:
+    """Yield chunks of at most `max_tokens` tokens of a layer.
+
+    `points` are the capture points whose features the ratios need, in addition to attention's output.
+    """
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
+    # Flatten the axes before the last one to one axis of tokens.
     all_diagonal_NH = diagonal_TH.flatten(0, -2)
     all_value_NE = layer_pass.value[..., :tokens, :].flatten(0, -2)
     all_x_ND = layer_pass.x.flatten(0, -2)
     all_projected_ND = layer_pass.projected.flatten(0, -2)
-    all_features = {
-        point: layer_pass.features[point].flatten(0, -2) for point in points if point in layer_pass.features
-    }
+    all_features = {}
+    for point in points:
+        if point in layer_pass.features:
+            all_features[point] = layer_pass.features[point].flatten(0, -2)
     mixed_weight_N = (1 - diagonal_TH.mean(-1)).flatten()
-    for start in range(0, len(mixed_weight_N), size):
-        rows = slice(start, start + size)
+    for start in range(0, len(mixed_weight_N), max_tokens):
+        rows = slice(start, start + max_tokens)
         x_ND = all_x_ND[rows]
         projected_ND = all_projected_ND[rows]
         own_ND = scaled_heads(all_diagonal_NH[rows], all_value_NE[rows]) @ block.output.W
+        # The output of W_O without b_O is the sum of the contributions of all tokens.
         others_ND = (projected_ND - block.output.b).sub_(own_ND)
         features = {point: vectors[rows] for point, vectors in all_features.items()}
-        rest = rest_of_layer(block, x_ND, projected_ND, features)
-        split = Split(own_ND, others_ND)
-        yield rows, LayerSplits(block, mixed_weight_N[rows], x_ND, projected_ND, split, rest)
+        splits = LayerSplits(
+            block=block,
+            mixed_weight=mixed_weight_N[rows],
+            x_ND=x_ND,
+            projected_ND=projected_ND,
+            projected=Split(own_ND, others_ND),
+            rest=rest_of_layer(block, x_ND, projected_ND, features),
+        )
+        yield _Chunk(rows, splits)
 
 
 def rest_of_layer(
     block: Block, x_ND: Tensor, projected_ND: Tensor, features: Mapping[str, Tensor]
 ) -> AfterAttention | None:
-    """Return the part of the layer after attention's skip connection, for N tokens.
+    """Return the computation of the layer after attention's skip connection, for N tokens.
 
     Return None if the feed-forward network's preactivation was not captured.
     """
@@ -270,8 +298,9 @@ def rest_of_layer(
 
 
 def ratio_points(methods: Iterable[str]) -> list[str]:
-    """Return the capture points that `methods` need in addition to attention's output."""
-    return list(dict.fromkeys(point for method in methods for point in RATIOS[method].points))
+    """Return the capture points that `methods` need in addition to attention's output, without duplicates."""
+    points = [point for method in methods for point in RATIOS[method].points]
+    return list(dict.fromkeys(points))
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
@@ -284,10 +313,14 @@ def preferred_ratio(methods: Iterable[str]) -> str:
     if not declared:
         raise ValueError(f"RATIOS declares none of {', '.join(sorted(present))}")
     of_attention = [name for name in declared if RATIOS[name].covers == "attention"]
-    return (of_attention or declared)[-1]
+    if of_attention:
+        return of_attention[-1]
+    return declared[-1]
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return the value of each head multiplied by the head's weight in `diagonal_NH`, `[N, E]`."""
-    heads_NHd: Tensor = value_NE.unflatten(-1, (diagonal_NH.shape[-1], -1)) * diagonal_NH.unsqueeze(-1)
-    return heads_NHd.flatten(-2)
+    """Return the values of all heads, each multiplied by the weight of the head in `diagonal_NH`, `[N, E]`."""
+    heads = diagonal_NH.shape[-1]
+    value_NHd = value_NE.unflatten(-1, (heads, -1))
+    scaled_NHd: Tensor = value_NHd * diagonal_NH.unsqueeze(-1)
+    return scaled_NHd.flatten(-2)

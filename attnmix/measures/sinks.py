@@ -1,10 +1,11 @@
-"""Attention sinks and massive activations: attention to the ends of a text, and norms of their value vectors.
+"""Attention sinks and massive activations: attention to the ends of a text, and the norms of their value vectors.
 
 A sink is a token that receives much attention regardless of its meaning, usually the first token (Xiao et al., ICLR
 2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); the norm of its value
-vector is then small. Sinks may prevent excessive mixing of tokens (Barbero et al., COLM 2025), although attention
-weights count them as mixing. Every ratio is therefore also measured without special tokens as sources. Massive
-activations are the few components of a sink's vector that are far larger than all others (Sun et al., COLM 2024).
+vector is then small. Sinks may prevent excessive mixing of tokens (Barbero et al., COLM 2025), but attention to a sink
+increases a ratio based on attention weights. Every ratio is therefore also measured without special tokens as sources.
+Massive activations are the few components of a sink's vector that are far larger than all others (Sun et al., COLM
+2024).
 
 Shapes: B texts, S special tokens of a text, H heads, T tokens, D hidden, d head width.
 """
@@ -20,26 +21,29 @@ from attnmix.models.attention import AttentionCall
 SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massive_activation")
 """Measures of a text in one layer; `attention_to_first` is measured for each token instead.
 
-`attention_to_last`            mean attention weight of all other tokens on the last token
+`attention_to_last`            attention weight of the other tokens on the last token, mean over tokens and heads
 `value_of_first`, `_of_last`   norm of the token's value vector (all heads), relative to the mean of the tokens between
 `massive_activation`           largest absolute activation in the layer's output, relative to the median
 """
 
 
 def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
-    """Return the weights a_ij `[B, T, H]` on the source j at `positions_B` in each text; 0 if it is masked for i."""
-    place_B111 = positions_B[:, None, None, None]
-    key_BH1d = call.key.take_along_dim(place_B111, -2)
+    """Return the weights a_ij `[B, T, H]` of all tokens i on one source j per text; 0 if the source is masked for i.
+
+    `positions_B` contains the position of the source in each text.
+    """
+    position_B111 = positions_B[:, None, None, None]
+    key_BH1d = call.key.take_along_dim(position_B111, -2)
     mask_BHT = None
     if call.mask is not None:
-        mask_BHT1 = call.mask.take_along_dim(place_B111, -1)
+        mask_BHT1 = call.mask.take_along_dim(position_B111, -1)
         mask_BHT = mask_BHT1.squeeze(-1)
     weights_BTH = call.one_key(key_BH1d, mask_BHT)
     if not call.causal:
         return weights_BTH
     tokens = call.key.shape[-2]
-    places_T = torch.arange(tokens, device=positions_B.device)
-    is_earlier_BT = places_T < positions_B.unsqueeze(-1)  # earlier tokens do not attend to the source
+    all_positions_T = torch.arange(tokens, device=positions_B.device)
+    is_earlier_BT = all_positions_T < positions_B.unsqueeze(-1)  # earlier tokens do not attend to the source
     return weights_BTH.masked_fill(is_earlier_BT.unsqueeze(-1), 0)
 
 
@@ -50,12 +54,12 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
     and for a special token on itself.
     """
     heads, tokens = call.value.shape[-3:-1]
-    places_T = torch.arange(tokens, device=special_SB.device)
+    positions_T = torch.arange(tokens, device=special_SB.device)
     weights_SBTH = call.value.new_zeros(*special_SB.shape, tokens, heads)
     for number, position_B in enumerate(special_SB):
         position_B1 = position_B.unsqueeze(-1)
         is_special_B1 = position_B1 >= 0
-        is_other_BT = places_T != position_B1
+        is_other_BT = positions_T != position_B1
         is_counted_BT = is_special_B1 & is_other_BT
         weights_BTH = weights_on(call, position_B.clamp_min(0))
         weights_SBTH[number] = weights_BTH * is_counted_BT.unsqueeze(-1)
@@ -63,14 +67,15 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return `SINK_MEASURES` `[B, measures]` of each text.
+    """Return the `SINK_MEASURES` `[B, measures]` of each text in one layer.
 
-    Measures of attention are NaN for texts of one token, measures of values also for texts of two tokens.
+    `mask_BT` is False for padding, which follows the tokens, and `lengths` contains the number of tokens of each text.
+    The measure of attention is NaN for texts of one token; measures of values are NaN for texts of one or two tokens.
     """
-    places_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = mask_BT.sum(-1) - 1
-    is_before_last_BT = places_T < last_B.unsqueeze(-1)
-    is_between_BT = is_before_last_BT & (places_T > 0)
+    is_before_last_BT = positions_T < last_B.unsqueeze(-1)
+    is_between_BT = is_before_last_BT & (positions_T > 0)
     on_last_BTH = weights_on(layer_pass.attention, last_B)
     on_last_BT = on_last_BTH.mean(-1).double()
     value_length_BT = layer_pass.value.double().norm(dim=-1)
@@ -103,7 +108,7 @@ def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: S
 
 
 def _average_tokens(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean `[B]` over the tokens in a mask; NaN for an empty mask."""
+    """Return the mean `[B]` over the tokens that a mask selects; NaN for texts without selected tokens."""
     masked_BT = values_BT.masked_fill(~mask_BT, 0)
     mean_B: Tensor = masked_BT.sum(-1) / mask_BT.sum(-1)
     return mean_B

@@ -1,18 +1,19 @@
-"""Swap ratios: displacement of a layer's output by exchanging the inputs of other tokens or of the token itself.
+"""Swap ratios: displacement of a layer's output by exchanging the inputs of other tokens, or of the token itself.
 
-Attention weights, lengths and derivatives describe possible influences of other tokens. An exchange measures
-differences between texts: a contribution of other tokens that is the same in all texts causes no displacement. If the
-tokens of a text constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the ratio
-includes displacements that do not occur in real texts.
+Attention weights, norms of contributions and derivatives describe possible influences of other tokens. An exchange
+measures differences between texts: a contribution of other tokens that is the same in all texts causes no displacement.
+If the tokens of a text constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the
+ratio includes displacements that do not occur in real texts.
 
-    swap              compares the displacements caused by the exchange itself
-    swap_derivative   compares the linear approximations |sum_{j != i} J_ij d_j| and |J_ii d_i|, with d_j = x'_j - x_j:
-                      norms of Jacobians, weighted by the covariance of the inputs of real texts
+    swap              compares the displacements caused by the two exchanges
+    swap_derivative   compares their linear approximations |sum_{j != i} J_ij d_j| and |J_ii d_i|, with d_j = x'_j - x_j
+                      for the donor's input x'_j: norms of Jacobians, weighted by the covariance of real inputs
 
 Shapes: B texts, T tokens, D hidden, E = heads * head width, L layers.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,31 +40,34 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
         a^2 = E |y_i(x_i, x'_others) - y_i(x)|^2          o^2 = E |y_i(x'_i, x_others) - y_i(x)|^2
 
-    E is the mean over the texts in `x_BTD`; x' is `donor_BTD`, the inputs of donor texts with the same number of
-    tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. `others_TT` (bool) selects the
-    tokens j to exchange for each i; its diagonal is ignored. The exchanges are interchange interventions (Geiger et
-    al., NeurIPS 2021) on the other tokens and on the token itself.
+    E is the mean over the texts in `x_BTD`; x' is `donor_BTD`, the inputs of donor texts with the same numbers of
+    tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. Row i of `others_TT` (bool)
+    selects the other tokens that are exchanged for token i; the diagonal is ignored. The exchanges are interchange
+    interventions (Geiger et al., NeurIPS 2021) on the other tokens and on the token itself.
     """
     y_BTD = layer(x_BTD)
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
-    def exchange(exchanged_TT: Tensor) -> Tensor:
-        """Return the displacement `[B, T, D]` of each token by its exchange, which is a row of `exchanged_TT`."""
+    def measure_displacement(is_exchanged_TT: Tensor) -> Tensor:
+        """Return the displacement `[B, T, D]` of the output of each token i, if row i selects the exchanged tokens."""
         outputs = []
-        for exchanged_T in exchanged_TT:
-            input_BTD = torch.where(exchanged_T[:, None], donor_BTD, x_BTD)
+        for is_exchanged_T in is_exchanged_TT:
+            input_BTD = torch.where(is_exchanged_T[:, None], donor_BTD, x_BTD)
             outputs.append(layer(input_BTD))
         return _select_own_rows(torch.stack(outputs)) - y_BTD
 
-    others_moved_BTD = exchange(others_TT & ~own_TT)
-    own_moved_BTD = exchange(own_TT)
+    others_moved_BTD = measure_displacement(others_TT & ~own_TT)
+    own_moved_BTD = measure_displacement(own_TT)
     return _compute_share(others_moved_BTD, own_moved_BTD, y_BTD)
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
-    """Return the indices of the next text of the same class as text `number`, and of another class, or None."""
+    """Return the indices of two donors for text `number`: the next text of the same class, and of another class.
+
+    `classes` contains the class of each text. The first text follows the last one. A missing donor is None.
+    """
     all_texts = np.arange(len(classes))
-    others = np.roll(all_texts, -number)[1:]
+    others = np.roll(all_texts, -number)[1:]  # in order, starting after text `number`
     is_same_class = classes[others] == classes[number]
     donors: list[int | None] = []
     for candidates in (others[is_same_class], others[~is_same_class]):
@@ -75,7 +79,10 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-    """Return `layer_swap_ratios` `[L, swaps, T]` for positions that both texts have; NaN for other positions."""
+    """Return the `SWAPS` `[L, swaps, T]` of a text in all layers, with the layer inputs of a donor text.
+
+    Both texts are truncated to the length of the shorter one; the ratios are NaN for tokens beyond this length.
+    """
     tokens = min(len(ids), len(donor_ids))
     common_ids = ids[:tokens].tolist()
     common_donor_ids = donor_ids[:tokens].tolist()
@@ -91,103 +98,130 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
-    """Return both `SWAPS` `[L, 2, T]` of a text in all layers, with the layer inputs of a donor text.
+    """Return the two `SWAPS` `[L, 2, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
-    The text and the donor must have the same number of tokens. Each layer is evaluated separately, at the text's own
-    layer inputs.
+    `chains` and `donors` contain the layers of each stack, recorded for the text and for the donor, which must have the
+    same number of tokens. In each layer, the inputs that are not exchanged are those of the text.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
         for call, donor_call in zip(chain.layers, donor_chain.layers, strict=True):
-            donor_1TD = donor_call.whole.hidden
+            donor_1TD = donor_call.whole.hidden  # the layer's input
             with torch.no_grad(), attention_by(explicit()):
                 ratios_2T = _compute_layer_swaps(call, donor_1TD)
             ratios.append(ratios_2T)
     return torch.stack(ratios)
 
 
+@dataclass(frozen=True)
+class _SplitLayer:
+    """A layer in two steps: the attention heads, which mix tokens, and the rest, in which tokens are independent."""
+
+    call: LayerCall
+    block: Block
+
+    @property
+    def x_1TD(self) -> Tensor:
+        """The recorded input of the layer."""
+        return self.call.whole.hidden
+
+    def compute_heads(self, input_1TD: Tensor) -> Tensor:
+        """Return the head outputs `[1, T, E]` for any layer input."""
+        normed_1TD = self.block.input_norm(input_1TD)
+        return heads_output(self.call.attending["attention"], normed_1TD)
+
+    def compute_output(self, input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
+        """Return the layer's output `[B, T, D]` for any input of the skip connection and any head outputs."""
+        projected_BTD = heads_BTE @ self.block.output.W + self.block.output.b
+        attention_BTD = self.block.attention_output_norm(projected_BTD)
+        return self.block.rest(self.call, input_BTD, attention_BTD)
+
+
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
-    """Return both `SWAPS` of one layer `[2, T]`.
+    """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
-    Each token has its own exchange, and only its output is used. As only attention mixes tokens, the heads are computed
-    for all exchanges, but the rest of the layer only for this token.
+    Each token has a separate exchange, from which only the output of this token is used. Because only attention mixes
+    tokens, the heads are computed for all T exchanges, and the rest of the layer only for the token of each exchange.
     """
-    block = Block(call.module, call.stack)
-    attention = call.attending["attention"]
-    x_1TD = call.whole.hidden
-    tokens = x_1TD.shape[1]
-    own_TT = torch.eye(tokens, dtype=torch.bool, device=x_1TD.device)
-    own_T1T1 = own_TT[:, None, :, None]
-
-    def compute_heads(input_1TD: Tensor) -> Tensor:
-        """Return the head outputs `[1, T, E]`, which depend on all tokens of the layer's input."""
-        normed_1TD = block.input_norm(input_1TD)
-        return heads_output(attention, normed_1TD)
-
-    def compute_output(input_BTD: Tensor, heads_BTE: Tensor) -> Tensor:
-        """Return the layer's output `[B, T, D]`, token-wise from its input and head outputs."""
-        projected_BTD = heads_BTE @ block.output.W + block.output.b
-        attention_BTD = block.attention_output_norm(projected_BTD)
-        return block.rest(call, input_BTD, attention_BTD)
-
-    # `swap`: outputs for the text, for others' inputs exchanged, and for the token's own input exchanged.
-    heads_1TE = compute_heads(x_1TD)
-    others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(compute_heads, x_1TD, donor_1TD, own_T1T1)
-    inputs_3TD = torch.cat([x_1TD, x_1TD, donor_1TD])
-    heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
-    outputs_3TD = compute_output(inputs_3TD, heads_3TE)
+    layer = _SplitLayer(call, Block(call.module, call.stack))
+    heads_1TE = layer.compute_heads(layer.x_1TD)
+    outputs_3TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
     y_1TD, others_1TD, own_1TD = outputs_3TD.split(1)
     swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
-
-    # `swap_derivative`: the output's derivatives in the direction of the same two exchanges.
-    move_1TD = donor_1TD - x_1TD
-    others_moved_1TE, own_moved_1TE = _differentiate_heads(compute_heads, x_1TD, move_1TD, own_T1T1)
-    inputs = (inputs_3TD[:2], torch.cat([heads_1TE, heads_1TE]))
-    moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])
-    moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
-    with forward_derivatives():
-        moved_2TD = jvp(compute_output, inputs, (moves_2TD, moves_2TE))[1]
-    derivative_T = _compute_share(moved_2TD[:1], moved_2TD[1:], y_1TD)
+    moved_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
+    others_moved_1TD, own_moved_1TD = moved_2TD.split(1)
+    derivative_T = _compute_share(others_moved_1TD, own_moved_1TD, y_1TD)
     return torch.stack([swap_T, derivative_T])
 
 
-def _compute_exchanged_heads(
-    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, donor_1TD: Tensor, own_T1T1: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return each token's head outputs `[1, T, E]` after exchanging the other tokens, and the token itself.
+def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor) -> Tensor:
+    """Return each token's output `[3, T, D]`: without exchange, with others exchanged, and with the token exchanged."""
+    others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(layer, donor_1TD)
+    inputs_3TD = torch.cat([layer.x_1TD, layer.x_1TD, donor_1TD])
+    heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
+    return layer.compute_output(inputs_3TD, heads_3TE)
 
-    `own_T1T1` is True where the exchange (first axis) is that of the token (third axis).
-    """
-    others_exchanged_T1TD = torch.where(own_T1T1, x_1TD, donor_1TD)
-    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, x_1TD)
+
+def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the head outputs `[1, T, E]` of each token after exchanging the other tokens, and the token itself."""
+    own_T1T1 = _mark_own_tokens(donor_1TD)
+    others_exchanged_T1TD = torch.where(own_T1T1, layer.x_1TD, donor_1TD)
+    own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, layer.x_1TD)
     exchanged_X1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])  # X = 2 T exchanges
-    heads_X1TE = vmap(compute_heads)(exchanged_X1TD)
+    heads_X1TE = vmap(layer.compute_heads)(exchanged_X1TD)
     others_heads_T1TE, own_heads_T1TE = heads_X1TE.chunk(2)
     return _select_own_rows(others_heads_T1TE), _select_own_rows(own_heads_T1TE)
 
 
-def _differentiate_heads(
-    compute_heads: Callable[[Tensor], Tensor], x_1TD: Tensor, move_1TD: Tensor, own_T1T1: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the derivatives `[1, T, E]` of each token's head outputs by moving the other tokens, and the token itself.
+def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tensor) -> Tensor:
+    """Return derivatives `[2, T, D]` of the output of each token: for moves of other tokens, and of the token itself.
 
-    Derivatives are linear, so the one for the other tokens is that for all tokens minus that for the token itself.
+    The tokens move in the directions `move_1TD`.
     """
+    others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, move_1TD)
+    inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
+    heads_2TE = torch.cat([heads_1TE, heads_1TE])
+    input_moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])  # moves of the token's own input
+    head_moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
+    with forward_derivatives():
+        inputs = (inputs_2TD, heads_2TE)
+        moves = (input_moves_2TD, head_moves_2TE)
+        moved_2TD: Tensor = jvp(layer.compute_output, inputs, moves)[1]  # item 0 is the output
+    return moved_2TD
+
+
+def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return derivatives `[1, T, E]` of the head outputs of each token: for moves of other tokens, and of the token.
+
+    Derivatives are linear in the direction, so the derivative for moves of the other tokens is that for moves of all
+    tokens minus that for a move of the token itself.
+    """
+    own_T1T1 = _mark_own_tokens(move_1TD)
     own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
     moves_M1TD = torch.cat([move_1TD[None], own_moves_T1TD])  # M = 1 + T: all tokens, then each token alone
-    moved_M1TE = differentials(compute_heads, x_1TD, moves_M1TD)
+    moved_M1TE = differentials(layer.compute_heads, layer.x_1TD, moves_M1TD)
     own_moved_1TE = _select_own_rows(moved_M1TE[1:])
     others_moved_1TE = moved_M1TE[0] - own_moved_1TE
     return others_moved_1TE, own_moved_1TE
 
 
+def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
+    """Return a mask `[T, 1, T, 1]`: True if the exchange (first axis) is made for the token (third axis)."""
+    tokens = vectors_1TD.shape[1]
+    own_TT = torch.eye(tokens, dtype=torch.bool, device=vectors_1TD.device)
+    return own_TT[:, None, :, None]
+
+
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return the vectors `[B, T, x]` of each token in its own exchange."""
+    """Return the vector of each token (third axis) in the exchange made for it (first axis), `[B, T, x]`."""
     return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
 
 
 def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from the displacements of y by exchanging other tokens and the token itself."""
+    """Return a / (a + o) `[T]` for the lengths a and o of the displacements by other tokens and by the token itself.
+
+    Displacements of the output `y_BTD` within its rounding error count as 0. The share is 0 if both are 0.
+    """
     precision = torch.finfo(y_BTD.dtype).eps
     smallest_T = ROUNDING * precision * _measure_length(y_BTD)
     others_T = _measure_length(others_BTD)

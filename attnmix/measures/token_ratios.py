@@ -13,7 +13,10 @@ from attnmix.measures.documents import CLASSES, Document
 def ratio_rows(
     checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.floating]
 ) -> pd.DataFrame:
-    """Return the ratios of one text, with one row per layer and token: `checkpoint, document, layer, position, ...`."""
+    """Return the ratios of one text, with one row for each layer and token, in this order.
+
+    The columns are `checkpoint, document, layer, position`, and one column for each of `methods`.
+    """
     _, layers, tokens = ratios_MLT.shape
     keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]
     index = pd.MultiIndex.from_product(keys, names=["checkpoint", "document", "layer", "position"])
@@ -28,13 +31,17 @@ def labelled_ratio_rows(
     ratios_MLT: npt.NDArray[np.floating],
     tokenizer: PreTrainedTokenizerFast,
 ) -> pd.DataFrame:
-    """Return `ratio_rows` with the token columns `token, word, token_class`."""
+    """Return the rows of `ratio_rows` with the additional columns `token, word, token_class`.
+
+    `word` is the index of the token's word, or missing for special tokens.
+    """
     rows = ratio_rows(checkpoint, document.name, methods, ratios_MLT)
     layers = ratios_MLT.shape[1]
     columns = {
         "token": tokenizer.convert_ids_to_tokens(document.ids.tolist()),
         "word": [None if word < 0 else word for word in document.words.tolist()],
-        "token_class": [CLASSES[place] for place in document.classes],
+        "token_class": [CLASSES[index] for index in document.classes],
     }
+    # The columns are repeated for each layer, because the rows of a layer are adjacent.
     repeated = {name: values * layers for name, values in columns.items()}
     return rows.assign(**repeated).astype({"word": "Int32"})

@@ -18,7 +18,11 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm or an RMSNorm (without centring), with gamma and beta `[hidden]`."""
+    """A LayerNorm or an RMSNorm (without centring), with gamma and beta `[hidden]`.
+
+    A part of the norm's input, such as the contribution of one source, passes through its linear part (centring and
+    gamma), and is divided by the standard deviation of the whole input.
+    """
 
     module: Callable[[Tensor], Tensor]
     gamma: Tensor
@@ -26,7 +30,7 @@ class Norm:
     eps: float
     centred: bool
     absent: bool = False
-    """True for an identity in place of a norm that the family does not have."""
+    """True for an identity, which replaces a norm that the family does not have."""
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Return the output of the model's norm for vectors `[..., hidden]`."""
@@ -42,20 +46,23 @@ class Norm:
         return centred.mul_(self.gamma)
 
     def deviation(self, whole: Tensor) -> Tensor:
-        """Return the norm's divisor `[..., 1]` for the vectors `whole` `[..., hidden]`."""
+        """Return the norm's divisor `[..., 1]` for the vectors `whole` `[..., hidden]`; 1 if the norm is absent."""
         if self.absent:
             return whole.new_ones(())
         centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
         return self._root_mean_square(centred)
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` `[..., hidden]` after the norm; all parts and beta sum to its output."""
+        """Return a part of the vectors `whole` `[..., hidden]` after the norm. All parts and beta sum to its output."""
         if self.absent:
             return part
         return self.linear(part) / self.deviation(whole)
 
     def normalise(self, whole: Tensor) -> Tensor:
-        """Return the norm's output by its formula, equal to `part(whole, whole) + beta`; vectors are centred once."""
+        """Return the norm's output for the vectors `whole` `[..., hidden]`, computed by its formula.
+
+        The output equals `part(whole, whole) + beta`, but the vectors are centred only once.
+        """
         if self.absent:
             return whole
         centred = whole - whole.mean(-1, keepdim=True) if self.centred else whole
@@ -69,9 +76,9 @@ class Norm:
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
-    """Return a LayerNorm or an RMSNorm as a `Norm`, in the dtype and on the device of `like`.
+    """Return the `Norm` of a LayerNorm or RMSNorm module, with its weights in the dtype and on the device of `like`.
 
-    The weight of an RMSNorm is derived from its output for a vector of ones, because some families add 1 to the weight.
+    gamma of an RMSNorm is derived from its output for a vector of ones, because some families add 1 to the weight.
     """
     eps_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
     eps = float(getattr(module, eps_name))
@@ -86,7 +93,8 @@ def norm_of(module: Any, like: Tensor) -> Norm:
         return Norm(module, gamma, beta, eps, centred=True)
     ones = torch.ones_like(module.weight)
     with torch.no_grad():
-        gamma = module(ones).to(like) * (1 + eps) ** 0.5
+        output = module(ones).to(like)
+    gamma = output * (1 + eps) ** 0.5  # the norm divides a vector of ones by sqrt(1 + eps)
     beta = torch.zeros_like(gamma)
     return Norm(module, gamma, beta, eps, centred=False)
 
