@@ -155,7 +155,7 @@ def _serve(options: argparse.Namespace) -> None:
         run_checkpoints = Run(Path()).checkpoints
         is_run = all(checkpoint.is_dir() for checkpoint in run_checkpoints.values())
         if options.model is None and options.against is None and is_run:
-            serve(run_checkpoints, ["the fine-tuned model of this folder"], listener, options.allow_host)
+            serve(run_checkpoints, ["the model of this run"], listener, options.allow_host)
             return
         # One model, or two compared models, by the option that names them.
         sources = {"--model": options.model or DEFAULT_MODEL}

@@ -16,7 +16,7 @@ from attnmix.core.store.results import Results, TextResults
 from attnmix.figures.labels import RATIO_MARKS
 from attnmix.page.arrays import curve
 from attnmix.page.sentences import most_and_least, percent, preferred
-from attnmix.page.verdicts import counted, points, points_alike
+from attnmix.page.verdicts import counted, points, points_alike, too_few
 from attnmix.page.wording import model_wording_of, wording_of
 
 SHARE, RATIO = "Own share", "Mixing ratio of one layer"
@@ -145,11 +145,10 @@ def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
     elif texts == 1:
         sentences = [
             _describe_ratio_change(run),
-            f"One text is too few for an {INTERVAL_LINK}; the change may have the opposite sign in other texts.",
+            f"One text is too few for an {INTERVAL_LINK}.",
         ]
     elif texts < MIN_INTERVAL_DOCUMENTS:
-        count = _format_count(run, texts)
-        caution = f"{count} are too few for an {INTERVAL_LINK}; the change may have the opposite sign in others."
+        caution = f"{too_few(texts, wording_of(run).texts)} for an {INTERVAL_LINK}."
         sentences = [_describe_ratio_change(run), caution]
     else:
         sentences = [_describe_share_change(run, shares), _describe_shares_by_class(run), _describe_ratio_change(run)]
@@ -209,7 +208,8 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
     change = points(last["mean"])
     texts = _format_count(run, last["documents"])
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
-        return f"{SHARE_LINK}: it changes by {change} points; {texts} are too few for an {INTERVAL_LINK} and a verdict."
+        few = too_few(last["documents"], wording_of(run).texts)
+        return f"{SHARE_LINK}: it changes by {change} points; {few} for an {INTERVAL_LINK} and a verdict."
     low, high = points_alike(last["ci_low"], last["ci_high"])
     reasons = {
         Verdict.INCONCLUSIVE: ", which is inconclusive",
@@ -232,8 +232,9 @@ def _describe_shares_by_class(run: Results) -> str:
     )
     other_before = percent(other["mean"]["pretrained"])
     other_after = percent(other["mean"]["finetuned"])
-    same_class = f"With {DONORS_LINK} of the same predicted class, it is {states}"
-    return f"{same_class}; of another, {other_before} and {other_after}."
+    same_class = f"It depends on the {DONORS_LINK}: with those of the same predicted class, it is {states}"
+    other_class = f"with those of another class, {other_before} and {other_after}"
+    return f"{same_class}; {other_class}. The headline combines both."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -251,7 +252,8 @@ def _describe_ratio_change(run: Results) -> str:
     after = percent(means["finetuned"])
     texts = _format_count(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
-    return f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
+    mean = f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
+    return f"{mean} Mixing in earlier layers is not included."
 
 
 def headline(curves: pd.DataFrame) -> str:

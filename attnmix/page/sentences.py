@@ -19,7 +19,7 @@ from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RANDOM_MODEL
 from attnmix.measures.ratios import preferred_ratio
 from attnmix.page.arrays import visible
-from attnmix.page.verdicts import VERBS, counted, interval_text, points, why_no_verdict
+from attnmix.page.verdicts import VERBS, counted, interval_text, points, too_few, why_no_verdict
 from attnmix.page.wording import RUN_WORDING, model_wording_of, wording_of
 
 DERIVATIVE_FORMS = {
@@ -557,10 +557,10 @@ def _describe_layer_change(run: Results) -> str:
     noun = wording_of(run).texts
     largest = _find_largest_change(run)
     if largest is None:
-        number = counted(_select_changes(run)["documents"].max(), noun)
+        few = too_few(_select_changes(run)["documents"].max(), noun)
         change = model_wording_of(run).change
         return (
-            f"It is not known which layer {change} changes most: {number} are too few for a conclusion, which needs "
+            f"It is not known which layer {change} changes most: {few} for a conclusion, which needs "
             f"{MIN_SIMULTANEOUS} or more."
         )
     difference = _DifferenceInterval(

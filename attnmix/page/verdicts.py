@@ -64,6 +64,12 @@ def counted(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}"
 
 
+def too_few(number: float, noun: str) -> str:
+    """Return the beginning of a reason such as `3 reviews are too few`; `noun` is the plural."""
+    verb = "is" if number == 1 else "are"
+    return f"{counted(number, noun)} {verb} too few"
+
+
 def interval_text(low: float, high: float, documents: float, noun: str, kind: str = "95% interval") -> str:
     """Return the interval of a difference and the number of texts, or only the number if there are too few texts.
 
@@ -82,7 +88,7 @@ def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
     """Return the reason why a difference has no direction; an empty string if it has one."""
     outcome = verdict(low, high, documents)
     if outcome is Verdict.TOO_FEW_TEXTS:
-        return f"{counted(documents, noun)} are too few for a verdict, which needs {MIN_SIMULTANEOUS} or more"
+        return f"{too_few(documents, noun)} for a verdict, which needs {MIN_SIMULTANEOUS} or more"
     if outcome is Verdict.NO_INTERVAL:
         return f"the difference is the same in all {noun}, so it has no interval"
     if outcome is Verdict.INCONCLUSIVE:

@@ -78,6 +78,14 @@ function valueOfBlock(block: Block, column: number): string {
   return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
 }
 
+/** The sentence on the values of a column; a reason that holds for all blocks is given once. */
+function valuesText(shown: Block[], column: number): string {
+  const isMissing = shown.every((block) => valueIn(block, column, state.layer.value) === null);
+  if (isMissing) return `the ${measures.shareKind()} is ${missingText(shown[0].tokens[column])}`;
+  const values = shown.map((block) => valueOfBlock(block, column)).join(", ");
+  return `${measures.shareStatement()} ${values}${differenceText(column)}`;
+}
+
 /** The difference between both texts in the selected cell, if both have a token in its column. */
 function differenceText(column: number): string {
   if (comparison.value === null) return "";
@@ -108,9 +116,7 @@ export function ChosenText() {
           </>
         ))}
       </b>{" "}
-      {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: {measures.shareStatement()}{" "}
-      {present.map((block) => valueOfBlock(block, column)).join(", ")}
-      {differenceText(column)}.{" "}
+      {measures.isOfOneLayer() ? "in" : "after"} {layerName(state.layer.value)}: {valuesText(present, column)}.{" "}
       {ofTexts.filter(isAbsent).map((block) => `${titleInText(block)} has no token in this column. `)}
       {present.map((block) => (
         <SourcesOf block={block} token={block.tokens[column]!} />

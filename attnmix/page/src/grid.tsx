@@ -241,7 +241,13 @@ const Legend = () => (
     {state.stretch.value
       ? "stretched to the values in this picture"
       : "the same scale for all layers, models and texts"}
-    .
+    .{" "}
+    {measures.hasOtherSources() && measures.sourcesIn.value !== null && (
+      <>
+        <span class="took-key">Orange</span>: sources in the{" "}
+        {measures.sourcesIn.value === "input" ? "input" : "layer below"}, by <SourcesName /> (another measure).
+      </>
+    )}
   </>
 );
 
@@ -252,9 +258,9 @@ function DifferenceLegend({ first, second }: Comparison) {
   const [one, other] = [first, second].map((text) => data.documents[text].title);
   return (
     <p class="legend" id="difference-legend">
-      <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points; left: larger in {one}; right:
-      larger in {other}
-      {!state.stretch.value && " (darkest at 25 or more)"}.
+      <ScaleRamp range={differenceRange.value} said={differenceEnd} /> percentage points; left end: larger in {one};
+      right end: larger in {other}
+      {!state.stretch.value && " (full colour at 25 or more)"}.
     </p>
   );
 }

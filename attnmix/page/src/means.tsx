@@ -108,7 +108,7 @@ export function MeansText() {
     <p class="small" id="means-text">
       {ofTexts.length > 0 &&
         `${isOfOneLayer() ? "In" : "After"} the last layer, ${shareStatement(`mean ${shareKind()} of ${comparison.value ? "each" : "this"} text's tokens`)} ${ofTexts.join(", ")}${unit}. `}
-      {ofCorpus.length > 0 && `Over ${measured}: ${ofCorpus.join(", ")}${unit} [95% interval]. `}
+      {ofCorpus.length > 0 && `Over ${measured}: ${ofCorpus.join(", ")}${unit} [95% interval of the mean]. `}
       {layout.value.marginWidth > 0 &&
         `On the right, short lines show the means of ${shown.length > 1 && comparison.value ? "the texts" : "this text"} by layer${ofCorpus.length > 0 ? `, and dots and bands the means over ${measured} with their intervals` : ""}.`}
     </p>

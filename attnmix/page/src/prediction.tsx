@@ -32,5 +32,5 @@ export function effectText(text: number, score: string): string {
   if (Math.abs(largest.effect) >= leastEffect(text))
     return `The largest effect in this text is ${effect}; positive effects support the predicted class.`;
   const odds = logOdds(text)!.toFixed(1);
-  return `No single token matters for this prediction: the largest effect is ${effect}, less than a tenth of the log-odds of the predicted class (${odds}).`;
+  return `By this measure, no single token matters for the prediction: the largest effect is ${effect}, less than a tenth of the log-odds of the predicted class (${odds}). Positive effects support this class.`;
 }

@@ -12,7 +12,6 @@ import { Find, nameInText, nameOf, SourcesName, TokenLink, Tokens } from "./word
 const LISTED = 8; // tokens in each list
 const IN_BAR = 4; // sources shown as separate segments of the bar
 const LETTER = 0.021; // width of a character, as a fraction of the bar
-const OTHER_MEASURE = "The selected measure has no sources. The bar shows contributions by a different measure";
 const BY_LENGTHS = "The rest is divided among the other tokens in proportion to the lengths of their parts.";
 
 /** The value of a token in the picture, in the selected layer and model. */
@@ -43,9 +42,14 @@ function KeptBar({ token }: { token: number }) {
   const rest = main.reduce((left, { share }) => Math.max(0, left - share), 1 - own);
   const named = main.map((each): [string, number, string] => [nameInText(each.token), each.share, "other"]);
   const parts: typeof named = [["its own", own, "own"], ...named, ["all others", rest, "rest"]];
+  const isOtherMeasure = !data.matrices.includes(state.share.value);
   const labelled = parts.map(([name, share]) => `${name} ${percent(share)}`).join(", ");
   return (
     <>
+      <p class="small" id="bar-measure">
+        {isOtherMeasure ? "The selected measure has no sources. Sources by another measure, " : "Sources by "}
+        <SourcesName />:
+      </p>
       <div class="bar" role="img" aria-label={labelled}>
         {parts.map(([name, share, kind]) => (
           <span class={kind} style={`flex: ${Math.max(share, 0.001)} 0 0`} title={`${name} ${percent(share)}`}>
@@ -54,8 +58,7 @@ function KeptBar({ token }: { token: number }) {
         ))}
       </div>
       <p class="small" id="bar-parts">
-        {data.matrices.includes(state.share.value) ? "The bar shows contributions by " : `${OTHER_MEASURE}, `}
-        <SourcesName />: <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
+        <bdi>{labelled}</bdi>. {matrix.value === "parts" && BY_LENGTHS}
       </p>
     </>
   );
@@ -107,7 +110,7 @@ export function Card({ token }: { token: number }) {
       <div class="lists">
         <Sources
           id="sources"
-          title={state.change.value ? "Changes of its sources" : "Its sources"}
+          title={`${state.change.value ? "Changes of its sources" : "Its sources"} (${measures.sourcesName()})`}
           shares={took}
           none="No other token."
           scale={scale}
