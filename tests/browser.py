@@ -83,15 +83,24 @@ class Opened:
         self.context = process.new_context(**context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LIMIT_MILLISECONDS)
-        self.addresses, self.errors, self.requests = list[str](), list[str](), list[str]()
-        self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
+        self.addresses = list[str]()
+        self.errors = list[str]()
+        self.requests = list[str]()
+        self.page.on("console", self._record_console_error)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url.split("#")[0]))
         if path is not None:
             self.open(path)
 
+    def _record_console_error(self, message: Any) -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
+
     def open(self, path: Path, width: int = 1400, height: int = 900, **looks: str) -> Opened:
-        """Open a page in this tab, and return the tab. Opening a new tab would take three times as long."""
+        """Open a page in this tab, wait until it is drawn, and return the tab.
+
+        Opening a new tab would take three times as long.
+        """
         self.page.goto("about:blank")
         if looks:
             self.page.set_viewport_size({"width": width, "height": height})
