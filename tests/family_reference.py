@@ -409,7 +409,7 @@ class ReferenceLayer:
             self.E = w.norm_linear("output_norm", parts, z + self.points["ffn_output"])
 
     def rest(self, value: Array) -> dict[str, Array]:
-        """Return all points of the layer, computed from its attention weights and `value` [heads, tokens, head size]."""
+        """Return all points of the layer, computed from its attention weights and `value` [heads, tokens, width]."""
         w, points = self.weights, {}
         points["attention_heads"] = (self.attention @ value).transpose(1, 0, 2).reshape(len(self.x), -1)
         attended = w.norm("attention_output_norm", w.linear("out", points["attention_heads"]))
