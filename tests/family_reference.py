@@ -612,7 +612,8 @@ def mapped_parts(linear: Array, parts: list[Array]) -> list[Array]:
 
 def attention_parts(layer: ReferenceLayer, parts: list[Array]) -> list[Array]:
     """Return the parts of the attention output for parts of the layer input, with fixed attention weights."""
-    w, tokens = layer.weights, len(layer.x)
+    w = layer.weights
+    tokens = len(layer.x)
     attended = []
     for value in mapped_parts(w.arrays["value"], normed_parts(w, "input_norm", parts, layer.x)):
         repeats = w.heads * w.head_size // value.shape[1]  # number of heads that share a value

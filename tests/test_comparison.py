@@ -114,7 +114,8 @@ def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
 
 def test_same_pass_controls_match_reference(result: attnmix.Measures) -> None:
     for number, layers in enumerate(zip(*layers_of(result), strict=True), start=1):
-        with_mean, without_bias = [], []  # ratios of each text
+        with_mean = []  # ratios of each text
+        without_bias = []
         for layer in layers:
             mean = np.broadcast_to(layer.value.mean(1, keepdims=True), layer.value.shape)
             with_mean.append(ratios_with_value(layer, mean))
@@ -144,7 +145,9 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
     Texts with a token class that occurs in no other text are omitted.
     """
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
-    classes, groups, values = [], [], []  # token classes, position groups and values of each text
+    classes = []  # token classes, position groups and values of each text
+    groups = []
+    values = []
     for document in result.documents:
         classes.append(document.classes.tolist())
         groups.append([place.bit_length() for place in range(len(document))])  # 0, 1, 2-3, 4-7, ...
@@ -155,7 +158,8 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
     for number, (first, *_) in enumerate(layers_of(result)):
         corpus = []
         for token_class, group in zip(classes[number], groups[number], strict=True):
-            of_class, of_group = [], []  # values of tokens of this class in other texts, and those of this group
+            of_class = []  # values of tokens of the class in other texts
+            of_group = []  # those that are also in the position group
             for other in range(len(values)):
                 for place, value in enumerate(values[other]):
                     if other == number or classes[other][place] != token_class:
@@ -244,10 +248,12 @@ def test_swaps_exchange_inputs_with_texts_of_each_class(model: attnmix.Model, re
     for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # LABELS alternate between the two classes
         ratios = []
         for number in sampled:
-            text, donor = ids[number], ids[(number + step) % len(ids)]
+            text = ids[number]
+            donor = ids[(number + step) % len(ids)]
             tokens = min(len(text), len(donor))
             with torch.inference_mode():
-                x, x_donor = compute_inputs(text[:tokens]), compute_inputs(donor[:tokens])
+                x = compute_inputs(text[:tokens])
+                x_donor = compute_inputs(donor[:tokens])
                 ratios.append(compute_swap_ratios(compute_second_layer, x, x_donor))
         assert rows["mean"][control] == pytest.approx(mean_over_tokens(ratios), abs=1e-4)
         assert rows["texts"][control] == len(sampled)
@@ -540,7 +546,8 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     rows = compared.all_rows()
     mean = mean_ratio(fixed)
     interval = ttest_1samp([mean_ratio(each) for each in several], mean).confidence_interval(1 - 0.05 / len(rows))
-    low, high = interval.low - mean, interval.high - mean
+    low = interval.low - mean
+    high = interval.high - mean
     row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
     assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
         (low, high) if first else (-high, -low), abs=1e-6

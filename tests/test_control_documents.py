@@ -143,7 +143,8 @@ def test_ratios_are_those_of_all_texts(runs: dict[str, FinishedRun]) -> None:
 
 
 def test_slow_measures_and_intervals_are_those_of_sample_alone(runs: dict[str, FinishedRun]) -> None:
-    sampled, alone = runs["sampled"], runs["alone"]
+    sampled = runs["sampled"]
+    alone = runs["alone"]
     actual, expected = (run.table("geometry") for run in (sampled, alone))
     to_first = "attention_to_first"
     check_equal(actual[actual["measure"] != to_first], expected[expected["measure"] != to_first])

@@ -208,7 +208,8 @@ def test_norms_from_few_directions_are_unbiased(tiny_bert: Path) -> None:
         exact = derivative_norms(chains, "layer_input", WIDTH, seed=0)
         actual = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
     for name in JacobianNorms._fields:
-        norms, exact_norms = torch.stack([getattr(each, name) for each in actual]), getattr(exact, name)
+        norms = torch.stack([getattr(each, name) for each in actual])
+        exact_norms = getattr(exact, name)
         by_seed = (norms / exact_norms).flatten(1).mean(1)
         assert abs(float(by_seed.mean()) - 1) < 0.009  # 0.0115 and 0.0100 without correction
     excess = torch.stack([levels(each) for each in actual]).mean(0) - levels(exact)

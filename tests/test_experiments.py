@@ -97,7 +97,8 @@ def test_table_has_student_intervals_and_holm_verdicts() -> None:
         for layer in LAYERS:
             before = [ratio("small", seed, "pretrained", layer, method) for seed in (0, 1, 2)]
             after = [ratio("small", seed, "finetuned", layer, method) for seed in (0, 1, 2)]
-            row, mean = result.loc["all", "finetuned", layer, method], np.mean(after)
+            row = result.loc["all", "finetuned", layer, method]
+            mean = np.mean(after)
             expected = mean, *stats.t.interval(0.95, 2, mean, stats.sem(after)), 3
             np.testing.assert_allclose(row[["mean", "ci_low", "ci_high", "seeds"]].tolist(), expected, rtol=1e-9)
             assert row[["p", "p_holm"]].isna().all()  # no test of ratios against 0

@@ -220,7 +220,8 @@ def test_single_decisive_token_is_comprehensive_and_sufficient() -> None:
     """The score `right` is highest for the decisive token, and `wrong` is lowest for it."""
     methods = [RANDOM_REMOVAL, "right", "wrong"]
     planted_drops = []
-    with_token, without_token = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))  # probabilities of `OneToken`
+    with_token = 1 / (1 + np.exp(-3))  # probabilities of `OneToken`
+    without_token = 1 / (1 + np.exp(1))
     for seed in range(16):
         review = planted(OneToken(), 22, 3 + seed, seed)
         right = np.zeros((1, 22))
@@ -477,17 +478,21 @@ def test_probe_accuracy_matches_regression_on_states(small_classifier: Classifie
 
     def predict(vectors: Array, classes: list[int], tested_vectors: Array) -> Array:
         """Return the predictions of a regression on standardised vectors."""
-        mean, deviation = vectors.astype(float).mean(0), vectors.astype(float).std(0)
+        mean = vectors.astype(float).mean(0)
+        deviation = vectors.astype(float).std(0)
         fit = LogisticRegression(C=0.01, max_iter=1000).fit((vectors - mean) / deviation, classes)
         return np.asarray(fit.predict((tested_vectors - mean) / deviation))
 
-    training_states, tested_states = compute_states(training), compute_states(tested)
-    training_labels, tested_labels = ([text.label for text in texts] for texts in (training, tested))
+    training_states = compute_states(training)
+    tested_states = compute_states(tested)
+    training_labels = [text.label for text in training]
+    tested_labels = [text.label for text in tested]
     read_vectors = np.stack([state[0] for state in training_states])
     tested_vectors = np.stack([state[0] for state in tested_states])
     expected = np.mean(predict(read_vectors, training_labels, tested_vectors) == tested_labels)
     assert mean["probe_class", "read", 2] == pytest.approx(expected)
-    vectors, classes = [], []  # of the other tokens
+    vectors = []  # of tokens after the first
+    classes = []
     for text, state, label in zip(training, training_states, training_labels, strict=True):
         places = sample_places(text)
         vectors.append(state[places])

@@ -204,7 +204,8 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
 
     shapes = {name: tensor.shape for name, tensor in parameters_of(random).items()}
     assert shapes == {name: tensor.shape for name, tensor in parameters_of(base).items()}
-    differs_by_seed, differs_from_trained = [], []
+    differs_by_seed = []
+    differs_from_trained = []
     for name, parameter in random.named_parameters():
         if "pooler" not in name:
             assert torch.equal(parameter, again.get_parameter(name))

@@ -77,7 +77,8 @@ def write(path: Path, rows: Sequence[tuple[str, ...]], generator: random.Random)
     """Write records under `NAMES` in a random variant of their format."""
     if path.suffix == ".parquet":
         table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(NAMES)})
-        dictionary, compression = generator.choice([True, False]), generator.choice(["none", "snappy", "zstd"])
+        dictionary = generator.choice([True, False])
+        compression = generator.choice(["none", "snappy", "zstd"])
         pq.write_table(table, path, row_group_size=3, use_dictionary=dictionary, compression=compression)
         return
     if path.suffix == ".jsonl":

@@ -174,7 +174,8 @@ def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
     for point, other in ((0, 1), (2, 0), (4, 1)):
         jaccard = []
         for row, other_row in zip(graphs[point], graphs[other], strict=True):
-            near, other_near = set(row.nonzero()[1]), set(other_row.nonzero()[1])
+            near = set(row.nonzero()[1])
+            other_near = set(other_row.nonzero()[1])
             jaccard.append(len(near & other_near) / len(near | other_near))
         expected = 0.01 * np.exp(1 - abs(other - point)) * np.array(jaccard)
         assert strength[3 + other - point, point] == pytest.approx(expected)

@@ -50,7 +50,8 @@ def unbiased_hsic(x: Any, y: Any) -> float:
         return np.array([[a @ b if i != j else 0.0 for j, b in enumerate(vectors)] for i, a in enumerate(vectors)])
 
     n = len(x)
-    k, m = products(x), products(y)
+    k = products(x)
+    m = products(y)
     pairs = sum(k[i, j] * m[j, i] for i in range(n) for j in range(n))
     ones = np.ones(n)
     rest = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (ones @ k @ m @ ones)

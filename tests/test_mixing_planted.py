@@ -244,7 +244,8 @@ def test_parts_of_sources_and_biases_sum_to_module_outputs(present: str) -> None
     before = named["feed_forward_norm"](z) @ up.W + up.b
     true = named["feed_forward_output_norm"](torch.sigmoid(before) @ down.W + down.b)
     rest = AfterAttention(block, own + others + constant, cross, before)
-    own_part, others_part = rest.stream(own), rest.stream(others)
+    own_part = rest.stream(own)
+    others_part = rest.stream(others)
     remaining_part = rest.stream_with_biases(constant)
     torch.testing.assert_close(own_part + others_part + remaining_part, z)
     added = rest.added(own_part) + rest.added(others_part) + rest.added_with_biases(remaining_part)

@@ -373,7 +373,9 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
     names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     numbers = [int(name.removeprefix("test/")) for name in names]
-    means, squares, within = [], [], []  # of the contributions of other tokens in each text
+    means = []  # moments of the contributions of other tokens in each text
+    squares = []
+    within = []
     for number in numbers:
         ids = tokenizer(reviews["text"][number], truncation=True, max_length=40)["input_ids"]
         F_ijD = run_reference("bert", base, ids).layers[1].F
@@ -500,7 +502,8 @@ def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> tuple[Any, 
             output = base(input_ids=torch.as_tensor(text, dtype=torch.long)[None], output_hidden_states=True)
         return torch.stack(output.hidden_states[1:])[:, 0, position].double().numpy()
 
-    own, others = ids.copy(), donor.copy()
+    own = ids.copy()
+    others = donor.copy()
     own[position] = donor[position]
     others[position] = ids[position]
     y = compute_vectors(ids)

@@ -120,7 +120,8 @@ def family(
 @pytest.mark.parametrize("name", FAMILIES)
 def test_lines_match_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
     shown, reference, _ = family
-    page, layer = shown.page, reference.layers[1]
+    page = shown.page
+    layer = reference.layers[1]
     page.locator("#heads-all button[aria-label='Layer 2, head 2']").click()
     assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 2 of 4")
     page.locator("#token-2").click()

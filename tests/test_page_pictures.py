@@ -151,7 +151,10 @@ def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tupl
 def as_number(text: str) -> float | None:
     """Return the value of a number or percentage, or None for other texts."""
     plain = re.fullmatch(r"(-?[\d.]+)(%?)", text)
-    return None if plain is None else float(plain[1]) / (100 if plain[2] else 1)
+    if plain is None:
+        return None
+    number, percent = plain.groups()
+    return float(number) / 100 if percent else float(number)
 
 
 WIDER = 1.2  # width of text in a different font, relative to the browser's
@@ -208,7 +211,8 @@ def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
         moved = re.search(r"translate\(([-\d.]+) ([-\d.]+)\)", group.get("transform", ""))
         assert moved
         start, top = float(moved[1]), float(moved[2])
-        end, bottom = start + in_pixels(bar.get("width", "0")), top + 2 * in_pixels(bar.get("height", "0"))
+        end = start + in_pixels(bar.get("width", "0"))
+        bottom = top + 2 * in_pixels(bar.get("height", "0"))
         beside = [each for each in extents(picture) if top < each.baseline < bottom]
         ends = [each.text for each in beside if abs(each.right - start) < 12 or abs(each.left - start - 112) < 12]
         assert any(text.startswith("0%") for text in ends), pane  # both ends have a number
@@ -340,8 +344,10 @@ def test_head_lines_match_weights(saved: dict[str, Saved]) -> None:
         column = [label for label in picture.labels if label.anchor == anchor and label.x == title.x]
         return next(label for label in column if label.text.endswith(f" {position}"))
 
-    start, end = find_label("this token", "end", i), find_label("attends to", "start", j)
-    x, y = (start.x + end.x) / 2, (start.y + end.y) / 2
+    start = find_label("this token", "end", i)
+    end = find_label("attends to", "start", j)
+    x = (start.x + end.x) / 2
+    y = (start.y + end.y) / 2
     colour = TOOK if i == TOKEN else as_colour("#0060a0")
     assert picture.distance(x, y, colour, 2) < 60
     left, right = (round(ZOOM * (label.x - picture.left)) for label in (start, end))

@@ -54,7 +54,9 @@ def output(case: Case, x: Array) -> Array:
     first_token = np.eye(8)[0]
     for layer in case.layers:
         result = np.zeros_like(x)
-        W_V, W_O, b_V = layer.value.numpy(), layer.output.numpy(), layer.bias.numpy()
+        W_V = layer.value.numpy()
+        W_O = layer.output.numpy()
+        b_V = layer.bias.numpy()
         for text, vectors in enumerate(x):
             inputs = vectors
             if case.stream is not None:
