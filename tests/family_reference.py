@@ -375,7 +375,8 @@ class ReferenceLayer:
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
-        if cap := getattr(config, "attn_logit_softcapping", None):
+        cap = getattr(config, "attn_logit_softcapping", None)
+        if cap:
             scores = cap * np.tanh(scores / cap)
         self.attention = softmax(scores, self.visible)
         self.value_bias = w.split("value", np.zeros_like(u[:1]))
