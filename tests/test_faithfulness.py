@@ -259,6 +259,7 @@ def test_texts_with_undefined_scores_are_excluded_from_means() -> None:
     assert table["documents"].tolist() == [2, 1] * len(TESTS)
     assert table.iloc[1][["drop", "above_random"]].tolist() == pytest.approx([0.5, 0.4])
 
+
 def test_special_tokens_remain_and_one_token_is_removed() -> None:
     review = planted(OneToken(), 6, 2, 0)
     scores = np.array([9.0, 1, 2, 3, 4, 9])
