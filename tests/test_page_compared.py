@@ -129,8 +129,8 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     assert abs(shown_change) == pytest.approx(most_of_words, abs=0.06)
     legend = page.locator("#difference-legend")
     said = re.sub(r"\s+", " ", legend.inner_text())
-    sides = f"left: larger in {TITLES[0]}; right: larger in {TITLES[1]}"
-    assert said == f"{MINUS}25 +25 percentage points; {sides} (darkest at 25 or more)."
+    sides = f"left end: larger in {TITLES[0]}; right end: larger in {TITLES[1]}"
+    assert said == f"{MINUS}25 +25 percentage points; {sides} (full colour at 25 or more)."
     _, content = pair.file("grid", "SVG")
     frames = re.findall(r'<rect [^>]*fill="none"[^>]*stroke="#1a1e26"[^>]*stroke-width="1.5"', content.decode("utf-8"))
     assert len(frames) == 2

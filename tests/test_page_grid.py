@@ -116,14 +116,14 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     chart = page.locator("#layers [role=tooltip]", has_text="describes one layer, not all")
     assert "Here it is the mean over" in chart.text_content()
     choose(page, "share", "own_share")
-    for place in ("#sources-text", "#chosen-text", "#text-legend", "#bar-parts"):
+    for place in ("#sources-text", "#chosen-text", "#text-legend", "#bar-measure"):
         assert "exact parts since the input" in page.locator(place).inner_text().lower(), place
         explained = page.locator(f"{place} [role=tooltip]").all_text_contents()
         assert explained
         assert all(each.startswith("Exact parts decompose a vector into a sum") for each in explained), place
     choose(page, "share", "parts")
     legend = page.locator("#grid-legend")
-    assert "the same scale for all layers, models and texts" in legend.inner_text()
+    assert "one scale for all" in legend.inner_text()
     page.get_by_label("Stretch colours").check()
     values = np.concatenate([displayed_values(name, "test/0", "parts") for name in CHECKPOINT_NAMES])
     assert "stretched to the values in this picture" in legend.inner_text()

@@ -226,15 +226,9 @@ def _describe_shares_by_class(run: Results) -> str:
     other = _select_last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
         return ""
-    states = model_wording_of(run).states.format(
-        before=percent(same["mean"]["pretrained"]),
-        after=percent(same["mean"]["finetuned"]),
-    )
-    other_before = percent(other["mean"]["pretrained"])
-    other_after = percent(other["mean"]["finetuned"])
-    same_class = f"It depends on the {DONORS_LINK}: with those of the same predicted class, it is {states}"
-    other_class = f"with those of another class, {other_before} and {other_after}"
-    return f"{same_class}; {other_class}. The headline combines both."
+    same_class = " and ".join(percent(same["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
+    other_class = " and ".join(percent(other["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
+    return f"It depends on the {DONORS_LINK}: {same_class} with the same predicted class, {other_class} with another."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -252,8 +246,7 @@ def _describe_ratio_change(run: Results) -> str:
     after = percent(means["finetuned"])
     texts = _format_count(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
-    mean = f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
-    return f"{mean} Mixing in earlier layers is not included."
+    return f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
 
 
 def headline(curves: pd.DataFrame) -> str:

@@ -84,7 +84,7 @@ test("numbers of the last layer are in the margin, or in words in a narrow windo
   );
   const numbersText =
     `After the last layer, the mean own share of this text's tokens is ${ofTexts[0]} pretrained, ${ofTexts[1]} fine-tuned. ` +
-    `Over 40 reviews: ${ofCorpus[0]} pretrained, ${ofCorpus[1]} fine-tuned [95% interval]. `;
+    `Over 40 reviews: ${ofCorpus[0]} pretrained, ${ofCorpus[1]} fine-tuned [95% interval of the mean]. `;
   assert.ok(words().startsWith(numbersText), words());
   assert.match(
     words(),

@@ -111,11 +111,11 @@ test("each text has a label, a prediction, and the largest effect of a token", (
     const effects = run.texts[text].map((_, n) => run.effects[run.starts[text] + n] ?? 0);
     const [strongest] = numbers(effects.length).toSorted((a, b) => Math.abs(effects[b]) - Math.abs(effects[a]));
     const sentence = page.prediction.effectText(text, "leave_one_out");
-    assert.equal(sentence.startsWith("No single token matters for this prediction"), text === 1, sentence);
+    assert.equal(sentence.startsWith("By this measure, no single token matters"), text === 1, sentence);
     assert.ok(sentence.includes(`“${name(text, strongest)}”`), sentence);
     const [, effect] = /effect (?:in this text )?is ([^,]+),/.exec(sentence)!;
     assert.ok(Math.abs(Number(effect.replace("−", "-")) - effects[strongest]) < 0.006, sentence);
-    if (text === 1) assert.match(sentence, /less than a tenth of the log-odds of the predicted class \(9\.2\)\.$/);
+    if (text === 1) assert.match(sentence, /less than a tenth of the log-odds of the predicted class \X);
   }
 });
 

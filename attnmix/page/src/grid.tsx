@@ -238,14 +238,10 @@ const Legend = () => (
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
     {state.change.value && `, change ${data.wording.by_change}`};{" "}
-    {state.stretch.value
-      ? "stretched to the values in this picture"
-      : "the same scale for all layers, models and texts"}
-    .{" "}
+    {state.stretch.value ? "stretched to the values in this picture" : "one scale for all"}.{" "}
     {measures.hasOtherSources() && measures.sourcesIn.value !== null && (
       <>
-        <span class="took-key">Orange</span>: sources in the{" "}
-        {measures.sourcesIn.value === "input" ? "input" : "layer below"}, by <SourcesName /> (another measure).
+        <span class="took-key">Orange</span>: sources by <SourcesName />.
       </>
     )}
   </>

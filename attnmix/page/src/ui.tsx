@@ -263,7 +263,7 @@ export const GLOSSARY = {
   "neighbours kept":
     "This is the share of a token's 15 nearest neighbours in the full space that are also among its 15 nearest neighbours on the map. Chance is the same share with the positions on the map shuffled.",
   donors:
-    "Donors are the texts whose tokens replace those of the measured text: other measured texts or, for a single or typed text, neutral sentences that attnmix contains. Their class is the one that the fine-tuned model predicts.",
+    "Donors are the texts whose tokens replace those of the measured text: other measured texts or, for a single or typed text, neutral sentences that attnmix contains. Donors of the same and of another class, predicted by the fine-tuned model, are also reported separately.",
   interval: `This is a 95% bootstrap interval over ${data.wording.texts}. It is not shown for fewer than eight ${data.wording.texts}. Unless it is called simultaneous, it is not adjusted for the number of comparisons.`,
   query: "The query of a token is compared with the keys of all tokens; its dot products with them give the scores.",
   key: "The key of a token is compared with the queries of all tokens.",
