@@ -76,6 +76,18 @@ RESET = """() => {
 """Script that restores the initial state of a page."""
 
 
+def console_errors(page: Any) -> list[str]:
+    """Return a list to which each future console error of a page is appended."""
+    errors = list[str]()
+
+    def record(message: Any) -> None:
+        if message.type == "error":
+            errors.append(message.text)
+
+    page.on("console", record)
+    return errors
+
+
 class Opened:
     """A tab that opens pages from disk, and records their errors and requests."""
 
@@ -83,15 +95,19 @@ class Opened:
         self.context = process.new_context(**context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(LIMIT_MILLISECONDS)
-        self.addresses, self.errors, self.requests = list[str](), list[str](), list[str]()
-        self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
+        self.addresses = list[str]()
+        self.errors = console_errors(self.page)
+        self.requests = list[str]()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url.split("#")[0]))
         if path is not None:
             self.open(path)
 
     def open(self, path: Path, width: int = 1400, height: int = 900, **looks: str) -> Opened:
-        """Open a page in this tab, and return the tab. Opening a new tab would take three times as long."""
+        """Open a page in this tab, wait until it is drawn, and return the tab.
+
+        Opening a new tab would take three times as long.
+        """
         self.page.goto("about:blank")
         if looks:
             self.page.set_viewport_size({"width": width, "height": height})

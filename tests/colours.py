@@ -45,24 +45,32 @@ def contrast(one: str, other: str) -> float:
 
 def distance(one: Doubles, other: Doubles) -> float:
     """Return the CIEDE2000 distance of two colours in CIELAB (Sharma, Wu, Dalal, 2005)."""
-    (l_1, a_1, b_1), (l_2, a_2, b_2) = one, other
+    l_1, a_1, b_1 = one
+    l_2, a_2, b_2 = other
+    # Chroma and hue (in degrees), after stretching the axis a of colours with little chroma.
     mean_chroma = (np.hypot(a_1, b_1) + np.hypot(a_2, b_2)) / 2
     stretch = 1.5 - 0.5 * np.sqrt(mean_chroma**7 / (mean_chroma**7 + 25**7))
     c_1, c_2 = np.hypot(stretch * a_1, b_1), np.hypot(stretch * a_2, b_2)
     h_1 = np.degrees(np.arctan2(b_1, stretch * a_1)) % 360
     h_2 = np.degrees(np.arctan2(b_2, stretch * a_2)) % 360
+    # Differences and means; the hue of a grey (chroma 0) is ignored.
     turn = (h_2 - h_1 + 180) % 360 - 180 if c_1 * c_2 else 0.0
     mean_hue = (h_1 + turn / 2) % 360 if c_1 * c_2 else h_1 + h_2
     mean_l, mean_c = (l_1 + l_2) / 2, (c_1 + c_2) / 2
     hue = 2 * np.sqrt(c_1 * c_2) * np.sin(np.radians(turn / 2))
-    angles = ((1, -30, -0.17), (2, 0, 0.24), (3, 6, 0.32), (4, -63, -0.20))
-    weight = 1 + sum(size * np.cos(np.radians(times * mean_hue + offset)) for times, offset, size in angles)
+    # Weights S_L, S_C and S_H of the publication; `harmonics` contains (multiple of the hue, offset, amplitude).
+    harmonics = ((1, -30, -0.17), (2, 0, 0.24), (3, 6, 0.32), (4, -63, -0.20))
+    hue_weight = 1 + sum(size * np.cos(np.radians(times * mean_hue + offset)) for times, offset, size in harmonics)
     scale_l = 1 + 0.015 * (mean_l - 50) ** 2 / np.sqrt(20 + (mean_l - 50) ** 2)
-    scale_c, scale_h = 1 + 0.045 * mean_c, 1 + 0.015 * mean_c * weight
+    scale_c = 1 + 0.045 * mean_c
+    scale_h = 1 + 0.015 * mean_c * hue_weight
+    # Interaction of chroma and hue in the blue region, R_T of the publication.
     rotation = -2 * np.sqrt(mean_c**7 / (mean_c**7 + 25**7))
     rotation *= np.sin(np.radians(60 * np.exp(-(((mean_hue - 275) / 25) ** 2))))
-    parts = (l_2 - l_1) / scale_l, (c_2 - c_1) / scale_c, hue / scale_h
-    return float(np.sqrt(parts[0] ** 2 + parts[1] ** 2 + parts[2] ** 2 + rotation * parts[1] * parts[2]))
+    lightness = (l_2 - l_1) / scale_l
+    chroma = (c_2 - c_1) / scale_c
+    hue /= scale_h
+    return float(np.sqrt(lightness**2 + chroma**2 + hue**2 + rotation * chroma * hue))
 
 
 SCALE = {1: ("#ffffff", "#5896cc", "#00386f"), -1: ("#ffffff", "#d07f45", "#7a2c00")}

@@ -110,14 +110,18 @@ def write_tiny_bert(folder: Path, seed: int = 0, layers: int = 3, **sizes: Any) 
 
 
 def toy_reviews(number: int, seed: int) -> pd.DataFrame:
-    """Return short reviews of different lengths with alternating classes, which their words determine."""
-    generator, rows = np.random.default_rng(seed), []
+    """Return short reviews of different lengths with alternating classes; the adjectives depend on the class."""
+    generator = np.random.default_rng(seed)
+    rows = []
     for i in range(number):
-        label, parts = i % 2, []
+        label = i % 2
+        sentences = []
         for _ in range(generator.integers(1, 5)):
-            topic, how = generator.choice(TOPICS), generator.choice(["very", "so"])
-            parts.append(f"the {topic} was {how} {generator.choice(VERDICTS[label])} .")
-        rows.append((" ".join([*parts, f"time {i} ."]), label, ("negative", "positive")[label]))
+            topic = generator.choice(TOPICS)
+            adverb = generator.choice(["very", "so"])
+            sentences.append(f"the {topic} was {adverb} {generator.choice(VERDICTS[label])} .")
+        sentences.append(f"time {i} .")
+        rows.append((" ".join(sentences), label, ("negative", "positive")[label]))
     return pd.DataFrame(rows, columns=["text", "label", "label_name"])
 
 
@@ -126,9 +130,12 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
-    parts = [text if isinstance(text, tuple) else (text,) for text in texts]
-    with torch.no_grad():
-        return torch.cat([model(**tokenizer(*each, **options)).logits for each in parts])
+    logits = []
+    for text in texts:
+        segments = text if isinstance(text, tuple) else (text,)
+        with torch.no_grad():
+            logits.append(model(**tokenizer(*segments, **options)).logits)
+    return torch.cat(logits)
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
@@ -188,7 +195,7 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and the modules `stages` in the current folder; labels serve as predictions if there are none."""
+    """Run `tokenize` and the modules `stages` in the current folder; missing predictions are replaced by the labels."""
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]
@@ -223,34 +230,49 @@ def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: in
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
     """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels.
 
-    `special` has the classes of special tokens by label. Labels follow WordPiece or, if any begins with a space,
-    tokenizers that mark spaces.
+    `special` maps the labels of special tokens to their classes. Labels follow WordPiece or, if any begins with a
+    space, tokenizers that mark spaces.
     """
-    spaced, end, word, before, rows = any(label[0] == SPACE for label in labels if label), 0, -1, "", []
+    marks_spaces = any(label.startswith(SPACE) for label in labels)
+    rows = []
+    end = 0  # offset in the text, after the previous token
+    word = -1  # index of the current word
+    previous = ""
     for label in labels:
-        text = label.strip(SPACE) if spaced else label.removeprefix("##") or label
-        apart = label[:1] in (SPACE, NEWLINE) or before[-1:] == NEWLINE if spaced else text == label
-        start, sign = end + apart, not any(map(str.isalnum, text))
+        if marks_spaces:
+            text = label.strip(SPACE)
+            follows_space = label[:1] in (SPACE, NEWLINE) or previous[-1:] == NEWLINE
+        else:
+            text = label.removeprefix("##") or label
+            follows_space = text == label
+        is_sign = not any(map(str.isalnum, text))
         if label in special:
             rows.append((-1, -1, -1, special[label]))
         else:
-            word += apart or sign or word < 0 or not any(map(str.isalnum, before))
-            rows.append((start, end := start + len(text), word, "punctuation" if sign else "word"))
-        before = label
+            follows_sign = not any(map(str.isalnum, previous))
+            word += follows_space or is_sign or word < 0 or follows_sign
+            start = end + follows_space
+            end = start + len(text)
+            rows.append((start, end, word, "punctuation" if is_sign else "word"))
+        previous = label
     table = pd.DataFrame(rows, columns=["start", "end", "word", "token_class"])
     return table.assign(document=document, position=range(len(labels)), token_id=0, token=labels, label=labels)
 
 
 def write_captured_tokens(tokens: pd.DataFrame, texts: Mapping[str, str], folder: Path | None = None) -> None:
-    """Write the tables of captured texts and tokens into `folder`, as `tokenize` and `capture` do."""
+    """Write the tables of captured texts and tokens into `folder`, as `tokenize` and `capture` do.
+
+    Columns that `tokens` lacks are filled with constants. `texts` is a mapping from names to texts.
+    """
     run = Run(folder or Path())
     flags = {"measured": False, "removed": False, "label_name": None}
     table = pd.DataFrame({"document": list(texts), "text": list(texts.values())}).assign(**flags)
     table[["label", "predicted_label", "unknown_tokens"]] = -1, -1, 0
-    table["tokens"] = table["whole_tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
-    missing = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
-    missing["token_class"] = "word"
-    tokens = tokens.assign(**{name: value for name, value in missing.items() if name not in tokens})
+    table["tokens"] = tokens.groupby("document").size()[list(texts)].to_numpy()
+    table["whole_tokens"] = table["tokens"]
+    defaults = {"token_id": 1, "token": "a", "label": tokens.get("token", "a"), "start": 0, "end": 1, "word": 0}
+    defaults["token_class"] = "word"
+    tokens = tokens.assign(**{name: value for name, value in defaults.items() if name not in tokens})
     write_tokenized(run.captured.folder, [(table, tokens)])
     write_table(run.activations / store.TOKENS_FILE, tokens[["document", "position", "token_id", "token"]])
 
@@ -293,9 +315,14 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 
 def draw_few(draw_all: Callable[..., Iterator[None]], drawings: list[Any], *others: Any) -> Iterator[None]:
-    """Omit rollouts and matrices of the pretrained model, which dominate the drawing time."""
+    """Call `draw_all` without rollouts and matrices of the pretrained model, which dominate the drawing time."""
     omitted = re.compile(r"rollouts|pretrained")
-    return draw_all([each for each in drawings if not (each[0] and omitted.search(each[0].name))], *others)
+    kept = []
+    for drawing in drawings:
+        path = drawing[0]  # None for a figure without a file
+        if path is None or not omitted.search(path.name):
+            kept.append(drawing)
+    return draw_all(kept, *others)
 
 
 Workspace = Callable[..., Path]

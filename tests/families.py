@@ -150,16 +150,21 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer with the family's algorithm and the words of the toy reviews."""
     tokens = TOKENS[name]
     special = tokens.special.split()
-    first = [] if tokens.at_end else special
-    if tokens.kind in ("wordpiece", "unigram"):
-        tokenizer = {"wordpiece": wordpiece, "unigram": unigram}[tokens.kind](first)
+    first = [] if tokens.at_end else special  # special tokens with the lowest IDs
+    if tokens.kind == "wordpiece":
+        tokenizer = wordpiece(first)
+    elif tokens.kind == "unigram":
+        tokenizer = unigram(first)
     else:
         tokenizer = pair_encoding(first, "<unk>" if tokens.kind == "metaspace" else None)
     tokenizer.add_special_tokens(special)
+    # The template, such as "[CLS] $A [SEP]", adds special tokens to a text; the second text of a pair has segment 1.
     used = [(token, tokenizer.token_to_id(token)) for token in special if token in tokens.template.split()]
     if used:
-        after = tokens.template.partition("$A")[2]
-        pair = f"{tokens.template} $B:1 {after and after.strip() + ':1'}".strip()
+        after = tokens.template.partition("$A")[2].strip()
+        pair = f"{tokens.template} $B:1"
+        if after:
+            pair += f" {after}:1"
         template = processors.TemplateProcessing(single=tokens.template, pair=pair, special_tokens=used)
         tokenizer.post_processor = template
     roles = {f"{role}_token": token for role, token in tokens.roles.items()}

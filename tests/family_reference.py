@@ -1,7 +1,7 @@
 """Independent float64 reference for the features and measures of every family, with explicit sums token by token.
 
 The reference uses a base model's configuration and state dictionary, processes one unpadded text, and shares no code
-with the library. A layer's arrays are stored by role; missing roles count as zero or identity.
+with the library. A layer's arrays are stored by role, such as `query`; missing roles count as zero or identity.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ def cosine(u: Array, v: Array) -> float:
 
 
 def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
-    """Return arrays by role; `names` maps roles to parameter names."""
+    """Return the arrays of the family `name` by role, from the state dictionary of its model.
+
+    `names` maps roles to parameter names, which follow `prefix` in `state`. Roles without parameters are omitted.
+    """
     arrays = {}
     for role, path in names.items():
         weight, bias = state.get(f"{prefix}{path}.weight"), state.get(f"{prefix}{path}.bias")
@@ -169,8 +172,10 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
             weight = weight + (weight.ndim == 1 and name in GEMMAS)
             arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
     weights = Weights(name, config, arrays)
+    # DeBERTa (version 1) has a Linear without bias for queries, keys and values, and separate biases.
     for role, key in (("query", "q_bias"), ("value", "v_bias")):
-        if (bias := state.get(f"{prefix}attention.self.{key}")) is not None:
+        bias = state.get(f"{prefix}attention.self.{key}")
+        if bias is not None:
             weights.arrays[role] = np.vstack([weights.arrays[role][:-1], bias])
     return weights
 
@@ -192,8 +197,9 @@ class Weights:
         self.head_size = (len(self.arrays["out"]) - 1) // self.heads if "out" in self.arrays else 0
         if "query_key_value" in self.arrays:
             fused, width = self.arrays["query_key_value"], self.heads * self.head_size
-            if self.name in BY_HEAD:
+            if self.name in BY_HEAD:  # from [head, role, size] to [role, head, size]
                 fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
+            # Keys and values share the outputs after those of the queries equally.
             parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
             self.arrays |= zip(("query", "key", "value"), parts, strict=True)
         if "gate_up" in self.arrays:
@@ -257,7 +263,10 @@ PositionScores = Callable[[Weights, Array, Array], Array]
 def find_position_scores(
     name: str, config: Any, state: dict[str, Array], side: str, number: int
 ) -> PositionScores | None:
-    """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling."""
+    """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling.
+
+    MPNet and BLOOM add them after scaling, so they are multiplied by the root of the head size.
+    """
     if name in T5S:
         block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
         biases = state[f"{side}.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight"]
@@ -266,35 +275,48 @@ def find_position_scores(
         table = state["encoder.relative_attention_bias.weight"]
         return lambda w, query, _key: np.sqrt(w.head_size) * pairs(query, lambda i, j: table[bucket(j - i)])
     if name == "bloom":
-        return lambda w, query, _key: (
-            np.sqrt(w.head_size)
-            * pairs(query, lambda _i, j: np.array([j * 2 ** (-8 * (head + 1) / w.heads) for head in range(w.heads)]))
-        )
-    if not name.startswith("deberta"):
-        return None
+        return bloom_scores
+    if name.startswith("deberta"):
+        return deberta_scores(config, state)
+    return None
+
+
+def bloom_scores(w: Weights, query: Array, _key: Array) -> Array:
+    """Return BLOOM's scores (ALiBi): the position of the source times a slope for each head."""
+    slopes = np.array([2 ** (-8 * (head + 1) / w.heads) for head in range(w.heads)])
+    return np.sqrt(w.head_size) * pairs(query, lambda _i, j: j * slopes)
+
+
+def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
+    """Return the function for DeBERTa's scores between contents and relative positions, in both directions."""
     table, norm = state["encoder.rel_embeddings.weight"], "encoder.LayerNorm"
     if f"{norm}.weight" in state:
         centred = table - table.mean(-1, keepdims=True)
         table = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.layer_norm_eps)
         table = table * state[f"{norm}.weight"] + state[f"{norm}.bias"]
-    middle = len(table) // 2
+    middle = len(table) // 2  # row of the distance 0
+
+    def find_row(distance: int) -> int:
+        """Return the row of a distance in the table; in version 2, large distances are in logarithmic buckets."""
+        half = middle // 2
+        if getattr(config, "position_buckets", -1) > 0 and abs(distance) > half:
+            furthest = config.max_position_embeddings
+            steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
+            distance = int(np.sign(distance) * (half + np.ceil(steps)))
+        return min(max(distance + middle, 0), 2 * middle - 1)
 
     def disentangled(w: Weights, query: Array, key: Array) -> Array:
-        """Return DeBERTa's scores between contents and relative positions, in both directions."""
-        position_query, position_key = (
-            w.split(role if f"position_{role}" not in w.arrays else f"position_{role}", table)
-            for role in ("query", "key")
-        )
+        # Version 2 may use the projections of the contents for the positions, too.
+        query_role = "position_query" if "position_query" in w.arrays else "query"
+        key_role = "position_key" if "position_key" in w.arrays else "key"
+        position_query = w.split(query_role, table)
+        position_key = w.split(key_role, table)
 
         def score(i: int, j: int) -> Array:
-            distance = i - j
-            if getattr(config, "position_buckets", -1) > 0 and abs(distance) > middle // 2:
-                half, furthest = middle // 2, config.max_position_embeddings
-                steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
-                distance = int(np.sign(distance) * (half + np.ceil(steps)))
-            row = min(max(distance + middle, 0), 2 * middle - 1)
-            content = (query[:, i] * position_key[:, row]).sum(-1)
-            return content + (key[:, j] * position_query[:, row]).sum(-1)
+            row = find_row(i - j)
+            content_to_position = (query[:, i] * position_key[:, row]).sum(-1)
+            position_to_content = (key[:, j] * position_query[:, row]).sum(-1)
+            return content_to_position + position_to_content
 
         return pairs(query, score)
 
@@ -302,20 +324,34 @@ def find_position_scores(
 
 
 def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
+    """Return scores [heads, tokens, tokens] from a function of two positions that returns the scores of all heads."""
     tokens = query.shape[1]
     return np.array([[score(i, j) for j in range(tokens)] for i in range(tokens)]).transpose(2, 0, 1)
 
 
 def bucket(distance: int, both: bool = True) -> int:
-    """Return T5's bucket, of 16 per direction or 32 for one; half have a single distance, half grow up to 128."""
-    far, exact = abs(distance), 8 if both else 16
-    number = far if far < exact else min(2 * exact - 1, exact + int(np.log(far / exact) / np.log(128 / exact) * exact))
+    """Return the index of T5's bias for a relative distance.
+
+    There are 16 buckets for each direction if `both`, otherwise 32 for one direction. The first half of the buckets
+    contain a single distance each; the ranges of the other buckets grow logarithmically up to the distance 128.
+    """
+    far = abs(distance)
+    exact = 8 if both else 16
+    number = far
+    if far >= exact:
+        steps = int(np.log(far / exact) / np.log(128 / exact) * exact)
+        number = min(2 * exact - 1, exact + steps)
     return number + 16 * (both and distance > 0)
 
 
 @dataclass
 class ReferenceLayer:
-    """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5."""
+    """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5.
+
+    `visible` [tokens, tokens] is the attention mask, `rotary` the parameters of the rotary embedding. The result
+    consists of `points` and of the contributions `F`, `R`, `T` and `E` [token, source, width]: of attention, with skip
+    connection, after the first LayerNorm, and after the second LayerNorm without the feed-forward network.
+    """
 
     weights: Weights
     x: Array
@@ -339,7 +375,8 @@ class ReferenceLayer:
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
-        if cap := getattr(config, "attn_logit_softcapping", None):
+        cap = getattr(config, "attn_logit_softcapping", None)
+        if cap:
             scores = cap * np.tanh(scores / cap)
         self.attention = softmax(scores, self.visible)
         self.value_bias = w.split("value", np.zeros_like(u[:1]))
@@ -373,7 +410,7 @@ class ReferenceLayer:
             self.E = w.norm_linear("output_norm", parts, z + self.points["ffn_output"])
 
     def rest(self, value: Array) -> dict[str, Array]:
-        """Return all points of the layer, computed from its attention weights and `value`."""
+        """Return all points of the layer, computed from its attention weights and `value` [heads, tokens, width]."""
         w, points = self.weights, {}
         points["attention_heads"] = (self.attention @ value).transpose(1, 0, 2).reshape(len(self.x), -1)
         attended = w.norm("attention_output_norm", w.linear("out", points["attention_heads"]))
@@ -393,8 +430,11 @@ class ReferenceLayer:
         return {**points, "layer_output": w.norm("output_norm", z + points["ffn_output"])}
 
     def cross_attention(self, z: Array) -> Array:
+        """Return the attention output of the decoder vectors `z` [tokens, width] to the encoder output."""
         w = self.weights
-        query, key, value = w.split("cross_query", z), *(w.split(f"cross_{k}", self.memory) for k in ("key", "value"))
+        query = w.split("cross_query", z)
+        key = w.split("cross_key", self.memory)
+        value = w.split("cross_value", self.memory)
         scale = 1 if w.name in T5S else w.head_size**-0.5
         weights = softmax(query @ key.transpose(0, 2, 1) * scale, np.array(True))
         return w.linear("cross_out", (weights @ value).transpose(1, 0, 2).reshape(len(z), -1))
@@ -427,9 +467,12 @@ class ReferenceLayer:
         return values | {"without_special_sources": self.without_sources(special)}
 
     def without_sources(self, sources: list[int]) -> dict[str, Array]:
-        """Return the ratios without contributions of some sources to other tokens."""
+        """Return the ratios without contributions of some sources to other tokens.
+
+        The attention weights are renormalised over the remaining sources.
+        """
         if not self.parallel:
-            self.layer_parts()
+            self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
         other, F, weights = copy(self), self.F.copy(), self.attention.mean(0)
         shares = []
         for token in range(len(F)):
@@ -442,43 +485,40 @@ class ReferenceLayer:
         return values | ({"attnres_w": np.array(shares) / 2} if "attnres_w" in values else {})
 
     def layer_parts(self) -> tuple[Array, Array]:
-        """Return parts of the layer output by source [token, source, width], and the remaining part [token, width]."""
+        """Return parts of the layer output by source [token, source, width], and the remaining part [token, width].
+
+        The remaining part contains the biases and, in a decoder, cross-attention. The first call stores the
+        preactivations, the slope of the activation and the output of the feed-forward network, which copies of this
+        layer with other contributions reuse.
+        """
         w, tokens = self.weights, len(self.x)
-        ends = {"residual": w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))}
-        parts = [*self.R.swapaxes(0, 1), ends["residual"]]  # the last part belongs to no source
+        output_bias = w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))
+        parts = [*self.R.swapaxes(0, 1), output_bias]  # the last part belongs to no source
         whole = self.points["attention_residual"]
-        for role, added in (("attention_norm", None), ("cross_attention_norm", "cross_attention_output")):
-            if added in self.points:
-                parts[-1], whole = parts[-1] + self.points[added], whole + self.points[added]
-            if role in w.arrays:
-                parts = [w.norm_linear(role, part, whole) for part in parts]
-                parts[-1], whole = parts[-1] + w.arrays[role][1], w.norm(role, whole)
-        entering = [w.norm_linear("feed_forward_norm", part, whole) for part in parts]
-        if "feed_forward_norm" in w.arrays:
-            entering[-1] = entering[-1] + w.arrays["feed_forward_norm"][1]
-        before = {
-            role: [part @ w.arrays[role][:-1] for part in entering] for role in ("up", "gate") if role in w.arrays
-        }
-        for role, each in before.items():
-            each[-1] = each[-1] + w.arrays[role][-1]
-        self.inputs = getattr(self, "inputs", {role: sum(each) for role, each in before.items()})
-        if "gate" in before:
-            inner = [gated_part(w.activation, self.inputs, *pair) for pair in zip(*before.values(), strict=True)]
+        parts = normed_parts(w, "attention_norm", parts, whole)
+        whole = w.norm("attention_norm", whole)
+        if "cross_attention_output" in self.points:
+            parts[-1] = parts[-1] + self.points["cross_attention_output"]
+            whole = whole + self.points["cross_attention_output"]
+        parts = normed_parts(w, "cross_attention_norm", parts, whole)
+        whole = w.norm("cross_attention_norm", whole)
+        # The feed-forward network, whose activation is linearised by integrated gradients.
+        entering = normed_parts(w, "feed_forward_norm", parts, whole)
+        inputs = {role: mapped_parts(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
+        self.inputs = getattr(self, "inputs", {role: sum(each) for role, each in inputs.items()})
+        if "gate" in inputs:
+            pairs = zip(inputs["up"], inputs["gate"], strict=True)
+            inner = [gated_part(w.activation, self.inputs, up, gate) for up, gate in pairs]
         else:
             total = self.inputs["up"]
             if not hasattr(self, "slope"):
                 self.slope = integrated(w.activation, total, np.ones_like(total))
-            inner = [self.slope * part for part in before["up"]]
-        after = [part @ w.arrays["down"][:-1] for part in inner]
-        after[-1] = after[-1] + w.arrays["down"][-1]
-        self.added = getattr(self, "added", sum(after))
-        after = [w.norm_linear("feed_forward_output_norm", part, self.added) for part in after]
-        if "feed_forward_output_norm" in w.arrays:
-            after[-1] = after[-1] + w.arrays["feed_forward_output_norm"][1]
-        summed = [part + each for part, each in zip(parts, after, strict=True)]
-        summed = [w.norm_linear("output_norm", part, sum(summed)) for part in summed]
-        if "output_norm" in w.arrays:
-            summed[-1] = summed[-1] + w.arrays["output_norm"][1]
+            inner = [self.slope * part for part in inputs["up"]]
+        added = mapped_parts(w.arrays["down"], inner)
+        self.added = getattr(self, "added", sum(added))
+        added = normed_parts(w, "feed_forward_output_norm", added, self.added)
+        summed = [part + each for part, each in zip(parts, added, strict=True)]
+        summed = normed_parts(w, "output_norm", summed, sum(summed))
         return np.stack(summed[:-1], axis=1), summed[-1]
 
     def contributions(self) -> dict[str, Array]:
@@ -502,7 +542,10 @@ class ReferenceLayer:
         return values
 
     def value_zeroing(self, baseline: Array) -> Array:
-        """Return 1 - cos of layer outputs after replacing one value at a time by a baseline, without normalisation."""
+        """Return 1 - cos between layer outputs with and without each value, before normalisation [token, source].
+
+        The value of one token is replaced in all heads by `baseline` [heads, 1, head size].
+        """
         tokens, output = len(self.x), self.points["layer_output"]
         values = np.zeros((tokens, tokens))
         for j in range(tokens):
@@ -514,7 +557,10 @@ class ReferenceLayer:
 
 
 def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
-    """Return integrated gradients of an elementwise function from 0 to `total`, by Gauss quadrature and differences."""
+    """Return integrated gradients of an elementwise function from 0 to `total`, for a `part` of `total`.
+
+    The integral is computed by Gauss quadrature, and the derivative by central differences.
+    """
     points, weights = np.polynomial.legendre.leggauss(60)
     slope = np.zeros_like(total)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
@@ -523,20 +569,25 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
 
 
 def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array) -> Array:
-    """Return integrated gradients of activation(gate) * up from 0 to `total`, along parts of both, by differences."""
+    """Return integrated gradients of activation(gate) * up from 0 to `total`, for a part `up` and `gate` of `total`.
+
+    The integral is computed by Gauss quadrature, and the derivative by central differences.
+    """
+    step = 1e-5
     points, weights = np.polynomial.legendre.leggauss(20)  # as accurate as 60
     part = np.zeros_like(up)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
-        ends = [
-            activation(point * total["gate"] + step * gate) * (point * total["up"] + step * up)
-            for step in (1e-5, -1e-5)
-        ]
-        part += weight * (ends[0] - ends[1]) / 2e-5
+        above = activation(point * total["gate"] + step * gate) * (point * total["up"] + step * up)
+        below = activation(point * total["gate"] - step * gate) * (point * total["up"] - step * up)
+        part += weight * (above - below) / (2 * step)
     return part
 
 
 def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array | None) -> Array:
-    """Return the change of activation(up), or activation(gate) * up, along a part of its inputs, by differences."""
+    """Return the linear change of activation(up), or activation(gate) * up, at `total` along a part `up` and `gate`.
+
+    The derivative of the activation is computed by central differences.
+    """
     step = 1e-6
     if gate is None:
         slope = (activation(total["up"] + step) - activation(total["up"] - step)) / (2 * step)
@@ -545,58 +596,77 @@ def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], 
     return slope * gate * total["up"] + activation(total["gate"]) * up
 
 
+def normed_parts(w: Weights, role: str, parts: list[Array], whole: Any) -> list[Array]:
+    """Apply the norm of `whole`, the sum of `parts`, to each part; the bias belongs to the last part."""
+    normed = [w.norm_linear(role, part, whole) for part in parts]
+    if role in w.arrays:
+        normed[-1] = normed[-1] + w.arrays[role][1]
+    return normed
+
+
+def mapped_parts(linear: Array, parts: list[Array]) -> list[Array]:
+    """Apply a Linear [inputs + 1, outputs] to each part; the bias, its last row, belongs to the last part."""
+    mapped = [part @ linear[:-1] for part in parts]
+    mapped[-1] = mapped[-1] + linear[-1]
+    return mapped
+
+
+def attention_parts(layer: ReferenceLayer, parts: list[Array]) -> list[Array]:
+    """Return the parts of the attention output for parts of the layer input, with fixed attention weights."""
+    w = layer.weights
+    tokens = len(layer.x)
+    attended = []
+    for value in mapped_parts(w.arrays["value"], normed_parts(w, "input_norm", parts, layer.x)):
+        repeats = w.heads * w.head_size // value.shape[1]  # number of heads that share a value
+        heads = np.repeat(value.reshape(tokens, -1, w.head_size), repeats, axis=1)
+        attended.append(np.einsum("hij,jhd->ihd", layer.attention, heads).reshape(tokens, -1))
+    output = w.linear("out", layer.points["attention_heads"])
+    return normed_parts(w, "attention_output_norm", mapped_parts(w.arrays["out"], attended), output)
+
+
+def feed_forward_parts(layer: ReferenceLayer, parts: list[Array], rule: str) -> list[Array]:
+    """Return the parts of the feed-forward network's output for parts of its input."""
+    w = layer.weights
+    entering = normed_parts(w, "feed_forward_norm", parts, sum(parts))
+    inputs = {role: mapped_parts(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
+    totals = {role: sum(each) for role, each in inputs.items()}
+    gates = inputs.get("gate", [None] * len(entering))
+    pairs = list(zip(inputs["up"], gates, strict=True))
+    if rule == "tangent":
+        inner = [tangent_part(w.activation, totals, up, gate) for up, gate in pairs]
+        total = w.activation(totals["gate"]) * totals["up"] if "gate" in inputs else w.activation(totals["up"])
+        inner[-1] = inner[-1] + total - sum(inner)  # the error of the linear approximation
+    elif "gate" in inputs:
+        inner = [gated_part(w.activation, totals, up, gate) for up, gate in pairs]
+    else:
+        at_zero = w.activation(np.zeros_like(totals["up"]))
+        chord = (w.activation(totals["up"]) - at_zero) / totals["up"]
+        inner = [chord * part for part in inputs["up"]]
+        inner[-1] = inner[-1] + at_zero
+    down = mapped_parts(w.arrays["down"], inner)
+    return normed_parts(w, "feed_forward_output_norm", down, sum(down))
+
+
 def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> list[list[Array]]:
-    """Return parts [token, width] of the vectors at each level, for all source tokens followed by the biases."""
+    """Return parts [token, width] of the vectors at each level, for all source tokens followed by the biases.
+
+    Level 0 is the input of the first layer, where each vector belongs to its own token.
+    """
     tokens = len(layers[0].x)
-
-    def normed(w: Weights, role: str, parts: list[Array], whole: Array) -> list[Array]:
-        parts = [w.norm_linear(role, part, whole) for part in parts]
-        return [*parts[:-1], parts[-1] + (w.arrays[role][1] if role in w.arrays else 0)]
-
-    def mapped(W: Array, parts: list[Array]) -> list[Array]:
-        return [part @ W[:-1] + W[-1] * (index == tokens) for index, part in enumerate(parts)]
-
-    def added(layer: ReferenceLayer, stream: list[Array]) -> list[Array]:
-        """Return the parts of the feed-forward network's output."""
-        w = layer.weights
-        entering = normed(w, "feed_forward_norm", stream, sum(stream))
-        ups = {role: mapped(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
-        totals = {role: sum(each) for role, each in ups.items()}
-        pairs = list(zip(ups["up"], ups.get("gate", [None] * len(entering)), strict=True))
-        if rule == "tangent":
-            inner = [tangent_part(w.activation, totals, *pair) for pair in pairs]
-            product = w.activation(totals["gate"]) * totals["up"] if "gate" in ups else w.activation(totals["up"])
-            inner[-1] = inner[-1] + product - sum(inner)
-        elif "gate" in ups:
-            inner = [gated_part(w.activation, totals, *pair) for pair in pairs]
-        else:
-            at_zero = w.activation(np.zeros_like(totals["up"]))
-            chord = (w.activation(totals["up"]) - at_zero) / totals["up"]
-            inner = [chord * part for part in ups["up"]]
-            inner[-1] = inner[-1] + at_zero
-        down = mapped(w.arrays["down"], inner)
-        return normed(w, "feed_forward_output_norm", down, sum(down))
-
     parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
     for j in range(tokens):
         parts[j][j] = layers[0].x[j]
     levels = [parts]
     for layer in layers:
-        w, points = layer.weights, layer.points
-        given = []
-        for value in mapped(w.arrays["value"], normed(w, "input_norm", parts, layer.x)):
-            heads = np.repeat(value.reshape(tokens, -1, w.head_size), w.heads * w.head_size // value.shape[1], axis=1)
-            given.append(np.einsum("hij,jhd->ihd", layer.attention, heads).reshape(tokens, -1))
-        output = w.linear("out", points["attention_heads"])
-        given = normed(w, "attention_output_norm", mapped(w.arrays["out"], given), output)
-        residual = [part + each for part, each in zip(parts, given, strict=True)]
+        w = layer.weights
+        residual = [part + each for part, each in zip(parts, attention_parts(layer, parts), strict=True)]
         if layer.parallel:
-            stream, network = residual, added(layer, parts)
+            network = feed_forward_parts(layer, parts, rule)
         else:
-            stream = normed(w, "attention_norm", residual, points["attention_residual"])
-            network = added(layer, stream)
-        summed = [part + each for part, each in zip(stream, network, strict=True)]
-        parts = normed(w, "output_norm", summed, sum(summed))
+            residual = normed_parts(w, "attention_norm", residual, layer.points["attention_residual"])
+            network = feed_forward_parts(layer, residual, rule)
+        summed = [part + each for part, each in zip(residual, network, strict=True)]
+        parts = normed_parts(w, "output_norm", summed, sum(summed))
         levels.append(parts)
     return levels
 
@@ -630,12 +700,15 @@ class Reference:
 def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
     """Return the points of the embedding; `w` contains its norm and projection."""
     config = w.config
-    scaled = w.name in GEMMAS or getattr(config, "scale_embedding", False)
-    x = state[f"{names['word']}.weight"][ids] * (np.sqrt(config.hidden_size) if scaled else 1)
+    x = state[f"{names['word']}.weight"][ids]
+    if w.name in GEMMAS or getattr(config, "scale_embedding", False):
+        x = x * np.sqrt(config.hidden_size)
     points = {"word_embedding": x}
     position, segment = (state.get(f"{names.get(role)}.weight") for role in ("position", "segment"))
     if position is not None:
-        first = OFFSETS[w.name] if w.name in OFFSETS else config.pad_token_id + 1 if w.name in ROBERTA else 0
+        first = OFFSETS.get(w.name, 0)
+        if w.name in ROBERTA:
+            first = config.pad_token_id + 1
         x = x + position[first : first + len(ids)]
     if segment is not None:
         x = x + segment[0]
@@ -663,33 +736,43 @@ def surroundings(name: str, config: Any, number: int, tokens: int, causal: bool)
     return visible, rotary
 
 
+def parameter_names(name: str, config: Any, side: str) -> dict[str, str]:
+    """Return the parameter names of one stack by role; `side` is `encoder`, `decoder` or, for a single stack, empty."""
+    templates = NAMES[name]
+    if name in T5S:
+        # Sublayer 0 of a T5 block is self-attention; in the decoder, sublayer 1 is cross-attention.
+        sublayer = 2 if side == "decoder" else 1
+        network = f"{sublayer}.DenseReluDense"
+        text = f"feed_forward_norm={sublayer}.layer_norm down={network}.wo "
+        text += f"up={network}.wi_1 gate={network}.wi_0" if config.is_gated_act else f"up={network}.wi"
+        templates = templates | roles(text + (CROSS if side == "decoder" else ""))
+    return {role: template.replace("{side}", side) for role, template in templates.items()}
+
+
 def run_reference(name: str, base: Any, ids: list[int]) -> Reference:
     """Return the reference computation of a base model of the family `name` (its `model_type`) on one text."""
     state = {key: tensor.detach().double().numpy() for key, tensor in base.state_dict().items()}
-    config, memory, reference = base.config, None, Reference({}, [])
+    config = base.config
+    memory = None  # the encoder output, for the decoder
+    reference = Reference({}, [])
     for side in ("encoder", "decoder") if config.is_encoder_decoder else ("",):
-        named = NAMES[name]
-        if name in T5S:
-            network, ups = f"{1 + (side == 'decoder')}", "up=*wi_1 gate=*wi_0" if config.is_gated_act else "up=*wi"
-            text = f"feed_forward_norm={network}.layer_norm {ups} down=*wo".replace("*", f"{network}.DenseReluDense.")
-            named = named | roles(text + (CROSS if side == "decoder" else ""))
-        names = {role: template.replace("{side}", side) for role, template in named.items()}
+        names = parameter_names(name, config, side)
         if side == "decoder":
-            ids = [config.decoder_start_token_id, *ids[:-1]]
-        ends = {role: names[role] for role in ("embedding_norm", "projection") if role in names}
-        points = embedded(read(name, config, state, "", ends), state, names, ids)
+            ids = [config.decoder_start_token_id, *ids[:-1]]  # decoder inputs are shifted right by one
+        embedding_names = {role: names[role] for role in ("embedding_norm", "projection") if role in names}
+        points = embedded(read(name, config, state, "", embedding_names), state, names, ids)
+        x = points["embedding_output"]
         if side == "decoder":
-            points = {"decoder_embedding_output": points["embedding_output"]}
+            points = {"decoder_embedding_output": x}
         reference.features |= {(0, point): array for point, array in points.items()}
-        x = list(points.values())[-1]
         count = getattr(config, f"{side}_layers", config.num_hidden_layers)
         for number in range(count):
-            group = number * getattr(config, "num_hidden_groups", 1) // count
+            group = number * getattr(config, "num_hidden_groups", 1) // count  # layers of a group share weights
             weights = read(name, config, state, names["layer"].format(number=number, group=group), names)
             causal = name in CAUSAL or side == "decoder"
-            seen = surroundings(name, config, number, len(ids), causal)
+            visible, rotary = surroundings(name, config, number, len(ids), causal)
             position_scores = find_position_scores(name, config, state, side, number)
-            layer = ReferenceLayer(weights, x, *seen, memory, position_scores)
+            layer = ReferenceLayer(weights, x, visible, rotary, memory, position_scores)
             reference.layers.append(layer)
             reference.features |= {(len(reference.layers), point): array for point, array in layer.points.items()}
             x = layer.points["layer_output"]

@@ -63,6 +63,7 @@ class Repository:
     """The first byte requested by each request to the storage."""
 
     def commit(self, revision: str) -> str | None:
+        """Return the commit of a branch, a tag or a commit, or None for an unknown revision."""
         if revision == "main":
             return list(self.commits)[-1]
         return self.refs.get(revision, revision if revision in self.commits else None)
@@ -79,6 +80,7 @@ class Repository:
 
 
 def _blob(content: bytes) -> str:
+    """Return the hash of a file in git."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
@@ -96,6 +98,7 @@ def _entry(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _refuse(status: int, code: str = "", message: str = "", commit: str = "") -> NoReturn:
+    """Answer the current request with an error of the hub's API."""
     headers = {"X-Error-Code": code, "X-Error-Message": message, "X-Repo-Commit": commit}
     abort(Response('{"error": "refused"}', status, {name: value for name, value in headers.items() if value}))
 
@@ -106,6 +109,7 @@ def _break_off(kind: str, piece: bytes, connection: socket.socket, closing: thre
     if kind == "stall":
         closing.wait()
     elif kind in ("further", "reset"):
+        # With a linger time of 0, closing the connection resets it.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         os.close(connection.detach())
         raise ConnectionResetError
@@ -125,7 +129,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
     servers = [make_server("127.0.0.1", 0, app, threaded=True) for app in (site, storage)]
     address, storage_address = (f"http://127.0.0.1:{server.server_port}" for server in servers)
     closing = threading.Event()
-    stored: dict[str, tuple[Repository, bytes]] = {}
+    stored: dict[str, tuple[Repository, bytes]] = {}  # repository and content of files in the storage, by path
 
     def find(name: str, revision: str, place: str) -> tuple[str, Path]:
         """Return the commit and folder of an authorised request; refuse any other request."""
@@ -172,17 +176,22 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
         content, headers = path.read_bytes(), {"X-Repo-Commit": commit}
         if path.suffix not in LARGE:
             return Response(content, headers=headers | {"ETag": f'"{_blob(content)}"'})
-        digest, at = hashlib.sha256(content).hexdigest(), f"{kind}/{owner}/{name}/{commit}/{path.name}"
-        stored[at] = (g.repository, content)
+        digest = hashlib.sha256(content).hexdigest()
+        stored_path = f"{kind}/{owner}/{name}/{commit}/{path.name}"
+        stored[stored_path] = (g.repository, content)
         headers |= {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(content))}
-        return Response(b"", 302, headers | {"Location": f"{storage_address}/{at}?signature=secret"})
+        return Response(b"", 302, headers | {"Location": f"{storage_address}/{stored_path}?signature=secret"})
 
-    @storage.get("/<path:at>")
-    def serve_range(at: str) -> Response:
+    @storage.get("/<path:stored_path>")
+    def serve_range(stored_path: str) -> Response:
+        """Return the requested range of a file; the hub has redirected the client to this address."""
         if "Authorization" in request.headers:  # object stores with signed addresses do the same
             _refuse(400, message="two ways to authenticate")
-        g.repository, content = stored[at]
-        g.place, g.start = "storage", request.range.ranges[0][0] if request.range else 0
+        g.repository, content = stored[stored_path]
+        g.place = "storage"
+        g.start = 0
+        if request.range:
+            [(g.start, _)] = request.range.ranges  # the first byte of the only range
         g.repository.starts.append(g.start)
         if not g.repository.ranges:
             g.start = 0
@@ -193,7 +202,8 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
         """Return the response, modified by the repository's failure if there is one."""
         if "place" not in g or response.status_code >= 400:
             return response
-        if (kind := g.repository.trouble_at(g.place, has_body=request.method != "HEAD")) is None:
+        kind = g.repository.trouble_at(g.place, has_body=request.method != "HEAD")
+        if kind is None:
             return response
         content = response.get_data()
         if kind.isdigit():
@@ -211,11 +221,11 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
             del response.headers["Content-Length"]
             piece = b" " if kind == "drip" else content
             response.response = _repeat(piece, closing)
-        else:
-            end = CUT if kind == "further" else max(0, CUT - g.get("start", CUT))
-            piece = content[:end]
+        else:  # cut, stall, reset and further
+            start = g.get("start", CUT)  # responses of the hub itself break off without content
+            end = CUT if kind == "further" else max(0, CUT - start)
             response.content_length = len(content)
-            response.response = _break_off(kind, piece, request.environ["werkzeug.socket"], closing)
+            response.response = _break_off(kind, content[:end], request.environ["werkzeug.socket"], closing)
             if request.method == "HEAD":
                 list(response.response)
         return response

@@ -1,4 +1,4 @@
-"""Labels with positions, and pixels of saved pictures, rendered without a browser."""
+"""Saved pictures, parsed and rendered without a browser: their labels with positions, and their pixels."""
 
 from __future__ import annotations
 
@@ -99,12 +99,16 @@ def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int1
 
 
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
-    """Return the share of squares in which two pictures differ, allowing a vertical shift of up to one pixel."""
+    """Return the share of squares in which two pictures differ, allowing a vertical shift of up to one pixel.
+
+    A pixel of the screen has `ZOOM` rows.
+    """
     assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
     height, width = np.minimum(one.shape, other.shape)[:2]
-    parts = []
+    shares = []
     for shift in range(-ZOOM, ZOOM + 1):
         up, down = max(0, -shift), max(0, shift)
         lower, upper = one[down : height - up, :width], other[up : height - down, :width]
-        parts.append((np.abs(blurred(lower) - blurred(upper)).max(axis=-1) > 40).mean())
-    return float(min(parts))
+        distances = np.abs(blurred(lower) - blurred(upper)).max(axis=-1)
+        shares.append((distances > 40).mean())
+    return float(min(shares))

@@ -73,31 +73,46 @@ def make_run(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run_tokenized(capture, inspect, measure, reduce)
-        write_captured_texts(["test/0", "test/1", "text/0"])
         run = Run(Path())
+        write_captured_texts(["test/0", "test/1", "text/0"])
         counts = {"train": 277, "validation": 49, "test": 101}
         write_metrics("download", {"dataset_commit": None, "model_commit": COMMIT, **counts}, run.metrics_folder)
-        tokens = run.tokens
-        scores = tokens[["document", "position"]].assign(method="leave_one_out")
-        scores["score"] = np.random.default_rng(0).normal(size=len(tokens))
-        scores.loc[tokens["position"] == 0, "score"] = np.nan  # as for special tokens
-        write_table(run.token_scores_file, scores)
-        for column in ("token", "label"):
-            tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
-        write_captured_tokens(tokens, run.texts)
-        rows = [
-            (checkpoint, f"probe_{target}", group, layer, (layer + len(checkpoint + target)) / 20, 0.1, 0.9, 40)
-            for checkpoint in CHECKPOINT_NAMES
-            for group, target in TARGETS
-            for layer in (1, 2, 3)
-        ]
-        write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=CLASS_USE_COLUMNS), run.tables)
+        _write_token_scores(run)
+        _write_hostile_tokens(run)
+        _write_probe_accuracies(run)
         texts = pd.read_parquet(run.captured.texts_file).assign(label=0, label_name="negative")
         texts[["tokens", "whole_tokens", "unknown_tokens"]] = 9, 12, 2
         write_table(run.captured.texts_file, texts)
         patch.setattr(labels, "POINTS_PER_SECOND", 20)  # shortens the animation of the map
         render_page()
     return folder
+
+
+def _write_token_scores(run: Run) -> None:
+    """Write random scores of the captured tokens, without a score for the first token, which is special."""
+    scores = run.tokens[["document", "position"]].assign(method="leave_one_out")
+    scores["score"] = np.random.default_rng(0).normal(size=len(scores))
+    scores.loc[scores["position"] == 0, "score"] = np.nan
+    write_table(run.token_scores_file, scores)
+
+
+def _write_hostile_tokens(run: Run) -> None:
+    """Replace tokens of the first captured text, from position 2 on, by `HOSTILE`."""
+    tokens = run.tokens
+    for column in ("token", "label"):
+        tokens.loc[2 : 1 + len(HOSTILE), column] = HOSTILE
+    write_captured_tokens(tokens, run.texts)
+
+
+def _write_probe_accuracies(run: Run) -> None:
+    """Write accuracies of linear probes that differ between checkpoints, targets and layers."""
+    rows = [
+        (checkpoint, f"probe_{target}", group, layer, (layer + len(checkpoint + target)) / 20, 0.1, 0.9, 40)
+        for checkpoint in CHECKPOINT_NAMES
+        for group, target in TARGETS
+        for layer in (1, 2, 3)
+    ]
+    write_plot("faithfulness/class_use", pd.DataFrame(rows, columns=CLASS_USE_COLUMNS), run.tables)
 
 
 def render_page() -> None:

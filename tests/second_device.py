@@ -126,14 +126,14 @@ def counted() -> Iterator[Counts]:
 
 
 def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
-    """Return a tensor on the other device with the same memory."""
+    """Return a tensor on the other device that shares the memory of `tensor`."""
     capsule = torch._C._to_dlpack(tensor)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
     return torch._C._from_dlpack(capsule)
 
 
 def _on_host(value: Any) -> Any:
-    """Replace device tensors by CPU tensors with the same memory."""
+    """Replace device tensors by CPU tensors that share their memory, also in lists and tuples."""
     if isinstance(value, Tensor):
         return _relabelled(value, DLPACK_CPU) if value.device.type == NAME else value
     if isinstance(value, torch.device):
@@ -144,7 +144,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _on_device(value: Any) -> Any:
-    """Replace CPU tensors by device tensors with the same memory."""
+    """Replace CPU tensors by device tensors that share their memory, also in lists and tuples."""
     if isinstance(value, Tensor):
         _check_dtype(value.dtype)
         return _relabelled(value, DLPACK_SECOND)
@@ -210,20 +210,23 @@ def _compute(operator: Any, *values: Any, **options: Any) -> Any:
     arguments = dict(zip(signature.arguments, values, strict=False)) | options
     _count(signature.name, arguments)
     _check_devices(signature.name, arguments)
-    host = {
-        name: torch.tensor(value) if name in signature.tensors and isinstance(value, int | float) else _on_host(value)
-        for name, value in arguments.items()
-    }
-    grown = {}
+    host = {}
+    for name, value in arguments.items():
+        is_number = name in signature.tensors and isinstance(value, int | float)
+        host[name] = torch.tensor(value) if is_number else _on_host(value)
+    # The operator may resize an empty output, so it receives a separate tensor, which is copied afterwards.
+    resizable = {}
     for name in signature.written.values():
-        if isinstance(host[name], Tensor) and not host[name].numel():  # the operator may resize it
-            host[name] = grown[name] = torch.empty_like(host[name])
+        if isinstance(host[name], Tensor) and not host[name].numel():
+            resizable[name] = torch.empty_like(host[name])
+    host |= resizable
     positional = [value for name, value in host.items() if name not in signature.keyword_only]
     keywords = {name: value for name, value in host.items() if name in signature.keyword_only}
     results = operator(*positional, **keywords)
-    for name, tensor in grown.items():
+    for name, tensor in resizable.items():
         if arguments[name].shape != tensor.shape:
             arguments[name].resize_(tensor.shape).copy_(_on_device(tensor))
+    # Operators that modify arguments return these arguments themselves, not copies.
     written = {place: arguments[name] for place, name in signature.written.items()}
     if signature.returns == 1:
         return written[0] if written else _on_device(results)

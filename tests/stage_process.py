@@ -74,9 +74,12 @@ def run_to_its_end(
 def main(
     stage: str, constants: dict[str, int], kill_at: str | None = None, kill_by: int = 0, kill_rank: str = "0"
 ) -> None:
-    """Run the stage in this process."""
+    """Set `constants` (`module:name`) and run the stage in this process.
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    The process with the rank `kill_rank` sends the signal `kill_by` to itself at the event `kill_at`, a pattern.
+    """
+
+    def kill_at_event(event: str, arguments: tuple[Any, ...]) -> None:
         paths = [os.fspath(each) for each in arguments if isinstance(each, (str, os.PathLike))]
         if event in EVENTS and any(re.search(str(kill_at), f"{event} {path}") for path in paths):
             os.kill(os.getpid(), kill_by)
@@ -87,7 +90,7 @@ def main(
         setattr(import_module(module), attribute, value)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes ignore SIGINT
     if kill_at and os.environ.get("RANK", "0") == kill_rank:
-        sys.addaudithook(look)
+        sys.addaudithook(kill_at_event)
     sys.argv = [sys.argv[0], stage]
     runpy.run_module("stages", run_name="__main__")
 

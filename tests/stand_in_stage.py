@@ -26,12 +26,19 @@ def digest(stage: dict[str, Any]) -> str:
 
 def outputs(stage: dict[str, Any]) -> list[Path]:
     """Return the output files of a stage. A folder has `digest.txt` and the files that are listed in dvc.yaml."""
-    declared = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, ())]
-    outs = [Path(out if isinstance(out, str) else next(iter(out))) for out in declared]
-    names = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
+    outs = []
+    for kind in ("outs", "metrics", "plots"):
+        for out in stage.get(kind, ()):
+            name = out if isinstance(out, str) else next(iter(out))  # a mapping from the name to options
+            outs.append(Path(name))
+    listed = [dep for each in PIPELINE["stages"].values() for dep in each.get("deps", ())]
     for plot in PIPELINE["plots"]:
-        names += [plot] if isinstance(plot, str) else [path for content in plot.values() for path in content["y"]]
-    inside = [Path(name) for name in names if any(out in Path(name).parents for out in outs)]
+        if isinstance(plot, str):
+            listed.append(plot)
+        else:
+            for content in plot.values():
+                listed += content["y"]
+    inside = [Path(name) for name in listed if any(out in Path(name).parents for out in outs)]
     return [out if out.suffix else out / "digest.txt" for out in outs] + inside
 
 

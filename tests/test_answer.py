@@ -24,7 +24,11 @@ MAX_WORDS = 20  # in a summary sentence
 
 
 class PlantedRun:
-    """Stub of a run with two layers and only the tables that the summary sentences use."""
+    """Stub of a run with two layers and only the tables that the summary sentences use.
+
+    The mean ratio rises by `change` from 0.25, and the own share in the last layer by `own` from 0.5. In layer 2 after
+    fine-tuning, the predicted class has the `share` of the contributions, and `chance` with permuted classes.
+    """
 
     def __init__(
         self,
@@ -40,42 +44,17 @@ class PlantedRun:
         self.curves = pd.concat([after, before])
         self.differences = layers.assign(checkpoint="difference", mean=change, documents=documents)
         self.differences = self.differences.assign(simultaneous_low=change - 0.02, simultaneous_high=change + 0.02)
-        means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
-        weighted = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
-        weighted = weighted.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
-        weighted = weighted.assign(weight="token", tokens_of="all", layer="all", documents=documents)
-        rows = [
-            (checkpoint, layer, measure, mean, mean - 0.01, mean + 0.01)
-            for layer, size in ((1, 0.1), (2, 1.0))
-            for checkpoint, measure, mean in (
-                ("pretrained", "share_class", 0.0),
-                ("finetuned", "share_class", share * size),
-                ("difference", "share_class", share * size),
-                ("finetuned", "share_class_permuted", chance),
-            )
-        ]
-        geometry = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
-        geometry = geometry.assign(documents=documents)
-        edits = ("text_mean", "corpus_mean", "other_class")
-        rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
-        rows.append(("lens_agreement", "others", 2, 0.94))
-        use = pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
         controls = [("corpus_value", "finetuned"), ("shuffled_words", "finetuned"), ("random_weights", "random")]
         parts = [after.assign(control=control, checkpoint=name) for control, name in controls]
         parts.append(self.differences.assign(control="shuffled_words", mean=0.07))
-        self.tables = {"measure/mixing_weighted": weighted, "measure/geometry": geometry, "faithfulness/class_use": use}
-        self.tables["measure/mixing_controls"] = pd.concat(parts).assign(ratio_minus_control=np.nan)
-        owns = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
-        rows = []
-        for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9)):
-            for layer in (0, 1, 2):
-                for name, value in owns.items():
-                    mean = size * value * layer / 2
-                    rows.append((name, donor, "own_share", layer, mean, mean - 0.1, mean + 0.1, documents))
-        columns = ["checkpoint", "donor", "quantity", "layer", "mean", "ci_low", "ci_high", "documents"]
-        self.tables["measure/exchange"] = pd.DataFrame(rows, columns=columns)
-        self.tables["faithfulness/margins"] = pd.DataFrame({"predicted": ["good", "bad", "good", "good"]})
-
+        self.tables = {
+            "measure/mixing_weighted": create_mean_ratios(change, documents),
+            "measure/mixing_controls": pd.concat(parts).assign(ratio_minus_control=np.nan),
+            "measure/geometry": create_class_shares(share, chance, documents),
+            "measure/exchange": create_own_shares(own, documents),
+            "faithfulness/class_use": create_class_use(),
+            "faithfulness/margins": pd.DataFrame({"predicted": ["good", "bad", "good", "good"]}),
+        }
         self.tokens = pd.DataFrame({"document": ["test/0"] * 10})
 
     def matrices(self, *_: str) -> list[str]:
@@ -87,6 +66,51 @@ class PlantedRun:
 
     def table(self, name: str) -> pd.DataFrame:
         return self.tables[name]
+
+
+def create_mean_ratios(change: float, documents: int) -> pd.DataFrame:
+    """Return the rows of `mixing_weighted.csv` for the mean over all layers and tokens."""
+    means = {"pretrained": 0.25, "finetuned": 0.25 + change, "difference": change}
+    table = pd.Series(means, name="mean").rename_axis("checkpoint").reset_index()
+    table = table.assign(ci_low=change - 0.01, ci_high=change + 0.01, method="attnresln_n")
+    return table.assign(weight="token", tokens_of="all", layer="all", documents=documents)
+
+
+def create_class_shares(share: float, chance: float, documents: int) -> pd.DataFrame:
+    """Return the rows of `geometry.csv` for the share of the class; layer 1 has a tenth of that of layer 2."""
+    rows = []
+    for layer, size in ((1, 0.1), (2, 1.0)):
+        means = (
+            ("pretrained", "share_class", 0.0),
+            ("finetuned", "share_class", share * size),
+            ("difference", "share_class", share * size),
+            ("finetuned", "share_class_permuted", chance),
+        )
+        for checkpoint, measure, mean in means:
+            rows.append((checkpoint, layer, measure, mean, mean - 0.01, mean + 0.01))
+    table = pd.DataFrame(rows, columns=["checkpoint", "layer", "measure", "mean", "ci_low", "ci_high"])
+    return table.assign(documents=documents)
+
+
+def create_own_shares(own: float, documents: int) -> pd.DataFrame:
+    """Return the rows of `exchange.csv` for the own share, which grows linearly with the layer."""
+    values = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
+    rows = []
+    for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9)):
+        for layer in (0, 1, 2):
+            for checkpoint, value in values.items():
+                mean = size * value * layer / 2
+                rows.append((checkpoint, donor, "own_share", layer, mean, mean - 0.1, mean + 0.1, documents))
+    columns = ["checkpoint", "donor", "quantity", "layer", "mean", "ci_low", "ci_high", "documents"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def create_class_use() -> pd.DataFrame:
+    """Return `class_use.csv` with constant effects of replaced values, and the agreement of the head in layer 2."""
+    edits = ("text_mean", "corpus_mean", "other_class")
+    rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
+    rows.append(("lens_agreement", "others", 2, 0.94))
+    return pd.DataFrame(rows, columns=["quantity", "group", "layer", "mean"])
 
 
 class PlantedTexts(PlantedRun, TextResults):
@@ -260,11 +284,13 @@ def test_verdict_before_fine_tuning_follows_interval(before: float, is_open: boo
     geometry = run.tables["measure/geometry"]
     is_before = geometry["checkpoint"] == "pretrained"
     geometry.loc[is_before, ["mean", "ci_low", "ci_high"]] = (before, before - 0.01, before + 0.01)
-    part = class_evidence(run)[2]
-    assert (
-        "before fine-tuning; it is inconclusive whether it was above 0, because the interval includes 0." in part
-    ) == is_open
-    assert f"It was {100 * before:.0f}% before fine-tuning" in part
+    class_sentence = class_evidence(run)[2]
+    is_inconclusive = (
+        "before fine-tuning; it is inconclusive whether it was above 0, because the interval includes 0."
+        in class_sentence
+    )
+    assert is_inconclusive == is_open
+    assert f"It was {100 * before:.0f}% before fine-tuning" in class_sentence
 
 
 def test_interval_text_keeps_nonzero_digits() -> None:

@@ -81,13 +81,18 @@ def test_ratios_and_matrices_match_transformers_attention(model: attnmix.Model, 
 def test_matrix_computes_no_other_matrix(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     result = attnmix.measure(model, TEXTS[0], methods="attn_w")
     computed: list[str] = []
-    for name, declared in LAYER_MATRICES.items():
 
-        def formula(chunk: Any, name: str = name, of: Callable[[Any], Any] = declared.formula) -> Any:
+    def with_record(name: str, formula: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a formula that also records its name in `computed`."""
+
+        def record(chunk: Any) -> Any:
             computed.append(name)
-            return of(chunk)
+            return formula(chunk)
 
-        monkeypatch.setitem(LAYER_MATRICES, name, replace(declared, formula=formula))
+        return record
+
+    for name, matrix in LAYER_MATRICES.items():
+        monkeypatch.setitem(LAYER_MATRICES, name, replace(matrix, formula=with_record(name, matrix.formula)))
     for name in ("attention", "alti", "alti_rollout", "attention_rollout"):
         result.matrix(name)
     assert computed == ["attention"] * model.layers + ["alti"] * model.layers
@@ -158,10 +163,11 @@ def test_intervals_over_texts_and_paired_comparison(model: attnmix.Model, tiny_b
     before, after = attnmix.measure(model, texts), attnmix.measure(attnmix.load(other, model.tokenizer), texts)
     table = attnmix.compare(before, after).all_rows()
     table = table[(table["layer"] != "all") & (table["measure"] != "own_share")]
-    means = [each.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean() for each in (before, after)]
+    mean_before = before.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean()
+    mean_after = after.ratios.groupby(["layer", "method"], sort=False)["ratio"].mean()
     keys = pd.MultiIndex.from_frame(table[["layer", "measure"]])
     assert (table.query("measure == 'attnres_n'")["ci_low"] > 0).all(), "doubled attention outputs must mix more"
-    np.testing.assert_allclose(table["difference"], (means[1] - means[0]).loc[keys], atol=1e-6)
+    np.testing.assert_allclose(table["difference"], (mean_after - mean_before).loc[keys], atol=1e-6)
     rows = before.by_layer()
     assert (rows["ci_low"] <= rows["mean"]).all()
     assert (rows["mean"] <= rows["ci_high"]).all()
@@ -285,10 +291,11 @@ def test_added_ratio_is_measured_compared_and_drawn(
     assert len(result.controls("squared")) == len(result.controls())
     assert len(attnmix.compare(result, result).by_layer("squared")) == model.layers
     assert result.to_html(tmp_path / "page.html").is_file()
+    # A result that contains only the added ratio is compared by this ratio.
     place = result.methods.index("squared")
     ratios = {number: array[[place]] for number, array in result.measurements.ratios.items()}
-    alone = replace(result, methods=["squared"], measurements=replace(result.measurements, ratios=ratios))
-    alone = replace(alone, control_names=[])
+    measurements = replace(result.measurements, ratios=ratios)
+    alone = replace(result, methods=["squared"], measurements=measurements, control_names=[])
     assert attnmix.compare(alone, alone).ratio == "squared"
 
 

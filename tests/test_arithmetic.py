@@ -34,10 +34,12 @@ def by_torch() -> Iterator[None]:
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return random numbers between 0 and 1."""
     return torch.from_numpy(np.random.default_rng(seed).random(shape)).to(dtype)
 
 
 def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return results of the matrix products with portable kernels, for inputs of different layouts."""
     a, b, c = numbers(800, 200, dtype=dtype), numbers(200, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
     row, square = numbers(70, seed=2, dtype=dtype), numbers(5, 40, 40, seed=3, dtype=dtype)
     out = torch.empty(800, 70, dtype=dtype)
@@ -60,6 +62,7 @@ def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return results of the elementwise functions with portable kernels, for the different ways to call them."""
     x = numbers(33, 7, dtype=dtype) * 0.9
     results = {name: getattr(torch, name)(x) for name in kernels.UNARY}
     results |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
@@ -83,6 +86,7 @@ def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return results of torch's transformations of functions: vmap, jvp and the gradient."""
     square = numbers(3, 4, 4, dtype=dtype)
     leaf = numbers(4, 4, dtype=dtype).requires_grad_()
     (leaf @ leaf).exp().log1p().sqrt().sum().backward()
@@ -94,6 +98,7 @@ def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def decompositions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return factors of the QR decomposition and eigenvalues."""
     tall = numbers(40, 12, dtype=dtype)
     q, r = torch.linalg.qr(tall)
     values, vectors = torch.linalg.eigh(tall.T @ tall)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
@@ -86,15 +87,15 @@ def test_batches_and_shards_match_single_texts(
     documents = {"documents": list(range(6)), "dtype": "float32", "max_length": 40, "chunk_tokens": 2}
     run_capture(workspace("alone", capture=documents | {"batch_tokens": 1}), tiny_bert)
     alone = {site: store.read_features(ACTIVATIONS, site) for site in store.stored_sites(ACTIVATIONS)}
-    request.getfixturevalue("small_shards")
-    groups = []
+    request.getfixturevalue("small_shards")  # 8 rows of float32
+    groups = []  # rows of each group of shards
     original = module._create_batches
 
-    def batches(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
+    def record_group(ids: Any, lengths: Any, rows: slice, *options: Any) -> Any:
         groups.append(rows.stop - rows.start)
         return original(ids, lengths, rows, *options)
 
-    monkeypatch.setattr(module, "_create_batches", batches)
+    monkeypatch.setattr(module, "_create_batches", record_group)
     for shards_at_once in (1, 3):
         monkeypatch.setattr(module, "group_tokens", lambda *_, number=shards_at_once: number * 8)
         run_capture(workspace(f"{shards_at_once} shards at once", capture=documents), tiny_bert)
@@ -108,10 +109,12 @@ def test_batches_and_shards_match_single_texts(
 
 
 def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> None:
-    """On a GPU, each number that the CPU reads waits for the device."""
+    """Each number that the CPU reads from a GPU waits for the device, so a group of batches reads only one."""
     numbers = []
 
     class Numbers(TorchDispatchMode):
+        """Count the tensors that are converted to Python numbers."""
+
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function is torch.ops.aten._local_scalar_dense.default:
                 numbers.append(function)
@@ -119,7 +122,7 @@ def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> No
 
     base, inputs = load_base(tiny_bert), padded([[5, 6, 7], [5, 6, 7, 8]], 0)
     batches = []
-    for start in (0, 7):
+    for start in (0, 7):  # first row of each batch, which has 3 + 4 tokens
         texts = [
             module.TextRows(0, slice(0, 3), slice(start, start + 3)),
             module.TextRows(1, slice(0, 4), slice(start + 3, start + 7)),
@@ -129,10 +132,11 @@ def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> No
     mode: Any = Numbers
     with torch.inference_mode(), mode():
         base(**inputs)
-    bare = len(numbers)
+    read_by_one_pass = len(numbers)
     with mode():
         module.fill_rows(base, batches, buffers)
-    assert len(numbers) - (1 + len(batches)) * bare == 1
+    read_by_passes = (1 + len(batches)) * read_by_one_pass  # including the pass above
+    assert len(numbers) - read_by_passes == 1
     assert all(buffer.isfinite().all() for buffer in buffers.values())
 
 
@@ -152,7 +156,7 @@ def test_shard_file_is_opened_once(
     monkeypatch.setattr(module, "group_tokens", lambda *_: shards_at_once * 16)
     run_capture(workspace(capture={"documents": list(range(6)), "max_length": 40, "chunk_tokens": 2}), tiny_bert)
     sites = store.stored_sites(ACTIVATIONS)
-    shards = -(-len(Run(Path()).tokens) // 16)
+    shards = math.ceil(len(Run(Path()).tokens) / 16)
     assert shards > 5
     assert len(opened) == len(set(opened)) == len(sites) * shards
 

@@ -27,10 +27,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_line_ending_conversion_keeps_bytes(converted: Path) -> None:
+    # Each line of the list is "mode hash stage name".
     listed = [line.split(maxsplit=3) for line in git("ls-files", "--stage", folder=converted).splitlines()]
-    names = [name for *_, name in listed]
-    hashes = git("hash-object", "--no-filters", "--stdin-paths", folder=converted, text="\n".join(names)).split()
     committed = {name: digest for _, digest, _, name in listed}
+    names = list(committed)
+    hashes = git("hash-object", "--no-filters", "--stdin-paths", folder=converted, text="\n".join(names)).split()
     assert [name for name, digest in zip(names, hashes, strict=True) if committed[name] != digest] == []
     assert git("status", "--porcelain", folder=converted) == ""
     with_carriage_returns = [line for line in git("ls-files", "--eol", folder=converted).splitlines() if "crlf" in line]

@@ -40,7 +40,7 @@ pytestmark = [
 
 @pytest.fixture
 def own(workspace: Workspace) -> Path:
-    """The folder of a tiny BERT, in a working folder with parameters and reviews for it."""
+    """Return the folder of a tiny BERT, in a working folder with parameters and reviews for it."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"}, finetune={"max_length": 40}, **SHORT)
     toy_reviews(61, 0).drop(columns="label").rename(columns={"label_name": "label"}).to_csv("reviews.csv")
     write_family("bert", folder / "own")
@@ -247,7 +247,7 @@ UNREADABLE: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_tokenizer_failure_is_one_error_before_weights(own: Path, kind: str) -> None:
     files, config = UNREADABLE[kind]
-    if "mecab" in kind or config.get("tokenizer_class") == "BertJapaneseTokenizer":
+    if config.get("tokenizer_class") == "BertJapaneseTokenizer":
         config = config | {"word_tokenizer_type": "mecab"}
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
         (own / name).unlink(missing_ok=True)
@@ -285,12 +285,16 @@ def lose_every_word(folder: Path) -> None:
 
 
 def know_half_of_each_word(folder: Path) -> None:
-    """Reduce the vocabulary of a Unigram tokenizer to two letters, so most of each word is unknown."""
+    """Write a Unigram tokenizer with only two letters in its vocabulary, so most of each word is unknown."""
     shutil.rmtree(folder)
     write_family("xlm-roberta", folder)
     text = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    pieces = text["model"]["vocab"]
-    text["model"]["vocab"] = [[p if n < 7 or p in "▁th" else f"\u4e00{n}", s] for n, (p, s) in enumerate(pieces)]
+    vocabulary = []
+    for number, (piece, score) in enumerate(text["model"]["vocab"]):
+        is_special = number < 7
+        is_kept = is_special or piece in "▁th"
+        vocabulary.append([piece if is_kept else f"\u4e00{number}", score])
+    text["model"]["vocab"] = vocabulary
     (folder / "tokenizer.json").write_text(json.dumps(text), encoding="utf-8")
 
 
@@ -309,7 +313,7 @@ def test_mostly_unknown_texts_are_refused(own: Path, damage: Callable[[Path], No
 
 
 def test_unknown_share_of_a_word_counts_characters(tmp_path: Path) -> None:
-    # The tokenizer has tokens only for letters of its words.
+    # The tokenizer's vocabulary contains only single letters, namely those in its word list.
     model = attnmix.load(write_family("xlm-roberta", tmp_path))
     assert attnmix.measure(model, "thжe goodжж film").by_layer()["texts"].eq(1).all()  # (1/4 + 2/6 + 0) / 3 is unknown
     with pytest.raises(
@@ -516,9 +520,11 @@ def test_links_out_of_the_folder_are_refused_except_caches(own: Path) -> None:
     write_parameters(Path(), dataset={"name": "reviews.csv"}, model={"name": "own"})
     assert "vocab.txt is a link to" in error_of(lambda: sources.main(read_parameters()))
     (own / "vocab.txt").unlink()
+    # Each cache contains config.json, and the model's folder a link to it: the hub's cache, DVC's cache, a subfolder.
     for cache in ("hub/models--own/blobs/1234abcd", "cache/files/md5/ab/0123456789abcdef0123456789abcd", "own/inside"):
-        folder = Path("hub/models--own/snapshots/main") if cache.startswith("hub") else own
-        if folder != own:
+        folder = own
+        if cache.startswith("hub"):
+            folder = Path("hub/models--own/snapshots/main")
             shutil.copytree(own, folder)
         Path(cache).parent.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").replace(cache)

@@ -61,13 +61,13 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """A model of two layers, one fewer than the other models."""
+    """Return a model of two layers, one fewer than the other models."""
     return attnmix.load(str(write_tiny_bert(tmp_path_factory.mktemp("shallow"), layers=2)))
 
 
 @pytest.fixture(scope="module")
 def result(model: attnmix.Model) -> attnmix.Measures:
-    """Measures of the texts with every control."""
+    """Return measures of the texts with every control."""
     return attnmix.measure(model, TEXTS, controls=CONTROL_NAMES, labels=LABELS)
 
 
@@ -114,18 +114,17 @@ def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
 
 def test_same_pass_controls_match_reference(result: attnmix.Measures) -> None:
     for number, layers in enumerate(zip(*layers_of(result), strict=True), start=1):
-        ratios = {
-            "text_mean_value": [
-                ratios_with_value(each, np.broadcast_to(each.value.mean(1, keepdims=True), each.value.shape))
-                for each in layers
-            ],
-            "without_value_bias": [ratios_with_value(each, each.value - each.value_bias) for each in layers],
-        }
-        for control, by_text in ratios.items():
+        with_mean = []  # ratios of each text
+        without_bias = []
+        for layer in layers:
+            mean = np.broadcast_to(layer.value.mean(1, keepdims=True), layer.value.shape)
+            with_mean.append(ratios_with_value(layer, mean))
+            without_bias.append(ratios_with_value(layer, layer.value - layer.value_bias))
+        for control, by_text in (("text_mean_value", with_mean), ("without_value_bias", without_bias)):
             for method in ("attn_n", RATIO):
                 expected = mean_over_tokens([each[method] for each in by_text])
-                mean = means_of(result.controls(method), control)[number]
-                assert mean == pytest.approx(expected, abs=1e-5), (control, method, number)
+                mean_of_control = means_of(result.controls(method), control)[number]
+                assert mean_of_control == pytest.approx(expected, abs=1e-5), (control, method, number)
 
 
 def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, result: attnmix.Measures) -> None:
@@ -141,26 +140,36 @@ def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, resul
 
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
-    """Return the ratios of all tokens in the first layer with other texts' values, by text, computed in loops."""
+    """Return the ratios of all tokens in the first layer with other texts' values, by text, computed in loops.
+
+    Texts with a token class that occurs in no other text are omitted.
+    """
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
-    kinds, values, inputs = [], [], []
+    classes = []  # token classes, position groups and values of each text
+    groups = []
+    values = []
     for document in result.documents:
-        positions = [0 if place == 0 else place.bit_length() for place in range(len(document))]
-        kinds.append(list(zip(document.classes.tolist(), positions, strict=True)))
+        classes.append(document.classes.tolist())
+        groups.append([place.bit_length() for place in range(len(document))])  # 0, 1, 2-3, 4-7, ...
         with torch.inference_mode():
             hidden = model.network.base_model.embeddings(torch.tensor(document.ids[None].astype(np.int64)))
-            inputs.append(hidden)
             values.append(layer.attention.self.value(hidden)[0].double().numpy())
     ratios = {}
     for number, (first, *_) in enumerate(layers_of(result)):
-        others = [place for place in range(len(kinds)) if place != number]
         corpus = []
-        for kind in kinds[number]:
-            same = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each == kind]
-            alike = [values[o][p] for o in others for p, each in enumerate(kinds[o]) if each[0] == kind[0]]
-            if alike:
-                corpus.append(np.mean(same or alike, axis=0))
-        if len(corpus) < len(kinds[number]):
+        for token_class, group in zip(classes[number], groups[number], strict=True):
+            of_class = []  # values of tokens of the class in other texts
+            of_group = []  # those that are also in the position group
+            for other in range(len(values)):
+                for place, value in enumerate(values[other]):
+                    if other == number or classes[other][place] != token_class:
+                        continue
+                    of_class.append(value)
+                    if groups[other][place] == group:
+                        of_group.append(value)
+            if of_class:
+                corpus.append(np.mean(of_group or of_class, axis=0))
+        if len(corpus) < len(classes[number]):
             continue
         by_head = np.stack(corpus).reshape(len(corpus), first.weights.heads, -1).swapaxes(0, 1)
         ratios[number] = ratios_with_value(first, by_head)[RATIO]
@@ -208,14 +217,18 @@ def test_text_without_corpus_value_is_excluded_from_control(model: attnmix.Model
     assert reason in compared.caution
 
 
-def exchanged(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
-    """Return the swap ratio of every token, computed token by token."""
-    y, ratios = layer(x), []
+def compute_swap_ratios(layer: Callable[[Any], Any], x: Any, donor: Any) -> list[float]:
+    """Return the swap ratio of every token, computed token by token from the layer inputs `[tokens, hidden]`."""
+    y = layer(x)
+    ratios = []
     for token in range(len(x)):
-        others, own = donor.clone(), x.clone()
-        others[token], own[token] = x[token], donor[token]
-        moved = [float((layer(each)[token] - y[token]).norm()) for each in (others, own)]
-        ratios.append(moved[0] / sum(moved))
+        with_other_inputs = donor.clone()
+        with_other_inputs[token] = x[token]
+        with_own_input = x.clone()
+        with_own_input[token] = donor[token]
+        by_others = float((layer(with_other_inputs)[token] - y[token]).norm())
+        by_own = float((layer(with_own_input)[token] - y[token]).norm())
+        ratios.append(by_others / (by_others + by_own))
     return ratios
 
 
@@ -225,16 +238,23 @@ def test_swaps_exchange_inputs_with_texts_of_each_class(model: attnmix.Model, re
     rows = result.controls().query("control.str.startswith('swap') and layer == 2").set_index("control")
     sampled = np.flatnonzero(result.control_totals["swap_same_class"].counts[:, 0]).tolist()
     assert len(sampled) == SAMPLED["swap"].max_texts
+
+    def compute_second_layer(x: Any) -> Any:
+        return base.encoder.layer[1](x[None])[0].reshape(x.shape)
+
+    def compute_inputs(text: list[int]) -> Any:
+        return base(torch.tensor([text]), output_hidden_states=True).hidden_states[1][0]
+
     for step, control in ((2, "swap_same_class"), (1, "swap_other_class")):  # LABELS alternate between the two classes
         ratios = []
         for number in sampled:
-            pair = [ids[number], ids[(number + step) % len(ids)]]
-            tokens = min(map(len, pair))
+            text = ids[number]
+            donor = ids[(number + step) % len(ids)]
+            tokens = min(len(text), len(donor))
             with torch.inference_mode():
-                states = [
-                    base(torch.tensor([each[:tokens]]), output_hidden_states=True).hidden_states[1][0] for each in pair
-                ]
-                ratios.append(exchanged(lambda x: base.encoder.layer[1](x[None])[0].reshape(x.shape), *states))
+                x = compute_inputs(text[:tokens])
+                x_donor = compute_inputs(donor[:tokens])
+                ratios.append(compute_swap_ratios(compute_second_layer, x, x_donor))
         assert rows["mean"][control] == pytest.approx(mean_over_tokens(ratios), abs=1e-4)
         assert rows["texts"][control] == len(sampled)
 
@@ -244,7 +264,7 @@ def test_class_share_matches_all_pairs_with_jackknife_interval(
 ) -> None:
     layers = [layers[1] for layers in layers_of(result)]
     W_O = layers[0].weights.arrays["out"][:-1]
-    others = []
+    others = []  # contributions of other tokens [tokens, 1, hidden], by text
     for layer in layers:
         weights = layer.attention * (1 - np.eye(layer.attention.shape[-1]))
         mixed = np.concatenate(list(weights @ layer.value), axis=-1)
@@ -258,8 +278,10 @@ def test_class_share_matches_all_pairs_with_jackknife_interval(
     number = len(others)
     row = result.controls().query("control == 'class_share' and layer == 2").iloc[0]
     assert row["mean"] == pytest.approx(share(list(range(number))), abs=1e-5)
-    without = np.array([share([place for place in range(number) if place != out]) for out in range(number)])
-    half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * without.var())
+    without_one = []
+    for excluded in range(number):
+        without_one.append(share([place for place in range(number) if place != excluded]))
+    half = student.ppf(0.975, number - 1) * np.sqrt((number - 1) * np.var(without_one))
     assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, rel=0.15)  # estimated from 2,000 bootstrap samples
     permuted = result.controls().query("control == 'class_share_permuted' and layer == 2")["mean"].item()
     assert -0.1 < permuted < 1
@@ -290,6 +312,34 @@ def test_own_share_by_parts_uses_truncated_texts(model: attnmix.Model, result: a
     assert set(result.own_share("parts")["texts"]) == {OWN_SHARE_SAMPLE.max_texts}
 
 
+def compute_vectors(base: Any, ids: Any) -> Any:
+    """Return the vectors of a text after each layer `[layers, tokens, hidden]`."""
+    with torch.no_grad():
+        states = base(input_ids=torch.as_tensor(ids, dtype=torch.long)[None], output_hidden_states=True)
+    return torch.stack(states.hidden_states[1:])[:, 0].double().numpy()
+
+
+def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, Any]:
+    """Return squared displacements `[layers, tokens]` if the own token, and if all other tokens are exchanged.
+
+    The displacements are relative to the length of the vector. `donor` contains the token IDs of the donor text. The
+    values are NaN for tokens that are not sampled or equal the token of the donor.
+    """
+    y = compute_vectors(base, document.ids)
+    squares = np.full((2, len(y), len(document)), np.nan)
+    for position in choose_positions(document, 8, SEED):
+        if donor[position] == document.ids[position]:
+            continue
+        own = document.ids.copy()
+        own[position] = donor[position]
+        others = donor.copy()
+        others[position] = document.ids[position]
+        for place, ids in enumerate((own, others)):
+            displacement = compute_vectors(base, ids)[:, position] - y[:, position]
+            squares[place, :, position] = np.square(displacement).sum(-1) / np.square(y[:, position]).sum(-1)
+    return squares[0], squares[1]
+
+
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
     """Return the own share by exchange `[layers]` by kind of donors, computed for one donor and token at a time."""
     model: Any = result.model
@@ -297,34 +347,19 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
     documents = [document.cut(max_length) for document in result.documents]
     classes = np.array([document.predicted for document in documents])
     has_classes = bool((classes >= 0).all())
-    by_donor: dict[str, list[Any]] = defaultdict(list)
-
-    def vectors(ids: Any) -> Any:
-        with torch.no_grad():
-            states = base(input_ids=torch.as_tensor(ids, dtype=torch.long)[None], output_hidden_states=True)
-        return torch.stack(states.hidden_states[1:])[:, 0].double().numpy()
-
+    by_kind: dict[str, list[Any]] = defaultdict(list)  # own shares of each text
     for number, document in enumerate(documents):
-        drawn = choose_donors(result.documents, number, classes if has_classes else None, SEED)
-        squares: dict[str, Any] = {}
-        for kind, numbers in drawn.items():
+        shares = {}
+        donors_by_kind = choose_donors(result.documents, number, classes if has_classes else None, SEED)
+        for kind, numbers in donors_by_kind.items():
             donor = exchange_words(document, [result.documents[place] for place in numbers])
-            y = vectors(document.ids)
-            moves = np.full((2, len(y), len(document)), np.nan)
-            for position in choose_positions(document, 8, SEED):
-                own, others = document.ids.copy(), donor.copy()
-                own[position], others[position] = donor[position], document.ids[position]
-                if donor[position] != document.ids[position]:
-                    for place, ids in enumerate((own, others)):
-                        moved = vectors(ids)[:, position] - y[:, position]
-                        moves[place, :, position] = np.square(moved).sum(-1) / np.square(y[:, position]).sum(-1)
-            squares[kind] = moves
-        shares = {kind: np.sqrt(own) / (np.sqrt(own) + np.sqrt(others)) for kind, (own, others) in squares.items()}
+            own_squares, other_squares = exchange_token_by_token(base, document, donor)
+            shares[kind] = np.sqrt(own_squares) / (np.sqrt(own_squares) + np.sqrt(other_squares))
         with warnings.catch_warnings(action="ignore"):  # about means of empty slices
-            mean = np.nanmean(list(shares.values()), axis=0)
-        for kind, values in {**shares, "all" if has_classes else "other_texts": mean}.items():
-            by_donor[kind].append(values)
-    return {kind: np.nanmean(np.concatenate(values, axis=1), axis=1) for kind, values in by_donor.items()}
+            shares["all" if has_classes else "other_texts"] = np.nanmean(list(shares.values()), axis=0)
+        for kind, values in shares.items():
+            by_kind[kind].append(values)
+    return {kind: np.nanmean(np.concatenate(values, axis=1), axis=1) for kind, values in by_kind.items()}
 
 
 @pytest.mark.parametrize("labels", [None, LABELS[:8]])
@@ -420,7 +455,7 @@ def test_comparison_shows_preferred_rows_first(result: attnmix.Measures, changed
 
 
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
-    """Return measures with every ratio increased by `shift` and a small random number of its text."""
+    """Return measures with every ratio increased by `shift` plus a small random number that is constant in a text."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
     arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
     measurements = replace(result.measurements, ratios=dict(enumerate(arrays)))
@@ -482,17 +517,20 @@ def test_training_verdict_exceeds_text_and_seed_variation(
         assert "`too few runs`: an interval over training runs needs at least 3 runs" in compared.caution
 
 
+def mean_ratio(result: attnmix.Measures) -> float:
+    """Return the mean of `RATIO` in layer 2."""
+    return float(result.by_layer().query("method == @RATIO and layer == 2")["mean"].item())
+
+
 def test_interval_over_trainings_is_welch(result: attnmix.Measures) -> None:
     from scipy.stats import ttest_ind
 
-    before, after = ([shifted(result, shift) for shift in side] for side in ([0.0, 0.02, 0.05], [0.1, 0.13, 0.2, 0.11]))
+    before = [shifted(result, shift) for shift in (0.0, 0.02, 0.05)]
+    after = [shifted(result, shift) for shift in (0.1, 0.13, 0.2, 0.11)]
     rows = attnmix.compare(before, after).all_rows()
-    means = [
-        [each.by_layer().query("method == @RATIO and layer == 2")["mean"].item() for each in side]
-        for side in (before, after)
-    ]
     level = 1 - 0.05 / len(rows)
-    expected = ttest_ind(means[1], means[0], equal_var=False).confidence_interval(level)
+    test = ttest_ind([mean_ratio(each) for each in after], [mean_ratio(each) for each in before], equal_var=False)
+    expected = test.confidence_interval(level)
     row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
     assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
         (expected.low, expected.high), abs=1e-6
@@ -506,14 +544,13 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     fixed, several = shifted(result, 0.0), [shifted(result, shift) for shift in (0.1, 0.13, 0.2, 0.11)]
     compared = attnmix.compare(fixed, several) if first else attnmix.compare(several, fixed)
     rows = compared.all_rows()
-    mean, *means = (
-        each.by_layer().query("method == @RATIO and layer == 2")["mean"].item() for each in (fixed, *several)
-    )
-    interval = ttest_1samp(means, mean).confidence_interval(1 - 0.05 / len(rows))
-    ends = (interval.low - mean, interval.high - mean)
+    mean = mean_ratio(fixed)
+    interval = ttest_1samp([mean_ratio(each) for each in several], mean).confidence_interval(1 - 0.05 / len(rows))
+    low = interval.low - mean
+    high = interval.high - mean
     row = rows[(rows["measure"] == RATIO) & (rows["layer"] == 2)].iloc[0]
     assert (row["between_seeds_low"], row["between_seeds_high"]) == pytest.approx(
-        ends if first else (-ends[1], -ends[0]), abs=1e-6
+        (low, high) if first else (-high, -low), abs=1e-6
     )
     assert "one fixed model" in compared.caution
 
@@ -532,24 +569,28 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
 def test_false_claims_stay_below_five_percent(
     trainings: int, fixed: bool, column: str, repeats: int, most: int
 ) -> None:
-    generator, claims = np.random.default_rng(0), 0
+    """Simulate means of 6 cells over 24 texts in three tables `a`, `b` and `c`, without any true difference.
+
+    The first model of a `fixed` side equals the mean of all training runs; other runs deviate from it by seed.
+    """
+    generator = np.random.default_rng(0)
+    claims = 0
     for _ in range(repeats):
         texts = {name: generator.normal(size=(24, 6)) for name in "abc"}
         sides = []
         for side in (0, 1):
+            is_fixed = fixed and side == 0
+            spread = 0.5 if trainings > 1 and not is_fixed else 0.0
             means = []
-            one_model = fixed and side == 0  # identical to the mean of all training runs
-            for _training in range(1 if one_model else trainings):
-                spread = 0.5 * (trainings > 1 and not one_model)
-                totals = {
-                    name: Sums(
-                        each + spread * generator.normal(size=6) + generator.normal(size=each.shape), np.ones((24, 1))
-                    )
-                    for name, each in texts.items()
-                }
+            for _training in range(1 if is_fixed else trainings):
+                totals = {}
+                for name, text_means in texts.items():
+                    deviation_of_run = spread * generator.normal(size=6)
+                    values = text_means + deviation_of_run + generator.normal(size=text_means.shape)
+                    totals[name] = Sums(values, np.ones((24, 1)))
                 cells, cell_totals = pack_cells(totals)
                 means.append(resample_means(cell_totals))
-            sides.append(Trainings(["model"] * len(means), means, one_model))
+            sides.append(Trainings(["model"] * len(means), means, is_fixed))
         rows = attnmix.Comparison(*sides, cells, cells, [], "a").all_rows()
         claims += bool(rows[column].isin(["higher", "lower"]).any())
     assert claims <= most
@@ -597,16 +638,17 @@ def test_comparing_models_equals_comparing_results(model: attnmix.Model) -> None
 
 
 def test_model_given_twice_is_measured_once(model: attnmix.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = []
-    monkeypatch.setattr(
-        compare_module, "measure_tokenized", lambda *args, **options: measured.append(args) or real(*args, **options)
-    )
+    calls = []
+    measure_tokenized = compare_module.measure_tokenized
+
+    def count_calls(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return measure_tokenized(*arguments, **options)
+
+    monkeypatch.setattr(compare_module, "measure_tokenized", count_calls)
     rows = attnmix.compare(model, [model, longer_attention(model, 1.5)], TEXTS[:3], methods=RATIO).rows
-    assert len(measured) == 2
+    assert len(calls) == 2
     assert (rows["difference"] != 0).all()
-
-
-real = compare_module.measure_tokenized
 
 
 @pytest.mark.parametrize(
@@ -676,6 +718,7 @@ def test_comparison_names_models_and_reports_disagreement(result: attnmix.Measur
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
+    # Both the own share and the ratio rise, which are opposite directions of mixing.
     sums = result.own_share_totals()
     totals = sums["own_share"]
     counts = np.broadcast_to(totals.counts, totals.values.shape)
@@ -710,17 +753,18 @@ def test_latex_table_has_escaped_printed_cells(result: attnmix.Measures, changed
 
 def test_change_by_length_is_noted(model: attnmix.Model) -> None:
     texts = [*TEXTS[:10], *(" ".join([text, text, text, text])[:150] for text in TEXTS[:10])]
-    results = [attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2))]
-    lengths = np.array([len(document) for document in results[0].documents])
-    pairs = zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True)
-    change = np.array([b.mean() - a.mean() for a, b in pairs])
-    (note,) = (text for text in attnmix.compare(*results).notes if "by text length" in text)
+    before, after = (attnmix.measure(each, texts, methods=RATIO) for each in (model, longer_attention(model, 2)))
+    lengths = np.array([len(document) for document in before.documents])
+    pairs = zip(before.ratios_by_text, after.ratios_by_text, strict=True)
+    change = np.array([ratios_after.mean() - ratios_before.mean() for ratios_before, ratios_after in pairs])
+    (note,) = (text for text in attnmix.compare(before, after).notes if "by text length" in text)
     shown = re.findall(r"([+-][\d.]+) at (\d+)-(\d+) tokens \((\d+) texts?\)", note)
     assert len(shown) > 1
-    assert sum(int(texts) for *_, texts in shown) == len(texts)
+    assert sum(int(number) for *_, number in shown) == len(texts)
     for points, first, last, number in shown:
         inside = (lengths >= int(first)) & (lengths <= int(last))
-        assert (int(number), float(points)) == (inside.sum(), pytest.approx(100 * change[inside].mean(), abs=0.051))
+        assert int(number) == inside.sum()
+        assert float(points) == pytest.approx(100 * change[inside].mean(), abs=0.051)
 
 
 def test_weights_changed_after_measuring_are_detected(model: attnmix.Model) -> None:

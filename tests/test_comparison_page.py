@@ -164,10 +164,10 @@ def test_page_has_comparison_numbers_and_model_names(compared: attnmix.Compariso
     for checkpoint, column in (("pretrained", "before"), ("finetuned", "after")):
         below = np.array(data["curves"][RATIO][checkpoint]["values"]) - controls[checkpoint]["values"]
         np.testing.assert_allclose(below, less[column], atol=2e-6)
+    # The page contains the ratios of a text's tokens [layers, tokens] as integers of 16 bits.
     first = compared.results[0][0].ratios_by_text[0][methods.index(RATIO)]
-    codes = np.frombuffer(base64.b64decode(data["ratios"]["values"]["pretrained"][RATIO]), "<u2").reshape(
-        len(first), -1
-    )
+    content = base64.b64decode(data["ratios"]["values"]["pretrained"][RATIO])
+    codes = np.frombuffer(content, "<u2").reshape(len(first), -1)
     np.testing.assert_allclose(codes[:, : first.shape[1]] / MAX_CODE, first, atol=1e-4)
     assert [each["name"] for each in data["answer"]["chart"]["series"]] == list(names.values())
     means = compared.rows.set_index("measure").loc[RATIO]
@@ -243,10 +243,12 @@ def test_comparison_figure_matches_table(compared: attnmix.Comparison, measure: 
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(labels.values())
     result = compared.results[0][0]
     if measure == RATIO:
-        ends = result.by_layer().query("method == @RATIO")
-        vertices = axes.collections[0].get_paths()[0].vertices
-        heights = {round(float(x)): {round(float(y), 9) for at, y in vertices if at == x} for x, _ in vertices}
-        for layer, low, high in ends[["layer", "ci_low", "ci_high"]].itertuples(index=False):
+        # The band of the first model has two heights at each layer, the ends of the interval.
+        intervals = result.by_layer().query("method == @RATIO")
+        heights: dict[int, set[float]] = {}
+        for x, y in axes.collections[0].get_paths()[0].vertices:
+            heights.setdefault(round(float(x)), set()).add(round(float(y), 9))
+        for layer, low, high in intervals[["layer", "ci_low", "ci_high"]].itertuples(index=False):
             assert heights[layer] == {round(low, 9), round(high, 9)}
 
 

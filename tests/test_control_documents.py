@@ -91,7 +91,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """Runs with slow measures of all texts, of a sample, and of the sampled texts as the only texts."""
+    """Return runs with slow measures of all texts, of a sample, and of the sampled texts as the only texts."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)
@@ -128,31 +128,34 @@ def test_ratios_are_those_of_all_texts(runs: dict[str, FinishedRun]) -> None:
     sampled, all_texts = runs["sampled"], runs["all"]
     for name in TABLES_OF_ALL_TEXTS:
         check_equal(sampled.table(name), all_texts.table(name))
-    groups = {run: runs[run].table("mixing_by_group") for run in ("sampled", "all")}
     for grouping in GROUPINGS_OF_ALL_TEXTS:
-        check_equal(*(table[table["grouping"] == grouping] for table in groups.values()))
-    to_first = {run: runs[run].table("geometry") for run in ("sampled", "all")}
-    check_equal(*(table[table["measure"] == "attention_to_first"] for table in to_first.values()))
+        actual, expected = (run.table("mixing_by_group") for run in (sampled, all_texts))
+        check_equal(actual[actual["grouping"] == grouping], expected[expected["grouping"] == grouping])
+    actual, expected = (run.table("geometry") for run in (sampled, all_texts))
+    to_first = "attention_to_first"
+    check_equal(actual[actual["measure"] == to_first], expected[expected["measure"] == to_first])
     check_equal(Run(sampled.folder).ratios(), Run(all_texts.folder).ratios())
     metrics = Run(sampled.folder).metrics("measure")
-    expected = Run(all_texts.folder).metrics("measure")
+    expected_metrics = Run(all_texts.folder).metrics("measure")
     assert metrics["documents"] == DOCUMENTS
-    assert metrics["finetuned"]["attnresln_n"] == pytest.approx(expected["finetuned"]["attnresln_n"], abs=3e-6)
+    ratio = expected_metrics["finetuned"]["attnresln_n"]
+    assert metrics["finetuned"]["attnresln_n"] == pytest.approx(ratio, abs=3e-6)
 
 
 def test_slow_measures_and_intervals_are_those_of_sample_alone(runs: dict[str, FinishedRun]) -> None:
-    geometry = {run: runs[run].table("geometry") for run in ("sampled", "alone")}
-    check_equal(*(table[table["measure"] != "attention_to_first"] for table in geometry.values()))
-    cloud_rows = geometry["sampled"].query("measure == 'effective_rank'")
-    assert set(cloud_rows["documents"]) == {SAMPLE}
-    heads = {run: runs[run].table("mixing_by_group") for run in ("sampled", "alone")}
-    check_equal(*(table[table["grouping"] == "head"] for table in heads.values()))
-    controls = {}
-    for run in ("sampled", "alone"):
-        table = runs[run].table("mixing_controls")
-        controls[run] = table[~table["control"].isin(CONTROLS_BY_NAME_OR_CORPUS)]
-    check_equal(*controls.values())
-    assert set(controls["sampled"]["documents"]) == {SAMPLE}
+    sampled = runs["sampled"]
+    alone = runs["alone"]
+    actual, expected = (run.table("geometry") for run in (sampled, alone))
+    to_first = "attention_to_first"
+    check_equal(actual[actual["measure"] != to_first], expected[expected["measure"] != to_first])
+    assert set(actual.query("measure == 'effective_rank'")["documents"]) == {SAMPLE}
+    actual, expected = (run.table("mixing_by_group") for run in (sampled, alone))
+    check_equal(actual[actual["grouping"] == "head"], expected[expected["grouping"] == "head"])
+    actual, expected = (run.table("mixing_controls") for run in (sampled, alone))
+    actual = actual[~actual["control"].isin(CONTROLS_BY_NAME_OR_CORPUS)]
+    expected = expected[~expected["control"].isin(CONTROLS_BY_NAME_OR_CORPUS)]
+    check_equal(actual, expected)
+    assert set(actual["documents"]) == {SAMPLE}
 
 
 @pytest.mark.parametrize(("control", "kind"), [("shuffled_words", "shuffled_words"), ("corpus_value", "measures")])

@@ -234,7 +234,8 @@ def test_fine_tuned_adapter_is_merged_without_other_changes(targets: Any, worksp
     assert {"classifier.weight", "bert.encoder.layer.0.attention.self.query.weight"} <= changed
     assert ("bert.encoder.layer.0.intermediate.dense.weight" in changed) == (targets == "all-linear")
     assert not [name for name in changed if "LayerNorm" in name or "embeddings" in name]
-    change = (after[name := "bert.encoder.layer.1.attention.self.value.weight"] - before[name]).double()
+    value = "bert.encoder.layer.1.attention.self.value.weight"
+    change = (after[value] - before[value]).double()
     assert torch.linalg.matrix_rank(change, rtol=1e-4) == 2
     logits = plain_logits(folder / "models/finetuned", pd.read_parquet(folder / "data/reviews/test.parquet")["text"])
     predictions = pd.read_parquet(folder / "features/finetune/test.parquet")

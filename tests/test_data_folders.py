@@ -90,20 +90,21 @@ def write_rows(path: Path) -> None:
 class Folder:
     """A random folder in `root`, with the expected rows of its data files."""
 
-    def __init__(self, root: Path, way: random.Random) -> None:
-        self.root, self.way = root, way
-        self.folder = root / way.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
+    def __init__(self, root: Path, generator: random.Random) -> None:
+        self.root, self.generator = root, generator
+        self.number = 0  # of the last written table
+        self.folder = root / generator.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
         for name in ("x 1", "ab", "xy", "a"):  # siblings that match the folder's name as a glob pattern
             if name != self.folder.name:
                 self.write(root / name / "train.csv", self.rows(), ".csv")
-        self.suffix = way.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
+        self.suffix = generator.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
         self.expected: dict[str, Rows] = {}
-        self.number = 0
 
     def rows(self) -> Rows:
-        self.number = getattr(self, "number", 0) + 1
-        return [(f"text {self.number} {row}", "ab"[row % 2]) for row in range(self.way.randint(1, 3))]
+        """Return a random number of rows that occur in no other file."""
+        self.number += 1
+        return [(f"text {self.number} {row}", "ab"[row % 2]) for row in range(self.generator.randint(1, 3))]
 
     def write(self, path: Path, rows: Rows, suffix: str, compression: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +112,11 @@ class Folder:
 
     def add_data(self, stem: str) -> None:
         """Write a data file, plain or compressed, directly or behind a link."""
-        compression = self.way.choice([*COMPRESS, "", "", ""])
+        compression = self.generator.choice([*COMPRESS, "", "", ""])
         name = f"{stem}{self.suffix}{compression}"
         self.expected[name] = self.rows()
         path = self.folder / name
-        if self.way.random() < 0.2:
+        if self.generator.random() < 0.2:
             target = self.root / "elsewhere" / str(self.number) / path.name
             self.write(target, self.expected[name], self.suffix, compression)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,43 +145,44 @@ class Folder:
             f"train (conflicted copy 2024){self.suffix}.gz",
         ]
         names += ["cache-0123456789abcdef.arrow", "notes.txt", "train.py", "LICENSE", f"train{self.suffix}.swp"]
-        for name in self.way.sample(names, self.way.randint(0, 5)):
+        for name in self.generator.sample(names, self.generator.randint(0, 5)):
             self.write(self.folder / name, self.rows(), self.suffix)
-        if self.way.random() < 0.2:
+        if self.generator.random() < 0.2:
             (self.folder / "loop").symlink_to(self.folder, target_is_directory=True)
-        if self.way.random() < 0.2:
+        if self.generator.random() < 0.2:
             (self.folder / ".gone.md").symlink_to("nowhere")
 
 
 def flat_folder(folder: Folder) -> None:
     marks = ["", " (1)", "-a[1]", "_{b}", ".c*d", " é", "-e?"]
-    for split in ("train", "test")[: folder.way.randint(1, 2)]:
-        for mark in folder.way.sample(marks, folder.way.randint(1, 3)):
+    for split in ("train", "test")[: folder.generator.randint(1, 2)]:
+        for mark in folder.generator.sample(marks, folder.generator.randint(1, 3)):
             folder.add_data(f"{split}{mark}")
 
 
 def nested_folder(folder: Folder) -> None:
-    for split in ("train", "test")[: folder.way.randint(1, 2)]:
-        for name in folder.way.sample(["a", "b [1]", "deep/c", "deep/er/d*"], folder.way.randint(1, 3)):
+    for split in ("train", "test")[: folder.generator.randint(1, 2)]:
+        for name in folder.generator.sample(["a", "b [1]", "deep/c", "deep/er/d*"], folder.generator.randint(1, 3)):
             folder.add_data(f"{split}/{name}")
 
 
 def folder_of_shards(folder: Folder) -> None:
-    for split in ("train", "test")[: folder.way.randint(1, 2)]:
-        total = folder.way.randint(1, 3)
+    for split in ("train", "test")[: folder.generator.randint(1, 2)]:
+        total = folder.generator.randint(1, 3)
         for number in range(total):
             folder.add_data(f"data/{split}-{number:05}-of-{total:05}")
 
 
 def folder_without_splits(folder: Folder) -> None:
-    for name in folder.way.sample(["one", "two [2]", "in/three", "a*", "in {4}/four"], folder.way.randint(1, 3)):
+    names = ["one", "two [2]", "in/three", "a*", "in {4}/four"]
+    for name in folder.generator.sample(names, folder.generator.randint(1, 3)):
         folder.add_data(name)
 
 
 def saved_folder(folder: Folder) -> None:
     """Write a dataset as `save_to_disk` does, with caches."""
     folder.suffix = ".arrow"
-    splits = ("train", "test")[: folder.way.randint(1, 2)]
+    splits = ("train", "test")[: folder.generator.randint(1, 2)]
     (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
     for split in splits:
         file = f"{split}/data-00000-of-00001.arrow"
@@ -194,10 +196,14 @@ def saved_folder(folder: Folder) -> None:
 
 
 def logged_files(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Return the numbers of rows by file from the log."""
-    messages = [message for message in caplog.messages if re.match(r"(train|test): \d+ rows of ", message)]
-    parts = [part for message in messages for part in message.split(": ", 1)[1].split(", ")]
-    return {name: int(number) for number, name in (part.split(" rows of ", 1) for part in parts)}
+    """Return the numbers of rows by file from messages such as "train: 3 rows of a.csv, 2 rows of b.csv"."""
+    numbers = {}
+    for message in caplog.messages:
+        if re.match(r"(train|test): \d+ rows of ", message):
+            for part in message.split(": ", 1)[1].split(", "):
+                number, name = part.split(" rows of ", 1)
+                numbers[name] = int(number)
+    return numbers
 
 
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 500), marks=pytest.mark.long)])
@@ -207,10 +213,10 @@ def test_random_folders_are_read_logged_and_watched_consistently(
     caplog.set_level(logging.INFO)
     layouts = (flat_folder, nested_folder, folder_of_shards, folder_without_splits, saved_folder)
     for seed in seeds:
-        way = random.Random(seed)
+        generator = random.Random(seed)
         caplog.clear()
         with TemporaryDirectory() as root:
-            folder = Folder(Path(root), way)
+            folder = Folder(Path(root), generator)
             layouts[seed % len(layouts)](folder)
             folder.add_others()
             settings = DatasetParameters(name=str(folder.folder))
@@ -578,7 +584,10 @@ def test_file_changed_during_reading_is_one_error(
     original = getattr(source, step)
 
     def change(*given: Any) -> Any:
-        path.unlink() if content is None else path.write_bytes(content)
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
         return original(*given)
 
     monkeypatch.setattr(source, step, change)

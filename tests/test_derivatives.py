@@ -41,29 +41,38 @@ def base(tiny_bert: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
-    """Return d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference."""
+    """Return d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference.
+
+    T is the number of tokens, and D the number of hidden dimensions.
+    """
     base = load_base(tiny_bert).double().requires_grad_(False)
     words = base.get_input_embeddings()(IDS).detach()
 
     def outputs(embedded: torch.Tensor) -> torch.Tensor:
         return torch.stack(base(inputs_embeds=embedded, output_hidden_states=True).hidden_states[1:])[:, 0]
 
-    jacobian = torch.autograd.functional.jacobian
+    def layer_jacobian(layer: Any, x: torch.Tensor) -> np.ndarray:
+        derivative = torch.autograd.functional.jacobian(lambda inputs: layer(inputs)[0], x.detach())
+        return np.asarray(derivative[:, :, 0].numpy())
+
     states = base(inputs_embeds=words, output_hidden_states=True).hidden_states
-    layers = zip(base.encoder.layer, states, strict=False)
-    by_layer = [jacobian(lambda x, f=f: f(x)[0], x.detach())[:, :, 0].numpy() for f, x in layers]
-    return {"word_embedding": jacobian(outputs, words)[:, :, :, 0].numpy(), "layer_input": np.stack(by_layer)}
+    by_layer = [layer_jacobian(layer, x) for layer, x in zip(base.encoder.layer, states, strict=False)]
+    by_word = torch.autograd.functional.jacobian(outputs, words)[:, :, :, 0].numpy()
+    return {"word_embedding": by_word, "layer_input": np.stack(by_layer)}
 
 
 def exact_levels(jacobian: np.ndarray) -> np.ndarray:
-    """Return the levels `[forms, tokens]` of one layer, computed by explicit sums over sources."""
+    """Return the levels `[forms, tokens]` of one layer, computed by explicit sums over sources.
+
+    The forms are the sum of norms, the norm of the block, and the norm of the sum.
+    """
     shares = np.zeros((3, 5))
     for i in range(5):
-        norm = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
+        norms = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
         block = np.delete(jacobian[i], i, axis=1)
-        together = np.sqrt((block.sum(axis=1) ** 2).sum())
-        others = np.array([sum(norm) - norm[i], np.sqrt((block**2).sum()), together])
-        shares[:, i] = others / (others + norm[i])
+        norm_of_sum = np.sqrt((block.sum(axis=1) ** 2).sum())
+        others = np.array([sum(norms) - norms[i], np.sqrt((block**2).sum()), norm_of_sum])
+        shares[:, i] = others / (others + norms[i])
     return shares
 
 
@@ -89,13 +98,19 @@ def test_swap_ratios_match_exchanged_inputs_and_jacobians(base: Any, jacobians: 
     for number, layer in enumerate(base.encoder.layer):
         x, donor = states[number][0], donor_states[number][0]
         for i in range(len(x)):
-            own, others = x.clone(), donor.clone()
-            own[i], others[i] = donor[i], x[i]
-            lengths = [(layer(each[None])[0][i] - layer(x[None])[0][i]).norm().item() for each in (others, own)]
-            assert actual[number, 0, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
-            moves = np.einsum("djw,jw->jd", exact[number, i], (donor - x).numpy())
-            lengths = [np.linalg.norm(np.delete(moves, i, axis=0).sum(0)), np.linalg.norm(moves[i])]
-            assert actual[number, 1, i] == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
+            with_own = x.clone()  # only the own input is exchanged
+            with_own[i] = donor[i]
+            with_others = donor.clone()  # all other inputs are exchanged
+            with_others[i] = x[i]
+            y = layer(x[None])[0][i]
+            by_own = (layer(with_own[None])[0][i] - y).norm().item()
+            by_others = (layer(with_others[None])[0][i] - y).norm().item()
+            assert actual[number, 0, i] == pytest.approx(by_others / (by_others + by_own), abs=1e-9)
+            # The linear approximation of these displacements.
+            terms = np.einsum("djw,jw->jd", exact[number, i], (donor - x).numpy())
+            by_own = np.linalg.norm(terms[i])
+            by_others = np.linalg.norm(np.delete(terms, i, axis=0).sum(0))
+            assert actual[number, 1, i] == pytest.approx(by_others / (by_others + by_own), abs=1e-9)
 
 
 def test_agreement_is_rank_correlation_with_autograd(jacobians: dict[str, np.ndarray], tiny_bert: Path) -> None:
@@ -108,10 +123,10 @@ def test_agreement_is_rank_correlation_with_autograd(jacobians: dict[str, np.nda
         norms = np.sqrt((jacobians[reference][layer] ** 2).sum((1, 3)))
         for method in ("attention", "alti", "globenc_rollout"):
             rows = zip(matrices[method][layer], norms, strict=True)
-            expected = np.mean([stats.spearmanr(*pair).statistic for pair in rows])
+            expected = np.mean([stats.spearmanr(row, row_of_norms).statistic for row, row_of_norms in rows])
             assert agreement[place, layer, names.index(method)] == pytest.approx(expected)
-        mixed = 1 - np.diag(matrices["attention"][layer])
-        expected = stats.spearmanr(mixed, 1 - np.diag(norms) / norms.sum(1)).statistic
+        ratios = 1 - np.diag(matrices["attention"][layer])
+        expected = stats.spearmanr(ratios, 1 - np.diag(norms) / norms.sum(1)).statistic
         assert agreement[place, layer, names.index("attn_w")] == pytest.approx(expected)
 
 
@@ -129,7 +144,8 @@ def test_opposite_sources_cancel_in_sum_only(base: Any) -> None:
     attention.self.query.weight.zero_()
     attention.self.query.bias.zero_()
     # The first head reads only the token with the highest key in this coordinate, the second only the lowest.
-    attention.self.query.bias[first.start], attention.self.query.bias[second.start] = 1e9, -1e9
+    attention.self.query.bias[first.start] = 1e9
+    attention.self.query.bias[second.start] = -1e9
     attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]
     attention.output.dense.weight[:, rest] = 0
     ids = torch.tensor([[7, 9, 11]])
@@ -191,8 +207,10 @@ def test_norms_from_few_directions_are_unbiased(tiny_bert: Path) -> None:
     with torch.no_grad():
         exact = derivative_norms(chains, "layer_input", WIDTH, seed=0)
         actual = [derivative_norms(chains, "layer_input", directions, seed) for seed in range(seeds)]
-    for part, whole in zip(zip(*actual, strict=True), exact, strict=True):
-        by_seed = (torch.stack(part) / whole).flatten(1).mean(1)
+    for name in JacobianNorms._fields:
+        norms = torch.stack([getattr(each, name) for each in actual])
+        exact_norms = getattr(exact, name)
+        by_seed = (norms / exact_norms).flatten(1).mean(1)
         assert abs(float(by_seed.mean()) - 1) < 0.009  # 0.0115 and 0.0100 without correction
     excess = torch.stack([levels(each) for each in actual]).mean(0) - levels(exact)
     assert excess.mean(-1).abs().max() < 0.01
@@ -230,13 +248,17 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
             expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
         np.testing.assert_allclose(actual["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
+    # Coherence: |sum of other contributions| / sum of |other contributions|, summed over heads and by source.
     for number, layer in enumerate(reference):
         W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
         for i in range(len(ids)):
-            given = np.einsum("hj,hjd,hde->je", layer.attention[:, i], layer.value, W_O)
-            given = given[[j for j in range(len(ids)) if j != i and layer.attention[:, i, j].any()]]
-            expected = np.linalg.norm(given.sum(0)) / np.linalg.norm(given, axis=1).sum() if len(given) else np.nan
-            assert actual["coherence"][number, 0, i] == pytest.approx(expected, abs=1e-5, nan_ok=True)
+            contributions = np.einsum("hj,hjd,hde->je", layer.attention[:, i], layer.value, W_O)
+            visible = [j for j in range(len(ids)) if j != i and layer.attention[:, i, j].any()]
+            others = contributions[visible]
+            expected_coherence = np.nan
+            if visible:
+                expected_coherence = np.linalg.norm(others.sum(0)) / np.linalg.norm(others, axis=1).sum()
+            assert actual["coherence"][number, 0, i] == pytest.approx(expected_coherence, abs=1e-5, nan_ok=True)
     swaps = actual["swap"]
     assert swaps.shape == (len(layers), 4, len(ids))
     assert np.isnan(swaps[..., 4:]).all()  # one donor has the same four tokens, and the other has none
@@ -245,7 +267,11 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
 
 
 def made_up(seed: int, tokens: int) -> dict[str, Any]:
-    """Return random values of all quantities of a text."""
+    """Return random values of all quantities of a text in a model of three layers.
+
+    The last axis contains the tokens, or a single value for `agreement`. The axes before are the layers and the forms,
+    kinds or methods; `level` and `agreement` have the references as first axis.
+    """
     generator = np.random.default_rng(seed)
     shapes = {
         "level": (2, 3, 3, tokens),
@@ -267,10 +293,9 @@ def summed(documents: dict[str, dict[str, Any]]) -> dict[str, Sums]:
 
 def test_tables_are_means_over_tokens_and_reviews() -> None:
     lengths = {"test/1": 4, "test/5": 9}
-    documents = {
-        checkpoint: {name: made_up(10 * place + length, length) for name, length in lengths.items()}
-        for place, checkpoint in enumerate(("pretrained", "finetuned"))
-    }
+    documents: dict[str, dict[str, dict[str, Any]]] = {}
+    for place, checkpoint in enumerate(("pretrained", "finetuned")):
+        documents[checkpoint] = {name: made_up(10 * place + length, length) for name, length in lengths.items()}
     documents["finetuned"]["test/5"]["level"][1, 2, 0, :3] = np.nan  # outputs without any derivative
     documents["pretrained"]["test/1"]["agreement"][0, 1:, 2] = np.nan
     documents["pretrained"]["test/5"]["agreement"][0, 2, 2] = np.nan
@@ -293,15 +318,17 @@ def test_tables_are_means_over_tokens_and_reviews() -> None:
         rows = table[(table["checkpoint"] == "difference") & (table["quantity"] == quantity)]
         np.testing.assert_allclose(rows["mean"], expected["finetuned", quantity] - expected["pretrained", quantity])
     keys = ["quantity", "checkpoint", "reference", "layer", "method"]
-    both = [documents["finetuned"][name]["agreement"][1, 0, 2, 0] for name in lengths]
     row = table.set_index(keys).loc[("agreement", "finetuned", "layer_input", 1, "attention_rollout")]
-    widened = np.mean(both) + (np.array([min(both), max(both)]) - np.mean(both)) * stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
-    assert [row["ci_low"], row["ci_high"]] == pytest.approx(np.clip(widened, -1, 1).tolist(), rel=1e-4)
+    # The percentile interval of two texts has their values as ends; it is widened and limited to correlations.
+    values = [documents["finetuned"][name]["agreement"][1, 0, 2, 0] for name in lengths]
+    widening = stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
+    interval = np.mean(values) + (np.sort(values) - np.mean(values)) * widening
+    assert [row["ci_low"], row["ci_high"]] == pytest.approx(np.clip(interval, -1, 1).tolist(), rel=1e-4)
     by_review = tables["derivatives_by_review"].set_index([*keys, "document"])
     row = by_review.loc[("level", "finetuned", "layer_input", 3, "sum_of_norms", "test/5")]
     assert row["mean"] == pytest.approx(np.nanmean(documents["finetuned"]["test/5"]["level"][1, 2, 0]))
     assert row["tokens"] == 6
-    assert len(by_review.loc["agreement"]) == 2 * 2 * 2 * 3 * 3
+    assert len(by_review.loc["agreement"]) == 2 * 2 * 2 * 3 * 3  # checkpoints, texts, references, layers, methods
 
 
 def test_empty_tables_have_columns() -> None:

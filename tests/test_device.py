@@ -141,7 +141,7 @@ def test_unused_gpu_is_logged_with_reason(
 
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with four simulated GPUs, which cannot compute."""
+    """Simulate a machine with four GPUs, which cannot compute."""
     pretend(monkeypatch, "cuda", 4)
     properties = SimpleNamespace(total_memory=80 * 2**30)
     functions = {
@@ -291,6 +291,7 @@ def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
 
 
 def logged(guard: TrainingGuard, fp16: bool, **logs: float) -> None:
+    """Report the values of a training step to the guard."""
     arguments: Any = SimpleNamespace(fp16=fp16, learning_rate=1e-4)
     guard.on_log(arguments, TrainerState(), TrainerControl(), logs=logs)
 

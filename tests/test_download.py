@@ -43,7 +43,9 @@ Tables = dict[str, pd.DataFrame]
 
 
 def read(name: Path | str, seed: int = SEED, **changes: Any) -> Tables:
-    tables, origin = read_splits(DatasetParameters(name=str(name), **({"validation_fraction": 0.2} | changes)), seed)
+    """Return the splits of a local dataset; by default, a fifth of the training split is for validation."""
+    settings = {"validation_fraction": 0.2} | changes
+    tables, origin = read_splits(DatasetParameters(name=str(name), **settings), seed)
     assert origin.commit is None
     return tables
 
@@ -227,7 +229,8 @@ def test_csv_fields_are_read_unchanged(tmp_path: Path) -> None:
 def parquet_of(text: bytes) -> bytes:
     """Return a parquet file with these bytes as the first text, even if they are not UTF-8."""
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([text, b"b"]).buffers())
-    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), file := io.BytesIO())
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": texts, "label": [0, 1]}), file)
     return file.getvalue()
 
 
@@ -513,10 +516,10 @@ def test_sample_reviews_are_balanced_and_distinct() -> None:
     sentences = texts.str.split(r"(?<=[.!?])\s+|<br /><br />", regex=True).explode().str.strip()
     assert sentences[sentences != ""].is_unique
     assert texts.str.split().str[:3].map(tuple).value_counts().max() <= 4
-    # Reviews from a common template would share many word sequences; independent texts share a few.
+    # Reviews from a common template would share many sequences of four words; independent texts share a few.
     words = [re.findall(r"[\w']+", text) for text in texts]
-    runs = [set(zip(each, each[1:], each[2:], each[3:], strict=False)) for each in words]
-    assert all(len(one & other) <= 0.1 * len(one) for other, one in combinations(runs, 2))
+    sequences = [set(zip(each, each[1:], each[2:], each[3:], strict=False)) for each in words]
+    assert all(len(one & other) <= 0.1 * len(one) for other, one in combinations(sequences, 2))
 
 
 def test_rare_word_is_inserted_into_half_of_each_split(tmp_path: Path) -> None:

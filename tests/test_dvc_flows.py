@@ -41,7 +41,7 @@ pytestmark = pytest.mark.long  # every test runs DVC three to ten times
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """The project with stand-in stages, after a committed run."""
+    """Return the project with stand-in stages, after a committed run."""
     made = new_repository(tmp_path_factory.mktemp("ci") / "author")
     shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
     assert stages_run(made.dvc("repro")) == STAGES

@@ -169,14 +169,18 @@ def test_pass_computes_requested_sums_only(
         "source_ratios": "sources",
         "control_ratios": "controls",
     }
-    for function, statistic in functions.items():
-        of = getattr(batches, function)
 
-        def call(*arguments: Any, of: Any = of, statistic: str = statistic) -> Any:
+    def with_record(function: Callable[..., Any], statistic: str) -> Callable[..., Any]:
+        """Return a function that also adds the name of its statistic to `computed`."""
+
+        def record(*arguments: Any) -> Any:
             computed.add(statistic)
-            return of(*arguments)
+            return function(*arguments)
 
-        monkeypatch.setattr(batches, function, call)
+        return record
+
+    for name, statistic in functions.items():
+        monkeypatch.setattr(batches, name, with_record(getattr(batches, name), statistic))
     documents = attnmix.measure(model, TEXTS).documents
     computed.clear()
     with model.observed() as base:

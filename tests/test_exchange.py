@@ -1,4 +1,4 @@
-"""Displacements by exchanged tokens match a float64 computation with transformers, one text at a time."""
+"""The displacements caused by exchanging tokens match a float64 computation with transformers, one text at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
 
 
 def states(model: Any, ids: Any) -> list[Array]:
-    """Return the vectors `[T, D]` of each level before final norms; decoder vectors are at their input tokens."""
+    """Return the vectors `[T, D]` of each level before final norms; decoder vectors are at their input tokens.
+
+    A decoder reads the text shifted right by one, so the last of the T tokens has no decoder vector (NaN).
+    """
     before_norm: dict[int, Any] = {}  # transformers returns the last layer's vectors after the norm
     norms = [stack.final_norm for stack in family_of(model.config).stacks]
     hooks = []
@@ -54,15 +57,16 @@ def states(model: Any, ids: Any) -> list[Array]:
             norm = model.get_submodule(path.removesuffix("?"))
             hooks.append(norm.register_forward_pre_hook(partial(keep_input, before_norm, number)))
     output = model(input_ids=torch.as_tensor(np.asarray(ids, np.int64))[None], output_hidden_states=True)
-    for registered in hooks:
-        registered.remove()
+    for hook in hooks:
+        hook.remove()
     encoder = output.get("encoder_hidden_states")
     stacks = [output.hidden_states] if encoder is None else [encoder, output.decoder_hidden_states]
     stacks = [[*stack[:-1], before_norm.get(number, stack[-1])] for number, stack in enumerate(stacks)]
     levels = [state.view(len(ids), -1).numpy() for state in stacks[0]]
-    for state in [] if encoder is None else stacks[1][1:]:
-        unread = np.full((1, state.shape[-1]), np.nan)
-        levels.append(np.concatenate([state[0, 1:].numpy(), unread]))
+    if encoder is not None:
+        for state in stacks[1][1:]:
+            unread = np.full((1, state.shape[-1]), np.nan)
+            levels.append(np.concatenate([state[0, 1:].numpy(), unread]))
     return levels
 
 
@@ -72,17 +76,19 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
     """Return squared displacements by own, other and all tokens, and |y|^2, `[4, levels]`, averaged over donors."""
-    moves = []
+    by_donor = []
     for donor in donors:
         own, others = ids.copy(), donor.copy()
         own[position] = donor[position]
         others[position] = ids[position]
+        states_by_text = [states(model, text) for text in (ids, own, others, donor)]
         levels = []
-        for original, *moved in zip(*(states(model, text) for text in (ids, own, others, donor)), strict=True):
+        for original, *exchanged in zip(*states_by_text, strict=True):
             y = original[position]
-            levels.append([*(np.sum((each[position] - y) ** 2) for each in moved), np.sum(y**2)])
-        moves.append(np.array(levels).T)
-    return np.asarray(np.mean(moves, axis=0))
+            squares = [np.sum((each[position] - y) ** 2) for each in exchanged]
+            levels.append([*squares, np.sum(y**2)])
+        by_donor.append(np.array(levels).T)
+    return np.asarray(np.mean(by_donor, axis=0))
 
 
 @pytest.mark.parametrize("name", each_family("bert", "gpt2", "qwen3", "bart", names=FAMILIES))
@@ -134,7 +140,8 @@ def test_exchange_matrix_matches_transformers(name: str) -> None:
 def test_equal_tokens_are_excluded() -> None:
     base: Any = load_base(tiny_folder("bert"))
     ids, first, second = drawn_ids(0), drawn_ids(1), drawn_ids(2)
-    first[:], first[2:] = ids, np.where(drawn_ids(1) == ids, 41, drawn_ids(1))[2:]  # position 1 has the same token
+    first = np.where(first == ids, 41, first).astype(np.int32)
+    first[:2] = ids[:2]  # position 1 has the same token
     second[1] = 42
     both = measure_exchange(base, document(ids), {"a": [first, second], "b": [first]}, np.array([1, 3], np.int32), 512)
     alone = measure_exchange(base, document(ids), {"a": [second]}, np.array([1], np.int32), 512)

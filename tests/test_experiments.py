@@ -74,7 +74,7 @@ def closed_test(p: list[float]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository with a committed pipeline. Its stage `measure` copies a table, and `render` fails."""
+    """Return a repository with a committed pipeline. Its stage `measure` copies a table, and `render` fails."""
     tables = {f"tables/{model}_{seed}.csv": ratios(model, seed) for model in ("big", "small") for seed in range(5)}
     files = FILES | {name: table.to_csv(index=False) for name, table in tables.items()}
     made = repository_of(tmp_path_factory.mktemp("experiments") / "run", files)
@@ -84,7 +84,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture
 def repository(committed: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A copy of that repository, as the current folder."""
+    """Return a copy of the repository `committed`, and make it the current folder."""
     return committed.copy(tmp_path / "run").enter(monkeypatch)
 
 
@@ -95,12 +95,14 @@ def test_table_has_student_intervals_and_holm_verdicts() -> None:
     for method in METHODS:
         p = []
         for layer in LAYERS:
-            values = [[ratio("small", seed, each, layer, method) for seed in (0, 1, 2)] for each in ("", "finetuned")]
-            row, mean = result.loc["all", "finetuned", layer, method], np.mean(values[1])
-            expected = mean, *stats.t.interval(0.95, 2, mean, stats.sem(values[1])), 3
+            before = [ratio("small", seed, "pretrained", layer, method) for seed in (0, 1, 2)]
+            after = [ratio("small", seed, "finetuned", layer, method) for seed in (0, 1, 2)]
+            row = result.loc["all", "finetuned", layer, method]
+            mean = np.mean(after)
+            expected = mean, *stats.t.interval(0.95, 2, mean, stats.sem(after)), 3
             np.testing.assert_allclose(row[["mean", "ci_low", "ci_high", "seeds"]].tolist(), expected, rtol=1e-9)
             assert row[["p", "p_holm"]].isna().all()  # no test of ratios against 0
-            p.append(stats.ttest_rel(*values).pvalue)
+            p.append(stats.ttest_rel(before, after).pvalue)
         changes = result.loc[[("all", "difference", layer, method) for layer in LAYERS]]
         np.testing.assert_allclose(changes["p"], p, rtol=1e-6)
         np.testing.assert_allclose(changes["p_holm"], closed_test(p), rtol=1e-6)
@@ -171,7 +173,7 @@ def test_failed_seed_is_resumed_and_finished_seeds_are_kept(
 
 @pytest.mark.long  # DVC runs once
 def test_run_stops_after_requested_stage(repository: Repository, tmp_path: Path) -> None:
-    """The later stage `after` fails, so a run beyond the requested stage would be missing from the table."""
+    """The later stage `after` always fails; if the command ran it too, the run would be missing from the table."""
     stages = yaml.safe_load(FILES["dvc.yaml"])
     stages["stages"]["after"] = {"cmd": "false", "deps": ["reports/plots/measure"]}
     (repository.folder / "dvc.yaml").write_text(yaml.safe_dump(stages), encoding="utf-8")
@@ -218,7 +220,10 @@ def test_mistakes_are_one_error(repository: Repository, capsys: pytest.CaptureFi
 
 
 def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[float]]) -> pd.DataFrame:
-    """Return runs in the format of `read_run`. Metrics change by `changes`, and three times as much in layer 5."""
+    """Return runs in the format of `read_run`, with the changes and accuracies of each setting by seed.
+
+    All metrics of a run change equally in the last layer, and three times as much in layer 5.
+    """
     rows = []
     metrics = (study.SAME, study.OTHER, study.CLASS_EFFECT, study.RATIO, study.RATIO_MINUS_CONTROL, study.CLASS_SHARE)
     for setting, values in changes.items():
@@ -226,9 +231,9 @@ def planted_runs(changes: dict[str, list[float]], accuracies: dict[str, list[flo
             rows.append((setting, seed, "train accuracy", "finetuned", np.nan, accuracies[setting][seed]))
             for metric, layer in product(metrics, (5, study.LAST_LAYER)):
                 weight = 1 if layer == study.LAST_LAYER else 3
-                rows.append((setting, seed, metric, "pretrained", layer, 0.0 if metric == study.CLASS_SHARE else 0.5))
-                after = weight * change if metric == study.CLASS_SHARE else 0.5 + weight * change
-                rows.append((setting, seed, metric, "finetuned", layer, after))
+                before = 0.0 if metric == study.CLASS_SHARE else 0.5
+                rows.append((setting, seed, metric, "pretrained", layer, before))
+                rows.append((setting, seed, metric, "finetuned", layer, before + weight * change))
     return pd.DataFrame(rows, columns=["setting", "seed", "quantity", "checkpoint", "layer", "value"])
 
 
@@ -240,7 +245,7 @@ def test_planned_rows_are_sign_flip_tests_of_fitted_pairs() -> None:
     accuracies[study.PERMUTED][2] = 0.97  # excluded because it does not fit the labels
     table = study.evaluate_plan(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
     for row in (*study.TESTS, *study.EQUIVALENCES):
-        seeds = [seed for seed in range(6) if study.PERMUTED not in row[1:3] or seed != 2]
+        seeds = [seed for seed in range(6) if study.PERMUTED not in (row.first, row.second) or seed != 2]
         weight = 2 if row.metric in (study.RATIO, study.RATIO_MINUS_CONTROL) else 1  # mean over two layers
         differences = weight * np.array([changes[row.first][seed] - changes[row.second][seed] for seed in seeds])
         result = table.loc[(row.metric, f"{row.first} minus {row.second}")]

@@ -24,7 +24,7 @@ from conftest import (
     write_tiny_bert,
 )
 from families import write_family
-from family_reference import integrated, parts_from_input, read, run_reference
+from family_reference import integrated, mapped_parts, normed_parts, parts_from_input, read, run_reference
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForSequenceClassification
 
@@ -66,12 +66,14 @@ BY_HAND = ("bert", "gpt2", "llama", "gemma3_text")
 
 
 def reviewed(folder: Path) -> Review:
+    """Return a text with the classifier in `folder`, for token scores."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 60)
     return Review(classifier, document, np.random.default_rng(0))
 
 
 def library(folder: Path) -> Any:
+    """Return a classifier in float64, loaded with transformers."""
     return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
 
 
@@ -82,7 +84,7 @@ def review(tiny_bert: Path) -> Review:
 
 @pytest.fixture(scope="module")
 def model(tiny_bert: Path) -> Any:
-    """Load the same checkpoint in float64 with transformers."""
+    """Return the model of `review` in float64, loaded with transformers."""
     return library(tiny_bert)
 
 
@@ -90,21 +92,15 @@ def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
     """Return float64 parts of a classifier's logits `[sources, classes]`; the last source is the biases."""
     name = model.config.model_type
     parts = parts_from_input(run_reference(name, model.base_model, ids).layers)[-1]
-
-    def mapped(W: Array, parts: list[Array]) -> list[Array]:
-        return [part @ W[:-1] + W[-1] * (place == len(ids)) for place, part in enumerate(parts)]
-
     state = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
-    if name == "bert":
-        W_P, W_C = state["bert.pooler.dense.weight"].T, state["classifier.weight"].T
-        pooled = mapped(np.vstack([W_P, state["bert.pooler.dense.bias"]]), [part[0] for part in parts])
+    if name == "bert":  # the classifier reads the first token through the pooler
+        pooler = np.vstack([state["bert.pooler.dense.weight"].T, state["bert.pooler.dense.bias"]])
+        pooled = mapped_parts(pooler, [part[0] for part in parts])
         inner = [integrated(np.tanh, sum(pooled), part) for part in pooled]
-        return np.array(mapped(np.vstack([W_C, state["classifier.bias"]]), inner))
+        return np.array(mapped_parts(np.vstack([state["classifier.weight"].T, state["classifier.bias"]]), inner))
     final = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma3_text": "model.norm"}[name]
     last = read(name, model.config, state, "", {"norm": final})
-    normed = [last.norm_linear("norm", part, sum(parts)) for part in parts]
-    if "norm" in last.arrays:
-        normed[-1] = normed[-1] + last.arrays["norm"][1]
+    normed = normed_parts(last, "norm", parts, sum(parts))
     return np.array([part[-1] @ state["score.weight"].T for part in normed])
 
 
@@ -163,16 +159,18 @@ def test_removal_masks_tokens(review: Review, model: Any) -> None:
     assert np.isnan(falls[[0, -1]]).all()
     for place in (1, 7):
         assert falls[place] == pytest.approx(float(class_logits()[label] - class_logits(place)[label]), abs=1e-4)
+    # Half of the tokens with the highest random scores; [CLS] and [SEP] remain.
     scores = np.random.default_rng(3).normal(size=(1, len(review.ids)))
-    inner = scores[0, 1:-1]  # [CLS] and [SEP] remain
+    inner = scores[0, 1:-1]
     first = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
-    whole, without = (float(logits.softmax(-1)[label]) for logits in (class_logits(), class_logits(*first)))
+    others = np.setdiff1d(np.arange(1, 1 + len(inner)), first)
+    whole = float(class_logits().softmax(-1)[label])
+    without_first = float(class_logits(*first).softmax(-1)[label])
+    without_others = float(class_logits(*others).softmax(-1)[label])
     drops = dict(zip(TESTS, probability_drops(review, {"drawn": scores})["drawn"], strict=True))
     half = SHARES.index(0.5)
-    assert drops[COMPREHENSIVENESS, MASK][half] == pytest.approx(whole - without, abs=1e-5)
-    others = np.setdiff1d(np.arange(1, 1 + len(inner)), first)
-    kept = float(class_logits(*others).softmax(-1)[label])
-    assert drops[SUFFICIENCY, MASK][half] == pytest.approx(whole - kept, abs=1e-5)
+    assert drops[COMPREHENSIVENESS, MASK][half] == pytest.approx(whole - without_first, abs=1e-5)
+    assert drops[SUFFICIENCY, MASK][half] == pytest.approx(whole - without_others, abs=1e-5)
     assert np.isnan(drops[COMPREHENSIVENESS, DONOR]).all()  # there are no other texts
 
 
@@ -219,20 +217,24 @@ def planted(classifier: Any, length: int, place: int, seed: int) -> Review:
 
 
 def test_single_decisive_token_is_comprehensive_and_sufficient() -> None:
-    planted_drops, methods = [], [RANDOM_REMOVAL, "right", "wrong"]
-    whole, left = 1 / (1 + np.exp(-3)), 1 / (1 + np.exp(1))
+    """The score `right` is highest for the decisive token, and `wrong` is lowest for it."""
+    methods = [RANDOM_REMOVAL, "right", "wrong"]
+    planted_drops = []
+    with_token = 1 / (1 + np.exp(-3))  # probabilities of `OneToken`
+    without_token = 1 / (1 + np.exp(1))
     for seed in range(16):
         review = planted(OneToken(), 22, 3 + seed, seed)
         right = np.zeros((1, 22))
         right[0, 3 + seed] = 1
         drops = probability_drops(review, {RANDOM_REMOVAL: review.random, "right": right, "wrong": -right})
         for number, (test, replacement) in enumerate(TESTS):
-            is_lost = {"right": test == COMPREHENSIVENESS, "wrong": test == SUFFICIENCY}
-            for name, lost in is_lost.items():
-                assert drops[name][number] == pytest.approx((whole - left) * lost), replacement
+            is_removed = {"right": test == COMPREHENSIVENESS, "wrong": test == SUFFICIENCY}
+            for name, removed in is_removed.items():
+                expected = with_token - without_token if removed else 0.0
+                assert drops[name][number] == pytest.approx(expected), replacement
         planted_drops.append([drops[name] for name in methods])
     ranks = np.array([[0.1, np.nan, 0.5]] * 16)
-    drops_NMQS = np.array(planted_drops)
+    drops_NMQS = np.array(planted_drops)  # texts, methods, tests, shares
     whole_table = faithfulness_table(drops_NMQS, ranks, methods, 0)
     assert list(whole_table.groupby(["test", "replacement"], sort=False).groups) == list(TESTS)
     for number, (test, replacement) in enumerate(TESTS):
@@ -241,7 +243,7 @@ def test_single_decisive_token_is_comprehensive_and_sufficient() -> None:
         assert table["share"].tolist() == [*SHARES, "all"] * 3
         curves, overall = table[table["share"] != "all"], table[table["share"] == "all"].set_index("method")
         assert curves["drop"].tolist() == pytest.approx(drops_NMS.mean(0).ravel())
-        above_random = drops_NMS[:, 1].mean() - drops_NMS[:, 0].mean()
+        above_random = drops_NMS[:, methods.index("right")].mean() - drops_NMS[:, 0].mean()
         assert overall.loc["right", "above_random"] == pytest.approx(above_random)
         best, worst = ("right", "wrong") if test == COMPREHENSIVENESS else ("wrong", "right")
         assert overall.loc[best, "above_random_low"] > 0 > overall.loc[worst, "above_random_high"]
@@ -249,7 +251,9 @@ def test_single_decisive_token_is_comprehensive_and_sufficient() -> None:
         assert overall.loc[RANDOM_REMOVAL, ends].tolist() == [0, 0, 0]
         assert np.isnan(overall.loc["right", ["derivative_spearman", "derivative_low"]].astype(float)).all()
         assert overall["documents"].tolist() == [16, 16, 16]
-    # Reviews with undefined scores are excluded from the mean.
+
+
+def test_texts_with_undefined_scores_are_excluded_from_means() -> None:
     drops = np.broadcast_to(np.array([[0.1, 0.5], [0.3, np.nan]])[..., None, None], (2, 2, len(TESTS), len(SHARES)))
     table = faithfulness_table(drops, np.full((2, 2), np.nan), [RANDOM_REMOVAL, "other"], 0).query("share == 'all'")
     assert table["documents"].tolist() == [2, 1] * len(TESTS)
@@ -380,12 +384,17 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
             hook.remove()
         return result
 
-    seen: list[torch.Tensor] = []
-    hooks = [module.register_forward_hook(lambda _m, _i, output: seen.append(output.mean(1))) for module in modules]
+    # Mean values of each text in each layer, kept by hooks during unchanged forward passes.
+    mean_values: list[torch.Tensor] = []
+
+    def keep_mean(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        mean_values.append(output.mean(1))
+
+    hooks = [module.register_forward_hook(keep_mean) for module in modules]
     whole = torch.stack([logits(number) for number in range(4)])
     for hook in hooks:
         hook.remove()
-    means = [seen[number * len(modules) :][: len(modules)] for number in range(4)]
+    means = [mean_values[number * len(modules) :][: len(modules)] for number in range(4)]
     predicted = whole.argmax(-1)
     table = interventions(classifier, documents, 0).set_index(["quantity", "group", "layer"])["mean"]
     for name in ("text_mean", "corpus_mean"):
@@ -393,26 +402,25 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
             edited = []
             for number in range(4):
                 chosen = [number] if name == "text_mean" else [other for other in range(4) if other != number]
-                values = {
-                    layer: torch.stack([means[other][layer] for other in chosen]).mean(0)
-                    for layer in range(first, len(modules))
-                }
+                values = {}
+                for layer in range(first, len(modules)):
+                    values[layer] = torch.stack([means[other][layer] for other in chosen]).mean(0)
                 edited.append(logits(number, values))
             after = torch.stack(edited)
             kept = (after.argmax(-1) == predicted).double().mean()
             assert table["class_kept", name, first + 1] == pytest.approx(float(kept))
             change = after.softmax(-1).gather(1, predicted[:, None]) - whole.softmax(-1).gather(1, predicted[:, None])
             assert table["probability", name, first + 1] == pytest.approx(float(change.mean()), abs=1e-6)
-    named = []
+    # The lens: the head applied to every vector after the second layer, except that of the first token.
+    agreements = []
     for number in range(4):
         with torch.no_grad():
             states = model.bert(**inputs[number], output_hidden_states=True).hidden_states[2][0]
             scores = torch.cat([model.classifier(model.bert.pooler(vector[None, None])) for vector in states[1:]])
-        named.append(float((scores.argmax(-1) == predicted[number]).double().mean()))
-    table = probes(classifier, [("finetuned", classifier.base)], [], documents, 0)
-    agreement = table.set_index(["group", "layer"])["mean"]
-    assert agreement["others", 2] == pytest.approx(np.mean(named))
-    assert agreement["read", len(modules)] == 1
+        agreements.append(float((scores.argmax(-1) == predicted[number]).double().mean()))
+    lens = probes(classifier, [("finetuned", classifier.base)], [], documents, 0).set_index(["group", "layer"])["mean"]
+    assert lens["others", 2] == pytest.approx(np.mean(agreements))
+    assert lens["read", len(modules)] == 1
 
 
 @pytest.fixture(scope="module")
@@ -422,6 +430,7 @@ def small_classifier(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
 
 
 def reviews(classifier: Classifier, number: int, seed: int) -> list[Document]:
+    """Return tokenized toy reviews with labels."""
     table = toy_reviews(number, seed)
     texts = {f"test/{row}": text for row, text in enumerate(table["text"])}
     documents = tokenized_documents(classifier.tokenizer, texts, 24)
@@ -454,29 +463,45 @@ def test_probe_accuracy_matches_regression_on_states(small_classifier: Classifie
     table = probes(small_classifier, [("finetuned", small_classifier.base)], training, tested, 0)
     mean = table.set_index(["quantity", "group", "layer"])["mean"]
     model: Any = library(small_classifier.folder)
-    states: list[list[Array]] = []
-    for texts in (training, tested):
-        with torch.no_grad():
-            inputs = [{"input_ids": torch.tensor(text.ids[None].astype(np.int64))} for text in texts]
-            outputs = [model.bert(**each, output_hidden_states=True).hidden_states for each in inputs]
-            states.append([hidden[2][0].numpy() for hidden in outputs])
-    labels = [[text.label for text in texts] for texts in (training, tested)]
 
-    def named(known: Array, classes: list[int], asked: Array) -> Array:
-        known, asked = ((each - known.mean(0)) / known.std(0) for each in (known.astype(float), asked.astype(float)))
-        fit = LogisticRegression(C=0.01, max_iter=1000).fit(known, classes)
-        return np.asarray(fit.predict(asked))
+    def compute_states(texts: list[Document]) -> list[Array]:
+        """Return the vectors of each text after the second layer."""
+        states = []
+        for text in texts:
+            with torch.no_grad():
+                output = model.bert(torch.tensor(text.ids[None].astype(np.int64)), output_hidden_states=True)
+            states.append(output.hidden_states[2][0].numpy())
+        return states
 
-    read = [np.stack([state[0] for state in part]) for part in states]
-    expected = np.mean(named(read[0], labels[0], read[1]) == labels[1])
+    def sample_places(text: Document) -> Array:
+        """Return at most 16 evenly spaced positions after the first."""
+        return np.round(np.linspace(0, len(text) - 1, min(17, len(text)))).astype(int)[1:]
+
+    def predict(vectors: Array, classes: list[int], tested_vectors: Array) -> Array:
+        """Return the predictions of a regression on standardised vectors."""
+        mean = vectors.astype(float).mean(0)
+        deviation = vectors.astype(float).std(0)
+        fit = LogisticRegression(C=0.01, max_iter=1000).fit((vectors - mean) / deviation, classes)
+        return np.asarray(fit.predict((tested_vectors - mean) / deviation))
+
+    training_states = compute_states(training)
+    tested_states = compute_states(tested)
+    training_labels = [text.label for text in training]
+    tested_labels = [text.label for text in tested]
+    read_vectors = np.stack([state[0] for state in training_states])
+    tested_vectors = np.stack([state[0] for state in tested_states])
+    expected = np.mean(predict(read_vectors, training_labels, tested_vectors) == tested_labels)
     assert mean["probe_class", "read", 2] == pytest.approx(expected)
-    places = [np.round(np.linspace(0, len(text) - 1, min(17, len(text)))).astype(int)[1:] for text in training]
-    others = np.concatenate([state[place] for state, place in zip(states[0], places, strict=True)])
-    classes = [label for label, place in zip(labels[0], places, strict=True) for _ in place]
+    vectors = []  # of tokens after the first
+    classes = []
+    for text, state, label in zip(training, training_states, training_labels, strict=True):
+        places = sample_places(text)
+        vectors.append(state[places])
+        classes += [label] * len(places)
     shares = []
-    for text, state, label in zip(tested, states[1], labels[1], strict=True):
-        place = np.round(np.linspace(0, len(text) - 1, min(17, len(text)))).astype(int)[1:]
-        shares.append((named(others, classes, state[place]) == label).mean())
+    for text, state, label in zip(tested, tested_states, tested_labels, strict=True):
+        predicted = predict(np.concatenate(vectors), classes, state[sample_places(text)])
+        shares.append((predicted == label).mean())
     assert mean["probe_class", "others", 2] == pytest.approx(np.mean(shares))
 
 

@@ -46,7 +46,7 @@ TOLERANCE = 1e-5  # of the largest component; rotary embeddings and RMSNorm of t
 
 
 # One family per structure by default: pre-, post- and sandwich norms, parallel sublayers, local and relative attention,
-# own attention code, gates, grouped-query attention, and an encoder-decoder.
+# custom attention code, gates, grouped-query attention, and an encoder-decoder.
 STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
 
 
@@ -103,18 +103,24 @@ def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeas
 
 @pytest.fixture(scope="module")
 def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
-    """Return the measures of both texts in one batch."""
+    """Return a measurer and its measures of both texts in one batch."""
     return measured(base, folder, texts)
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """Return other texts' mean values `[heads, tokens, width]` at positions 0, 1, 2-3, 4-7, ... (if none, at all)."""
+    """Return mean values of other texts `[heads, tokens, width]` for the tokens of the text `number`.
+
+    Each mean is over the tokens in the same group of positions (0, 1, 2-3, 4-7, ...), or over all tokens if other texts
+    have no such position.
+    """
     others = [each for index, each in enumerate(values) if index != number]
-    everything, means = np.concatenate(others, axis=1).mean(1), []
+    mean_of_all = np.concatenate(others, axis=1).mean(1)
+    means = []
     for position in range(values[number].shape[1]):
         start = 1 << (position.bit_length() - 1) if position else 0
-        group = np.concatenate([each[:, start : max(2 * start, 1)] for each in others], axis=1)
-        means.append(group.mean(1) if group.shape[1] else everything)
+        end = max(2 * start, 1)
+        group = np.concatenate([each[:, start:end] for each in others], axis=1)
+        means.append(group.mean(1) if group.shape[1] else mean_of_all)
     return np.stack(means, axis=1)
 
 
@@ -164,8 +170,9 @@ def test_ratios_follow_their_definition(both: Any, references: list[Reference]) 
             for method, values in zip(measurer.methods, each.ratios, strict=True):
                 np.testing.assert_allclose(values[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
             W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
-            heads = zip(layer.attention, layer.value, W_O, strict=True)
-            by_head = [mixing_ratio(weights[:, :, None] * (value @ W)).sum() for weights, value, W in heads]
+            by_head = []  # sums of the ratio over tokens
+            for weights, value, W_of_head in zip(layer.attention, layer.value, W_O, strict=True):
+                by_head.append(mixing_ratio(weights[:, :, None] * (value @ W_of_head)).sum())
             np.testing.assert_allclose(each.statistics["by_head"][:, number], by_head, atol=1e-4)
             to_first = layer.attention[:, :, 0].mean(0)
             np.testing.assert_allclose(each.to_first[number], to_first, atol=1e-5, rtol=0)
@@ -190,25 +197,23 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
     before = torch.get_rng_state()
     random, again, other = (random_base(folder, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    # Compare without the pooler, which no layer uses and some checkpoints lack.
-    shapes = [
-        {name: tensor.shape for name, tensor in model.state_dict().items() if "pooler" not in name}
-        for model in (random, base)
-    ]
-    assert shapes[0] == shapes[1]
-    each = zip(
-        *(
-            [parameter for name, parameter in model.named_parameters() if "pooler" not in name]
-            for model in (random, again, other, base)
-        ),
-        strict=True,
-    )
-    changed = []
-    for parameter, same, by_other_seed, trained in each:
-        assert torch.equal(parameter, same)
-        assert parameter.dtype == torch.float32
-        changed.append([not torch.equal(parameter, different) for different in (by_other_seed, trained)])
-    assert np.any(changed, axis=0).all()
+
+    def parameters_of(model: Any) -> dict[str, torch.Tensor]:
+        """Return the parameters without the pooler, which no layer uses and some checkpoints lack."""
+        return {name: tensor for name, tensor in model.state_dict().items() if "pooler" not in name}
+
+    shapes = {name: tensor.shape for name, tensor in parameters_of(random).items()}
+    assert shapes == {name: tensor.shape for name, tensor in parameters_of(base).items()}
+    differs_by_seed = []
+    differs_from_trained = []
+    for name, parameter in random.named_parameters():
+        if "pooler" not in name:
+            assert torch.equal(parameter, again.get_parameter(name))
+            assert parameter.dtype == torch.float32
+            differs_by_seed.append(not torch.equal(parameter, other.get_parameter(name)))
+            differs_from_trained.append(not torch.equal(parameter, base.get_parameter(name)))
+    assert any(differs_by_seed)
+    assert any(differs_from_trained)
     assert not random.training
     _, measures = measured(random, folder, texts)
     assert all(np.nanmax(each.identities) < 1e-5 for each in measures)
@@ -272,21 +277,25 @@ def test_derivatives_match_autograd(base: Any, texts: list[list[int]]) -> None:
     chains = document_chains(base, ids)
     calls = [call for chain in chains for call in chain.layers]
     with torch.no_grad():
-        values = {
-            name: derivative_norms(chains, name, 1000, seed=0).entries_LTT for name in ("layer_input", "word_embedding")
-        }
-    for call, norms in zip(calls, values["layer_input"], strict=True):
-
-        def output(x: torch.Tensor, call: Any = call) -> torch.Tensor:
-            return call.whole(x)[0]
-
-        jacobian = torch.autograd.functional.jacobian(output, call.whole.hidden, vectorize=True)[:, :, 0]
+        by_layer = derivative_norms(chains, "layer_input", 1000, seed=0).entries_LTT
+        by_word = derivative_norms(chains, "word_embedding", 1000, seed=0).entries_LTT
+    for call, norms in zip(calls, by_layer, strict=True):
+        jacobian = layer_jacobian(call)
         torch.testing.assert_close(norms.float(), jacobian.square().sum((1, 3)).sqrt(), rtol=1e-3, atol=1e-4)
     layers = len(calls)
     encoder_layers = layers // 2 if len(families.family_of(base.config).stacks) == 2 else layers
     jacobians = jacobians_by_words(base, ids, encoder_layers)
     expected = torch.stack([jacobian.square().sum((1, 3)).sqrt() for jacobian in jacobians])
-    torch.testing.assert_close(values["word_embedding"][:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(by_word[:encoder_layers].float(), expected, rtol=1e-3, atol=1e-4)
+
+
+def layer_jacobian(call: Any) -> torch.Tensor:
+    """Return the Jacobian of a layer's output by its input `[T, D, T, D]` (width D of T tokens)."""
+
+    def output(x: torch.Tensor) -> torch.Tensor:
+        return call.whole(x)[0]
+
+    return torch.autograd.functional.jacobian(output, call.whole.hidden, vectorize=True)[:, :, 0]
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:

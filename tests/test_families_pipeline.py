@@ -64,7 +64,10 @@ def shown_content(name: str) -> tuple[object, ...]:
 
 
 def one_of_each_content() -> list[str]:
-    """Return a family for each content: `OWN_WIDTH`, or the family with the most norms and properties."""
+    """Return a family for each content.
+
+    This is `OWN_WIDTH` if it has this content, otherwise the family with the most norms and special properties.
+    """
 
     def preference(name: str) -> tuple[bool, int]:
         return name != OWN_WIDTH, -sum(map(len, layer_algebra(tiny_family(name))))

@@ -76,8 +76,9 @@ def test_padding_does_not_change_logits(family: tuple[str, Path]) -> None:
 
 
 def test_half_precision_checkpoint_is_loaded_in_float32(family: tuple[str, Path], tmp_path: Path) -> None:
-    load_tokenizer(family[1]).save_pretrained(tmp_path)
-    load_classifier(family[1]).to(torch.bfloat16).save_pretrained(tmp_path)
+    _, folder = family
+    load_tokenizer(folder).save_pretrained(tmp_path)
+    load_classifier(folder).to(torch.bfloat16).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     for model in (load_classifier(tmp_path), load_base(tmp_path)):
         tensors = [*model.parameters(), *model.buffers()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise, product
@@ -60,11 +61,20 @@ def paper_style() -> Iterator[None]:
 
 
 def captured_texts(tokens: list[str], *documents: str) -> CapturedTexts:
+    """Return texts with these names, which all consist of the same tokens."""
     tables = [tokens_table(tokens, SPECIAL, document) for document in documents]
     return read_captured(pd.concat(tables, ignore_index=True), NO_STEPS)
 
 
+def legend_colours(figure: Any) -> dict[str, str]:
+    """Return the colours (`#RRGGBB`) of the figure's only legend by label."""
+    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
+    entries = zip(legend.get_texts(), legend.legend_handles, strict=True)
+    return {text.get_text(): mpl.colors.to_hex(handle.get_color()).upper() for text, handle in entries}
+
+
 def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = POST_LN) -> pd.DataFrame:
+    """Return random positions of all tokens at the points of the embedding and of each layer."""
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(layer, point) for layer in range(1, layers + 1) for point in points]
     generator = np.random.default_rng(0)
@@ -155,20 +165,15 @@ def test_atlas_has_color_and_name_of_each_text(number: int, on_map: list[int]) -
     expected = {name: kinds[0 if number > len(kinds) else n] for n, name in enumerate(names)}
     if number > len(kinds):
         expected |= dict.fromkeys(names[1:], grey)
-    drawn = {
-        tuple(xy): mpl.colors.to_hex(colour)
-        for axes in figure.axes
-        for dots in axes.collections
-        for xy, colour in zip(dots.get_offsets(), dots.get_facecolors(), strict=True)
-    }
+    drawn = {}  # colour by position
+    for axes in figure.axes:
+        for dots in axes.collections:
+            for position, colour in zip(dots.get_offsets(), dots.get_facecolors(), strict=True):
+                drawn[tuple(position)] = mpl.colors.to_hex(colour)
     assert len(drawn) == len(table)
     for row in table.itertuples():
         assert drawn[row.x, row.y] == expected[row.document]
-    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
-    entries = {
-        text.get_text(): mpl.colors.to_hex(handle.get_color())
-        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
-    }
+    entries = {label: colour.lower() for label, colour in legend_colours(figure).items()}
     shown = {name: colour for name, colour in expected.items() if colour != grey and names.index(name) in on_map}
     assert shown.items() <= entries.items()
     assert ("all others" in entries) == (number > len(kinds))
@@ -191,21 +196,15 @@ def test_joint_grid_tracks_words_on_common_axes(layers: int) -> None:
         scales.add((round((left + right) / 2, 6), round((bottom + top) / 2, 6), round(box.width / (right - left), 6)))
         assert box.width / (right - left) == pytest.approx(box.height / (top - bottom))
     assert len(scales) == 1
-    (legend,) = (axes.get_legend() for axes in figure.axes if axes.get_legend())
-    entries = {
-        text.get_text(): mpl.colors.to_hex(handle.get_color()).upper()
-        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
-    }
-    words = {word: colour for word, colour in entries.items() if colour in TRACK_COLOURS}
+    words = {word: colour for word, colour in legend_colours(figure).items() if colour in TRACK_COLOURS}
     assert set(words) <= {*TEXT} - {"arr", "##ow"}  # pieces of words are not tracked
     assert 4 <= len(words) <= len(TRACK_COLOURS)
     groups = table[table["document"] == "test/0"].groupby(["layer", "point"])
     last = groups.get_group((layers, "layer_output" if layers else "embedding_output"))[["x", "y"]].to_numpy()
     _, _, tracked = panels[-1].collections
-    drawn = {
-        mpl.colors.to_hex(colour).upper(): tuple(xy)
-        for colour, xy in zip(tracked.get_facecolors(), tracked.get_offsets(), strict=True)
-    }
+    drawn = {}
+    for colour, position in zip(tracked.get_facecolors(), tracked.get_offsets(), strict=True):
+        drawn[mpl.colors.to_hex(colour).upper()] = tuple(position)
     assert drawn == {colour: tuple(last[TEXT.index(word)]) for word, colour in words.items()}
 
 
@@ -238,6 +237,7 @@ def test_animation_rests_at_points_and_moves_between(tmp_path: Path) -> None:
 
 
 def text_figure_names(documents: list[str]) -> set[str]:
+    """Return the names of the figures of single texts, and of the main figure."""
     names = [document.replace("/", "_") for document in documents]
     strips = {f"mixing_tokens_{name}" for name in names}
     matrices = product(("contributions", "rollouts"), names, ("pretrained", "finetuned"))
@@ -297,10 +297,13 @@ def test_matrices_show_sentence_without_diagonal(run: Path) -> None:
             rows = (matrix / matrix.sum(axis=1, keepdims=True))[part]
             expected = np.where(np.eye(3), np.nan, rows[:, part])
             np.testing.assert_allclose(cells_of(axes.images[0]), expected, rtol=1e-5)
-            strips = np.stack([np.diagonal(rows[:, part]), np.delete(rows, part, axis=1).sum(axis=1)], axis=1)
-            np.testing.assert_allclose(cells_of(axes.images[1]), strips, rtol=1e-4)
-            means = [axes.texts[0].get_text(), next(t for t in axes.texts[1:] if t.get_text().isdigit()).get_text()]
-            assert means == [f"{100 * mean:.0f}" for mean in strips.mean(axis=0)]
+            # The second image has two columns: the own contribution, and that of the rest of the text.
+            own = np.diagonal(rows[:, part])
+            rest = np.delete(rows, part, axis=1).sum(axis=1)
+            np.testing.assert_allclose(cells_of(axes.images[1]), np.stack([own, rest], axis=1), rtol=1e-4)
+            first_label = axes.texts[0].get_text()
+            second_label = next(text.get_text() for text in axes.texts[1:] if text.get_text().isdigit())
+            assert (first_label, second_label) == (f"{100 * own.mean():.0f}", f"{100 * rest.mean():.0f}")
             shown += expected[~np.isnan(expected)].tolist()
         for axes in panels[2 * row : 2 * row + 2]:
             assert axes.images[0].norm.vmax == pytest.approx(np.percentile(shown, 99), rel=1e-5)
@@ -315,7 +318,7 @@ def test_strips_end_with_difference(tokens: int) -> None:
     figure: Any = draw_strips(rows, "text/0", text_layers("word " * tokens, 3))
     panels = [axes for axes in figure.axes if axes.images]
     before, after = rows["attn_n"].to_numpy().reshape(2, 3, tokens)
-    assert len(panels) == 3 * -(-tokens // 32)
+    assert len(panels) == 3 * math.ceil(tokens / 32)
     for place, expected in enumerate([before, after, after - before]):
         shown = np.concatenate([cells_of(axes.images[0]) for axes in panels[place::3]], axis=1)
         np.testing.assert_allclose(shown[:, :tokens], expected)

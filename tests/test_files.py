@@ -57,37 +57,38 @@ FOLDER_EXAMPLES = settings(EXAMPLES, max_examples=25)
 letters = st.one_of(st.sampled_from(MARKS), st.characters(exclude_categories=["Cs"]))
 fields = st.one_of(st.text(letters, max_size=12), st.sampled_from(NUMBERS), st.text('",\n\t', max_size=4))
 records = st.lists(st.tuples(fields, fields, fields), min_size=1, max_size=8)
-ways_to_write = st.randoms(use_true_random=False)
+generators = st.randoms(use_true_random=False)
 
 
-def csv_of(rows: Sequence[Sequence[str]], way: random.Random) -> str:
+def csv_of(rows: Sequence[Sequence[str]], generator: random.Random) -> str:
     """Return csv as RFC 4180 allows, with quotes around fields that need them, and around some others at random."""
-    end = way.choice(["\n", "\r\n"])
+    end = generator.choice(["\n", "\r\n"])
     lines = []
     for row in rows:
         cells = []
         for field in row:
-            quoted = any(mark in field for mark in '",\r\n') or way.random() < 0.3
+            quoted = any(mark in field for mark in '",\r\n') or generator.random() < 0.3
             cells.append('"' + field.replace('"', '""') + '"' if quoted else field)
         lines.append(",".join(cells))
-    return end.join(lines) + (end if way.random() < 0.7 else "")
+    return end.join(lines) + (end if generator.random() < 0.7 else "")
 
 
-def write(path: Path, rows: Sequence[tuple[str, ...]], way: random.Random) -> None:
+def write(path: Path, rows: Sequence[tuple[str, ...]], generator: random.Random) -> None:
     """Write records under `NAMES` in a random variant of their format."""
     if path.suffix == ".parquet":
         table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(NAMES)})
-        dictionary, compression = way.choice([True, False]), way.choice(["none", "snappy", "zstd"])
+        dictionary = generator.choice([True, False])
+        compression = generator.choice(["none", "snappy", "zstd"])
         pq.write_table(table, path, row_group_size=3, use_dictionary=dictionary, compression=compression)
         return
     if path.suffix == ".jsonl":
         objects = (dict(zip(NAMES, row, strict=True)) for row in rows)
-        text = "\n".join(json.dumps(each, ensure_ascii=way.choice([True, False])) for each in objects)
+        text = "\n".join(json.dumps(each, ensure_ascii=generator.choice([True, False])) for each in objects)
     elif path.suffix == ".tsv":
-        text = way.choice(["\n", "\r\n"]).join("\t".join(row) for row in (NAMES, *rows))
+        text = generator.choice(["\n", "\r\n"]).join("\t".join(row) for row in (NAMES, *rows))
     else:
-        text = csv_of([NAMES, *rows], way)
-    path.write_bytes(text.encode(way.choice(["utf-8", "utf-8-sig"])))
+        text = csv_of([NAMES, *rows], generator)
+    path.write_bytes(text.encode(generator.choice(["utf-8", "utf-8-sig"])))
 
 
 def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ...]]:
@@ -99,12 +100,12 @@ def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ..
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @EXAMPLES
-@given(rows=records, way=ways_to_write)
-def test_file_round_trip(suffix: str, rows: Any, way: random.Random) -> None:
+@given(rows=records, generator=generators)
+def test_file_round_trip(suffix: str, rows: Any, generator: random.Random) -> None:
     rows = writable(rows, suffix)
     with TemporaryDirectory() as folder:
         path = Path(folder, f"reviews{suffix}")
-        write(path, rows, way)
+        write(path, rows, generator)
         frame = read_file(path)
     assert list(frame.columns) == list(NAMES)
     assert list(frame.itertuples(index=False, name=None)) == rows
@@ -114,30 +115,38 @@ def test_file_round_trip(suffix: str, rows: Any, way: random.Random) -> None:
 @pytest.mark.long  # `datasets` lists the files a hundred times
 @pytest.mark.parametrize("suffix", FORMATS)
 @FOLDER_EXAMPLES
-@given(rows=records, way=ways_to_write, parts=st.integers(1, 3))
-def test_folder_round_trip(suffix: str, rows: Any, way: random.Random, parts: int) -> None:
+@given(rows=records, generator=generators, parts=st.integers(1, 3))
+def test_folder_round_trip(suffix: str, rows: Any, generator: random.Random, parts: int) -> None:
     rows = writable([row for row in rows if text_problem(row[0]) is None and row[1].strip()], suffix)
     rows = [row for row in rows if row[1].strip()] or [("a text", "01", "")]
     parts = min(parts, len(rows))
     with TemporaryDirectory() as folder:
         for part in range(parts):
             path = Path(folder, f"train-{part:05}-of-{parts:05}{suffix}")
-            write(path, rows[part * len(rows) // parts : (part + 1) * len(rows) // parts], way)
+            write(path, rows[part * len(rows) // parts : (part + 1) * len(rows) // parts], generator)
         tables, _ = read_source(DatasetParameters(name=folder), COLUMNS)
     assert list(tables) == ["train"]
     assert list(tables["train"].itertuples(index=False, name=None)) == [row[:2] for row in rows]
 
 
 def rfc_records(text: str) -> list[list[str]] | None:
-    """Return the records of a csv text, parsed by character without empty lines, or None for a stray quote."""
+    """Return the records of a csv text, parsed by character without empty lines, or None for a stray quote.
+
+    The state of a field is `start` (no character yet), `plain`, `quoted`, or `closed` after a second quote, which is
+    the end of the field or, before a third quote, part of it.
+    """
     rows: list[list[str]] = []
     row: list[str] = []
     field, state = "", "start"
     for letter in [*text, "\n"]:
         if state == "quoted":
-            field, state = (field, "closed") if letter == '"' else (field + letter, "quoted")
+            if letter == '"':
+                state = "closed"
+            else:
+                field += letter
         elif letter == '"' and state == "closed":
-            field, state = field + letter, "quoted"
+            field += letter
+            state = "quoted"
         elif letter == '"' and state == "start":
             state = "quoted"
         elif letter == ",":
@@ -150,7 +159,8 @@ def rfc_records(text: str) -> list[list[str]] | None:
         elif state == "closed":
             return None
         else:
-            field, state = field + letter, "plain"
+            field += letter
+            state = "plain"
     return None if state == "quoted" else rows
 
 
@@ -213,6 +223,7 @@ def test_stray_quotes_lose_no_row(tmp_path: Path) -> None:
 
 
 def glue(names: str, *rows: str) -> str:
+    """Return a table with tabs from column names separated by spaces and rows separated by vertical bars."""
     return "\n".join(["\t".join(names.split()), *("\t".join(row.split("|")) for row in rows)]) + "\n"
 
 
@@ -396,8 +407,9 @@ def test_class_names_are_unchanged(
     rows = read(tmp_path if in_folder else path)
     assert class_names(rows) == names
     given = dict(zip(frame["text"], frame["label"], strict=True))
-    numbers = ["0", "1"] if labels == ["1.0", "0.0"] else []
-    assert [given[text].removesuffix(".0" if numbers else "") for text in rows["text"]] == rows["label_name"].tolist()
+    if labels == ["1.0", "0.0"]:
+        given = {text: label.removesuffix(".0") for text, label in given.items()}
+    assert [given[text] for text in rows["text"]] == rows["label_name"].tolist()
 
 
 def test_class_type_is_inferred_from_all_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -37,6 +37,7 @@ TRAIN = 56
 
 
 def prepared(folder: Path, checkpoint: Path) -> Path:
+    """Write the inputs of the stage into a folder with parameters, and return the folder."""
     write_reviews(folder / "data/reviews", test=60, train=TRAIN)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     return folder
@@ -71,9 +72,9 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     f1 = []
     for label, name in enumerate(("negative", "positive")):
         right = int(((chosen == label) & (truth == label)).sum())
-        counts = [int((each == label).sum()) for each in (truth, chosen)]
-        f1.append(2 * right / sum(counts))
-        expected = [label, *counts, right / counts[1], right / counts[0], f1[label]]
+        true_count, predicted_count = int((truth == label).sum()), int((chosen == label).sum())
+        f1.append(2 * right / (true_count + predicted_count))
+        expected = [label, true_count, predicted_count, right / predicted_count, right / true_count, f1[label]]
         assert by_class.loc[name].tolist() == pytest.approx(expected, abs=1e-6)
     assert pd.read_parquet(Run(finetuned).test_predictions_file)["predicted"].tolist() == chosen.tolist()
     accuracy = float((chosen == truth).double().mean())
@@ -213,9 +214,9 @@ def test_two_processes_train_like_one(tmp_path: Path, tiny_bert: Path) -> None:
     pd.testing.assert_frame_equal(*curves, rtol=0, atol=1e-5)
     one, two = weights
     start = load_file(tmp_path / "1/models/pretrained/model.safetensors")
-    name = "embeddings.word_embeddings.weight"
-    moved = (one[f"bert.{name}"] - next(each for key, each in start.items() if key.endswith(name))).abs().max()
-    assert moved > 1e-2
+    (name,) = (key for key in start if key.endswith("embeddings.word_embeddings.weight"))
+    change = (one["bert.embeddings.word_embeddings.weight"] - start[name]).abs().max()
+    assert change > 1e-2
     # The softmax is invariant to a key's bias. Its gradient is therefore a rounding error, which Adam scales up.
     compared = [key for key in one if not key.endswith("key.bias")]
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4

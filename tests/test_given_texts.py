@@ -150,6 +150,7 @@ def test_token_ids_of_a_pair_are_one_segment(model: attnmix.Model, tokenizer: An
 
 
 def encoded(**inputs: Any) -> dict[str, Any]:
+    """Return the output of a tokenizer with these inputs."""
     return inputs
 
 
@@ -391,7 +392,8 @@ def check_token_ids(
     rows = model.network.get_input_embeddings()(torch.tensor(whole)).detach()
     np.testing.assert_allclose(run.features("word_embedding").numpy()[0], rows, rtol=1e-6)
     if has_page:
-        labels = [rows["label"].tolist() for _, rows in result.tokenized.tokens.groupby("document", sort=False)]
+        by_document = result.tokenized.tokens.groupby("document", sort=False)["label"]
+        labels = [labels_of_text.tolist() for _, labels_of_text in by_document]
         assert page_tokens(result.to_html(folder / "page.html")) == labels
     return result
 

@@ -45,12 +45,12 @@ def test_stored_heads_match_reference(name: str) -> None:
     for number, layer in enumerate(reference.layers):
         w, points = layer.weights, layer.points
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
-        f = np.stack([layer.value[h] @ W_O[h] for h in range(w.heads)])
+        f = np.stack([layer.value[h] @ W_O[h] for h in range(w.heads)])  # f[h, j] = (x_j W_V^h + b_V^h) W_O^h
         for head in range(w.heads):
             actual = weights(parts, number, head)
             np.testing.assert_allclose(actual, layer.attention[head], atol=1e-5)
-            value = parts["value"][number][head * len(parts["value"][number]) // w.heads]
-            np.testing.assert_allclose(value, layer.value[head], **close)
+            values = parts["value"][number]  # stored once if heads share them
+            np.testing.assert_allclose(values[head * len(values) // w.heads], layer.value[head], **close)
             np.testing.assert_allclose(parts["given"][number, head], layer.attention[head] @ f[head], **close)
         np.testing.assert_allclose(parts["source_norms"][number], np.linalg.norm(f, axis=-1), **close)
         given = np.einsum("hij,hjd->hid", layer.attention, f)
@@ -90,6 +90,7 @@ def test_heads_survive_round_trip_without_long_vectors(tmp_path: Path, monkeypat
 
 
 def call(mask: torch.Tensor) -> AttentionCall:
+    """Return a call of the attention function with this mask, for three tokens in one head."""
     vectors = torch.zeros(1, 3, 2)
     return AttentionCall(vectors, vectors, vectors, mask, False, 1.0, None, torch.zeros(1, 3))
 

@@ -172,6 +172,7 @@ EXEMPT = {
 
 
 def all_keys(section: str) -> set[str]:
+    """Return the keys of a section of params.yaml, or the section itself if it is a single value."""
     fields = getattr(Parameters.model_fields[section].annotation, "model_fields", None)
     return {f"{section}.{key}" for key in fields} if fields else {section}
 
@@ -189,8 +190,9 @@ def declared_keys(stage: str) -> set[str]:
 
 
 def outputs(stage: str) -> list[str]:
+    """Return the files and folders that dvc.yaml lists as outputs of a stage."""
     outs = [out for kind in ("outs", "metrics", "plots") for out in STAGES[stage].get(kind, ())]
-    return [out if isinstance(out, str) else next(iter(out)) for out in outs]
+    return [out if isinstance(out, str) else next(iter(out)) for out in outs]  # a mapping from the name to options
 
 
 def outside(paths: set[str], parents: Iterable[str]) -> set[str]:
@@ -231,7 +233,7 @@ def observed(folder: Path) -> dict[str, Observed]:
             keys.update(all_keys(prefix.removesuffix(".")))
         return value
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    def record_opened(event: str, arguments: tuple[Any, ...]) -> None:
         """Audit hook that records opened files."""
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
             path = Path(os.path.abspath(arguments[0]))  # noqa: PTH100 (without following links)
@@ -241,10 +243,11 @@ def observed(folder: Path) -> dict[str, Observed]:
                 opened.add(path.relative_to(REPOSITORY).as_posix())
 
     def times() -> dict[str, int]:
+        """Return the modification times of all files in the folder."""
         files = [path for path in folder.rglob("*") if path.is_file()]
         return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in files}
 
-    sys.addaudithook(look)
+    sys.addaudithook(record_opened)
     runs = {}
     with little_work(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

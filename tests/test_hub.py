@@ -26,7 +26,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.store.runs import Run
 
 OLD, NEW = "a" * 40, "b" * 40
-# Temporary failures that downloads must survive. Large files are in the storage.
+# Temporary failures that downloads must survive. The place `storage` serves the large files.
 TEMPORARY = [
     *(Trouble("info", kind) for kind in ("503", "reset", "cut")),
     *(Trouble("tree", kind) for kind in ("429", "500", "cut", "hang", "reset")),
@@ -112,7 +112,7 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A dataset and a model with two commits each, and copies with different access rights or failures."""
+    """Yield a hub with a dataset and a model of two commits each, and copies with other access rights or failures."""
     root = tmp_path_factory.mktemp("hub")
     data, model = {}, {}
     for seed, commit in enumerate((OLD, NEW)):
@@ -136,7 +136,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         **{f"models/owner/{access}": Repository(model, access=access) for access in ("private", "gated", "forbidden")},
         **{f"models/owner/{name}": Repository({NEW: folder}) for name, folder in changed.items()},
     }
-    for trouble in (*TEMPORARY, *(each[0] for each in LASTING)):
+    for trouble in (*TEMPORARY, *(trouble for trouble, _ in LASTING)):
         repositories[f"models/{named(trouble)}"] = Repository(model, trouble=trouble)
         repositories[f"datasets/{named(trouble)}"] = Repository(data, trouble=trouble)
     for kind, commits in (("model", model), ("dataset", data)):
@@ -205,10 +205,17 @@ def test_temporary_failures_are_retried(tmp_path: Path, served: Served, trouble:
     assert_as_served(tmp_path, served, NEW)
 
 
+def describe_parameter(value: Any) -> str:
+    """Return the part of a test's name for a kind or a failure."""
+    if isinstance(value, Trouble):
+        return named(value)
+    return value if value in KINDS else ""
+
+
 @pytest.mark.parametrize(
     ("kind", "trouble", "expected"),
     [*(("model", *each) for each in LASTING), *(("dataset", *each) for each in LASTING_BY_PLACE)],
-    ids=lambda each: named(each) if isinstance(each, Trouble) else each if each in KINDS else "",
+    ids=describe_parameter,
 )
 def test_lasting_failure_is_one_error_without_files(
     tmp_path: Path, served: Served, trouble: Trouble, expected: str, kind: str
@@ -230,8 +237,9 @@ def test_interrupted_file_is_resumed_until_complete(tmp_path: Path, served: Serv
     assert_as_served(served.download(tmp_path, checks_model=False, **{kind: {"name": "owner/further"}}), served, NEW)
     starts = served.repositories[f"{kind}s/owner/further"].starts
     assert max(starts) >= CUT  # for a model, so often that the sum of waits exceeds the limit
-    first = [number for number, start in enumerate(starts) if start == 0]
-    for begin, end in zip(first, [*first[1:], len(starts)], strict=True):
+    # The requests for a file begin with byte 0, and each later request resumes after the last received byte.
+    first_requests = [number for number, start in enumerate(starts) if start == 0]
+    for begin, end in zip(first_requests, [*first_requests[1:], len(starts)], strict=True):
         assert starts[begin:end] == [CUT * number for number in range(end - begin)]
 
 
@@ -239,8 +247,8 @@ def test_interrupted_file_is_resumed_until_complete(tmp_path: Path, served: Serv
 def test_storage_without_ranges_is_read_from_start(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, checks_model=False, **{kind: {"name": "owner/whole"}}), served, NEW)
     # Duplicate bytes would change the hash, and the first file would be downloaded again.
-    other_files = [0] * (kind == "dataset")
-    assert served.repositories[f"{kind}s/owner/whole"].starts == [0, CUT, *other_files]
+    starts = [0, CUT] if kind == "model" else [0, CUT, 0]  # a dataset has a second file
+    assert served.repositories[f"{kind}s/owner/whole"].starts == starts
 
 
 @pytest.mark.parametrize("name", [*map(named, TEMPORARY_BY_PLACE), "owner/further", "owner/whole", "owner/bert"])

@@ -99,6 +99,7 @@ def zeroed(model: attnmix.Model, heads: Layers) -> Iterator[Any]:
 
 
 def _columns(base: Any, heads: Sequence[int], width: int) -> list[slice]:
+    """Return the columns of these heads in the input of W_O, which has `width` columns."""
     size = width // base.config.num_attention_heads
     return [slice(head * size, (head + 1) * size) for head in heads]
 
@@ -147,11 +148,12 @@ def test_derivatives_of_edited_network_match_finite_differences(family: str) -> 
             if each is not None
         )
         sums = []
-        for distance in (step, -2 * step):
+        for distance in (step, -2 * step):  # one step forwards, then to one step backwards
             move(distance)
             with torch.no_grad():
                 sums.append(float((vectors(network, inputs) * weights).sum()))
-    assert slope == pytest.approx((sums[0] - sums[1]) / (2 * step), rel=1e-5)
+    above, below = sums
+    assert slope == pytest.approx((above - below) / (2 * step), rel=1e-5)
 
 
 @FAMILY
@@ -186,7 +188,7 @@ def test_single_layer_is_edited_by_its_number(family: str) -> None:
 
 
 def generating_class(family: str) -> Any:
-    """Return the text generation class of a family, or None."""
+    """Return the text generation class of a family, or None; encoders with a causal variant do not count."""
     kind = type(AutoConfig.for_model(family))
     for name in ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
         mapping = getattr(transformers, name)

@@ -33,6 +33,7 @@ MAKERS = {name: each for name, each in FUNCTIONS.items() if get_type_hints(each)
 
 
 def affine(width: int) -> Eraser:
+    """Return an eraser of vectors of this width."""
     return Eraser(torch.zeros(width), torch.ones(width, 1), torch.ones(1, width))
 
 

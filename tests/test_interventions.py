@@ -23,7 +23,7 @@ from attnmix.interventions import (
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.families import family_of
 
-OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families with their own attention code
+OWN = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom")  # families with custom attention code
 TEXTS = ["time flies like an arrow", "the film was good and the time flies ."]
 
 

@@ -43,6 +43,7 @@ def test_vectors_are_accepted_in_every_form(given: Any) -> None:
 
 
 def with_number(number: float) -> Any:
+    """Return an array of two sets of vectors in which one component is `number`."""
     changed = np.stack([NUMBERS, NUMBERS]).astype(np.float64)
     changed[1, 3, 2] = number
     return changed

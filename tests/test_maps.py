@@ -152,21 +152,31 @@ def test_aligned_maps_match_umap_graphs_and_quality(chain: list[Any]) -> None:
         pruned = np.where(graph < graph.max() / N_EPOCHS, 0, graph)  # umap-learn removes edges that are never sampled
         assert np.abs(pruned - mapper.graph_.toarray()).max() < 1e-5
 
-    def judged(maps: Any) -> list[float]:
+    def mean_quality(maps: Any) -> tuple[float, float]:
+        """Return the mean trustworthiness, and the mean distance between maps of successive points."""
         kept = np.mean([trustworthiness(x, xy, n_neighbors=15) for x, xy in zip(chain, maps, strict=True)])
-        return [kept, np.mean([np.linalg.norm(b - a, axis=1).mean() / a.std() for a, b in pairwise(maps)])]
+        steps = [np.linalg.norm(after - before, axis=1).mean() / before.std() for before, after in pairwise(maps)]
+        return float(kept), float(np.mean(steps))
 
-    (kept, steps), (their_kept, their_steps) = judged(ours), judged(theirs)
+    kept, step = mean_quality(ours)
+    their_kept, their_step = mean_quality(theirs)
     assert kept > their_kept - 0.02
-    assert steps < 1.25 * their_steps
+    assert step < 1.25 * their_step
 
 
 def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
+    """A tie of a token between two of five points is the Jaccard index of its neighbours, weighted by distance.
+
+    The first axis of `strength` is the distance between the points, from -3 to 3.
+    """
     graphs: list[Any] = [neighbourhood(vectors, "euclidean", 8, seed=2).graph for vectors in chain]
     strength = ties(graphs).reshape(7, 5, 60)
     for point, other in ((0, 1), (2, 0), (4, 1)):
-        sets = [[set(row.nonzero()[1]) for row in graphs[each]] for each in (point, other)]
-        jaccard = [len(a & b) / len(a | b) for a, b in zip(*sets, strict=True)]
+        jaccard = []
+        for row, other_row in zip(graphs[point], graphs[other], strict=True):
+            near = set(row.nonzero()[1])
+            other_near = set(other_row.nonzero()[1])
+            jaccard.append(len(near & other_near) / len(near | other_near))
         expected = 0.01 * np.exp(1 - abs(other - point)) * np.array(jaccard)
         assert strength[3 + other - point, point] == pytest.approx(expected)
     assert not strength[3].any()  # no tie of a point to itself
@@ -262,13 +272,18 @@ def test_scores_match_pairwise_distances(metric: str, number: int) -> None:
     k = min(15, (number - 1) // 2)
     measured = scores(vectors, xy, metric)
     full, flat = all_distances(vectors, metric), cdist(xy, xy)
-    ranks = [np.argsort(np.argsort(each, axis=1), axis=1) for each in (full, flat)]  # rank 0 is the vector itself
-    near = [(each > 0) & (each <= k) for each in ranks]
+    # Ranks of the other vectors by distance from each vector, which has rank 0 itself.
+    full_ranks = np.argsort(np.argsort(full, axis=1), axis=1)
+    flat_ranks = np.argsort(np.argsort(flat, axis=1), axis=1)
+    near_full = (full_ranks > 0) & (full_ranks <= k)
+    near_flat = (flat_ranks > 0) & (flat_ranks <= k)
     scale = 2 / (number * k * (2 * number - 3 * k - 1))
-    assert measured["trustworthiness"] == pytest.approx(1 - scale * np.maximum(ranks[0] - k, 0)[near[1]].sum())
+    expected = 1 - scale * np.maximum(full_ranks - k, 0)[near_flat].sum()
+    assert measured["trustworthiness"] == pytest.approx(expected)
     if metric != "manhattan":  # scikit-learn would use Euclidean neighbours
-        assert measured["continuity"] == pytest.approx(1 - scale * np.maximum(ranks[1] - k, 0)[near[0]].sum())
-    assert measured["neighbours_kept"] == pytest.approx((near[0] & near[1]).sum() / (number * k))
+        expected = 1 - scale * np.maximum(flat_ranks - k, 0)[near_full].sum()
+        assert measured["continuity"] == pytest.approx(expected)
+    assert measured["neighbours_kept"] == pytest.approx((near_full & near_flat).sum() / (number * k))
     pairs = np.triu_indices(number, 1)
     assert measured["distance_spearman"] == pytest.approx(spearmanr(full[pairs], flat[pairs]).statistic, abs=1e-6)
 
@@ -297,6 +312,10 @@ def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
 
 
 def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any) -> pd.DataFrame:
+    """Return the scores of a joint map of the vectors, with a map by another seed that differs in scale only.
+
+    The axes are sites, tokens and dimensions.
+    """
     maps = {seed: dict(zip(sites, maps_ST2 * (1 + seed), strict=True)) for seed in range(2)}
     return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, "euclidean", 2)
 
@@ -307,8 +326,8 @@ def test_attention_heads_are_excluded_from_joint_scores() -> None:
     assert set(near["scored_vectors"]) == {80}
     _, vectors_STD, maps_ST2 = map_by_point(0)
     whole = near[near["point"].isna()].set_index("measure")
-    alone = [part[[0, 2]].reshape(80, -1) for part in (vectors_STD, maps_ST2)]
-    expected = scores(alone[0], alone[1], "euclidean")
+    without_heads = [0, 2]
+    expected = scores(vectors_STD[without_heads].reshape(80, -1), maps_ST2[without_heads].reshape(80, -1), "euclidean")
     assert whole.loc[list(expected), "value"].to_dict() == pytest.approx(expected, abs=1e-6)
     by_point = [scores(vectors, xy, "euclidean") for vectors, xy in zip(vectors_STD, maps_ST2, strict=True)]
     for name, within in WITHIN.items():
@@ -322,9 +341,10 @@ def test_large_maps_are_scored_by_stratified_sample(monkeypatch: pytest.MonkeyPa
     scored = Mock(wraps=scores)
     monkeypatch.setattr("attnmix.maps.quality.MAX_SCORED_VECTORS", 60)
     monkeypatch.setattr("attnmix.maps.quality.scores", scored)
-    assert set(score_joint_map(*map_by_point(0))["scored_vectors"]) == {60}
+    sites, vectors_STD, maps_ST2 = map_by_point(0)
+    assert set(score_joint_map(sites, vectors_STD, maps_ST2)["scored_vectors"]) == {60}
     joint = next(call.args[0] for call in scored.call_args_list if len(call.args[0]) == 60)
-    by_point = [sum((row == part).all(axis=1).any() for row in joint) for part in map_by_point(0)[1]]
+    by_point = [sum((row == vectors_TD).all(axis=1).any() for row in joint) for vectors_TD in vectors_STD]
     assert by_point == [30, 0, 30]
 
 

@@ -25,6 +25,7 @@ LIMIT_SECONDS = 60
 
 
 def documents() -> list[Any]:
+    """Return random texts of the lengths `LENGTHS`."""
     generator = np.random.default_rng(0)
     return [plain_document(generator.integers(5, 30, length), f"text/{length}") for length in LENGTHS]
 
@@ -48,6 +49,7 @@ def test_sums_and_means_exclude_padding() -> None:
 
 
 def measured(base: Any) -> list[DocumentMeasures]:
+    """Return the measures of the documents, with all identities in every second document."""
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents()])
     return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])

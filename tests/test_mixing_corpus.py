@@ -69,8 +69,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the tokens' ratios
     known: dict[Any, Any] = {}
 
-    def answer(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
-        """Compute only the first text of each length."""
+    def reuse_results(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
+        """Call a method for the first text of each length only, and return its results for all texts of this length."""
         index = 1 if name == "control_sums" else 0  # the documents follow the name of a control
         options, documents = arguments[:index], arguments[index]
         keys = [(name, *options, self.base.name_or_path, len(document)) for document in documents]
@@ -85,10 +85,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return original_start(self, *arguments).wait_for_results()
 
     def start(self: BatchMeasurer, *arguments: Any) -> Any:
-        measures = answer(self, "measures", measure_one, *arguments)
+        measures = reuse_results(self, "measures", measure_one, *arguments)
         return SimpleNamespace(wait_for_results=lambda: measures)
 
-    control_sums = partialmethod(answer, "control_sums", BatchMeasurer.control_sums)
+    control_sums = partialmethod(reuse_results, "control_sums", BatchMeasurer.control_sums)
     monkeypatch.setattr(BatchMeasurer, "control_sums", control_sums)
     monkeypatch.setattr(BatchMeasurer, "start", start)
 
@@ -116,7 +116,7 @@ def peak(workspace: Workspace, documents: int, run: int) -> int:
     gc.collect()
     tracemalloc.start()
     run_tokenized(measure)
-    reached = tracemalloc.get_traced_memory()[1]
+    _, reached = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return reached
 
@@ -232,10 +232,12 @@ def test_shuffled_order_follows_from_seed_and_name() -> None:
 
 
 def cost(batches: list[list[int]], lengths: list[int]) -> int:
+    """Return the number of padded tokens in all batches, plus a constant for each batch."""
     return sum(len(batch) * max(lengths[i] for i in batch) + PASS_COST_TOKENS for batch in batches)
 
 
 def fits(batch: list[int], lengths: list[int], most: int) -> bool:
+    """Return True for a batch of at most `most` padded tokens, or of a single text."""
     return len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= most
 
 
@@ -247,15 +249,15 @@ def test_batches_of_sorted_texts_have_minimal_cost(seed: int) -> None:
     batches = batches_by_tokens(lengths, most)
     assert sorted(chain.from_iterable(batches)) == list(range(9))
     assert all(fits(batch, lengths, most) for batch in batches)
+    # Compare with all divisions of the sorted texts into consecutive batches.
     order = sorted(range(9), key=lengths.__getitem__)
-    every = (
-        [order[low:high] for low, high in zip((0, *cuts), (*cuts, 9), strict=True)]
-        for number in range(9)
-        for cuts in combinations(range(1, 9), number)
-    )
-    assert cost(batches, lengths) == min(
-        cost(each, lengths) for each in every if all(fits(batch, lengths, most) for batch in each)
-    )
+    costs = []
+    for number in range(9):
+        for cuts in combinations(range(1, 9), number):
+            division = [order[low:high] for low, high in zip((0, *cuts), (*cuts, 9), strict=True)]
+            if all(fits(batch, lengths, most) for batch in division):
+                costs.append(cost(division, lengths))
+    assert cost(batches, lengths) == min(costs)
 
 
 def test_equal_lengths_fill_batches() -> None:

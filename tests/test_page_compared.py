@@ -21,6 +21,7 @@ TITLES = ("“the film was not good ,…”", "“the film was good , it…”")
 PAIR = ("the film was not good , it was great", "the film was good , it was not great")
 DIFFERENCE_LIMIT = 0.25  # the difference of shares that is drawn in the strongest colour
 ALIKE = 2.5  # the largest CIEDE2000 distance due to rounding on the screen
+SHARE_COLUMNS = (4, 7, 8)  # columns of the csv file: own share in the first and second text, and their difference
 MINUS = "\N{MINUS SIGN}"
 IS_CUT = "box => box.scrollHeight > box.clientHeight + 1"
 
@@ -81,10 +82,10 @@ def test_compared_values_and_colours_match_files(opened: Opened) -> None:
     compared = 0
     for row in rows:
         layer = int(row["layer"])
-        positions = [int(row[f"position in {name}"] or -1) for name in names[1:]]
+        positions = [int(row[f"position in {name}"] or -1) for name in names[1:]]  # -1 for no token in this column
         values = [each[layer - 1, index] if index >= 0 else None for each, index in zip(shares, positions, strict=True)]
-        shown = list(row.values())
-        first, second, difference = (float(cell) if cell else None for cell in (shown[4], shown[7], shown[8]))
+        cells = [list(row.values())[column] for column in SHARE_COLUMNS]
+        first, second, difference = (float(cell) if cell else None for cell in cells)
         assert [first, second] == pytest.approx(values, abs=2e-4)
         for start, index, value in zip(starts, positions, values, strict=True):
             if value is not None:
@@ -124,7 +125,8 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     most_of_words = 100 * float(word_changes.max())
     page.locator("#largest button").first.click()
     assert page.locator("#layer").input_value() == str(1 + int(word_changes.max(axis=1).argmax()))
-    assert abs(numbers_in(page.locator("#chosen-text").inner_text())[2]) == pytest.approx(most_of_words, abs=0.06)
+    _, _, shown_change, *_ = numbers_in(page.locator("#chosen-text").inner_text())  # after the shares in both texts
+    assert abs(shown_change) == pytest.approx(most_of_words, abs=0.06)
     legend = page.locator("#difference-legend")
     said = re.sub(r"\s+", " ", legend.inner_text())
     sides = f"left: larger in {TITLES[0]}; right: larger in {TITLES[1]}"

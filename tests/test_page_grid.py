@@ -129,9 +129,8 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     assert "stretched to the values in this picture" in legend.inner_text()
     ends = [float(each) for each in re.findall(r"([\d.]+)%", legend.inner_text())]
     assert ends == pytest.approx([100 * values.min(), 100 * values.max()], abs=0.06)
-    assert (
-        page.locator("#text-legend").inner_text().startswith(legend.inner_text().partition("own share")[0].strip()[:4])
-    )
+    lowest = legend.inner_text().partition("own share")[0].strip()[:4]  # the first characters of the lower end
+    assert page.locator("#text-legend").inner_text().startswith(lowest)
 
 
 MORE = """box => {
@@ -140,6 +139,7 @@ MORE = """box => {
   const isShown = (pseudo) => getComputedStyle(box, pseudo).display === "block";
   return [[left > 1, right > 1], [isShown("::before"), isShown("::after")]];
 }"""
+"""Function that returns whether a box has hidden content on its left and right, and whether it indicates this."""
 
 
 def test_picture_and_heads_indicate_overflow(run: Path, tab: Any) -> None:
@@ -151,8 +151,8 @@ def test_picture_and_heads_indicate_overflow(run: Path, tab: Any) -> None:
         page.wait_for_function(
             f"() => [...document.querySelectorAll('.more')].map({MORE}).every(([a, b]) => `${{a}}` === `${{b}}`)"
         )
-        has_more = [more for more, _ in page.locator(".more").evaluate_all(f"all => all.map({MORE})")]
-        assert any(any(more) for more in has_more) == (width == 400)
+        overflows = [hidden for hidden, _ in page.locator(".more").evaluate_all(f"all => all.map({MORE})")]
+        assert any(is_left or is_right for is_left, is_right in overflows) == (width == 400)
         number = int(token.get_attribute("data-token"))
         picture = drawn(page)
         cell = next(each for each in picture["cells"] if each["token"] == number)

@@ -32,6 +32,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox"
 
 
 def decoded(text: str, kind: str) -> npt.NDArray[Any]:
+    """Return the numbers of a NumPy dtype that are encoded in base64."""
     return np.frombuffer(base64.b64decode(text), dtype=kind).astype(np.float64)
 
 
@@ -111,15 +112,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 def family(
     name: str, pages: Callable[[str], tuple[Path, Reference]], tab: Callable[..., Opened]
 ) -> tuple[Opened, Reference, str]:
-    """The opened page of a family, the reference of its model, and the family's name."""
+    """Return the opened page of a family, the reference of its model, and the family's name."""
     path, reference = pages(name)
     return tab(path), reference, name
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_lines_match_weights_and_norms(family: tuple[Opened, Reference, str]) -> None:
-    shown, layer = family[0], family[1].layers[1]
+    shown, reference, _ = family
     page = shown.page
+    layer = reference.layers[1]
     page.locator("#heads-all button[aria-label='Layer 2, head 2']").click()
     assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 2 of 4")
     page.locator("#token-2").click()
@@ -129,9 +131,8 @@ def test_lines_match_weights_and_norms(family: tuple[Opened, Reference, str]) ->
         page.locator("#lines").select_option(kind)
         expected = layer.attention[2] * (f if kind == "norm" else 1)
         rows = shown.values("heads")
-        assert {(2, j) for j in range(len(f)) if expected[2, j]} <= {
-            (int(r["position"]), int(r["attends to position"])) for r in rows
-        }
+        listed = {(int(row["position"]), int(row["attends to position"])) for row in rows}
+        assert {(2, j) for j in range(len(f)) if expected[2, j]} <= listed
         for row in rows:
             entry = expected[int(row["position"]), int(row["attends to position"])]
             assert float(row[column]) == pytest.approx(entry, abs=1e-5)

@@ -56,7 +56,7 @@ def address(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def held_tab(chromium: Any) -> Iterator[Any]:
-    """A tab with pages that stop when they are ready."""
+    """Yield a tab with pages that stop when they are ready."""
     with new_tab(chromium, STAY_READY) as page:
         yield page
 
@@ -69,7 +69,7 @@ def tab(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def ready(address: str, held_tab: Any) -> Any:
-    """A page that was stopped when it was ready."""
+    """Return a page that was stopped when it was ready."""
     open_until(held_tab, address, READY)
     assert held_tab.locator(UNDRAWN).count() > 0
     return held_tab
@@ -81,6 +81,7 @@ def pixels(page: Any, **options: Any) -> Any:
 
 
 def assert_alike(one: Any, other: Any) -> None:
+    """Assert that pictures are equal except for antialiasing."""
     assert one.shape == other.shape
     assert np.abs(one - other).max() <= SMOOTHING
 

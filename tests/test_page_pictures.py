@@ -62,6 +62,7 @@ def unfold(shown: Opened) -> Opened:
 
 
 def panes(page: Any) -> list[str]:
+    """Return the IDs of the page's parts that can be saved as files."""
     names = page.locator(".pane").evaluate_all("all => all.map(each => each.id)")
     return [str(name) for name in names]
 
@@ -71,12 +72,15 @@ def save_all(opened: Opened) -> dict[str, Saved]:
     unfold(opened)
     page, views = opened.page, {}
     for pane in panes(page):
-        picture = Picture(opened.file(pane, "SVG")[1])
-        png = as_array(opened.file(pane, "PNG")[1]) if pane in WITH_PNG else None
+        _, svg = opened.file(pane, "SVG")
+        png = None
+        if pane in WITH_PNG:
+            _, content = opened.file(pane, "PNG")
+            png = as_array(content)
         rows = opened.values(pane)
         locator = page.locator(f"#{pane}")
         locator.evaluate(SHOW_AS_SAVED)
-        views[pane] = Saved(picture, png, as_array(locator.screenshot()), rows)
+        views[pane] = Saved(Picture(svg), png, as_array(locator.screenshot()), rows)
         locator.evaluate("pane => pane.classList.remove('paper')")
     # Every button that saves a picture was used.
     for kind in ("SVG", "PNG"):
@@ -107,7 +111,8 @@ CHARTS = ("answer-chart", "layers-chart", "probes")
 
 def test_pictures_are_complete_plain_svg(saved: dict[str, Saved]) -> None:
     assert {*CHARTS, "text", "heads", "weights", "steps-of-weight", "map-pane"} <= set(saved)
-    for pane, (picture, png, _, _) in saved.items():
+    for pane, view in saved.items():
+        picture = view.picture
         names = {element.tag.rpartition("}")[2] for element in picture.root.iter()}
         assert names <= {
             *{"svg", "title", "defs", "g", "clipPath", "linearGradient", "stop"},
@@ -115,35 +120,41 @@ def test_pictures_are_complete_plain_svg(saved: dict[str, Saved]) -> None:
         }, pane
         assert not re.search(r"var\(|class=|style=|<style", picture.text), pane
         assert all(label.colour.startswith("#") for label in picture.labels), pane
-        for pixels in (picture.pixels,) if png is None else (picture.pixels, png):
+        for pixels in (picture.pixels,) if view.png is None else (picture.pixels, view.png):
             assert pixels.shape[:2] == pytest.approx((2 * picture.height, 2 * picture.width), abs=2), pane
             edges = [pixels[:8], pixels[-8:], pixels[:, :8], pixels[:, -8:]]
             assert all((edge == WHITE).all() for edge in edges), f"{pane} is cropped"
 
 
 def test_pictures_match_screen(saved: dict[str, Saved]) -> None:
-    for pane, (picture, png, shown, _) in saved.items():
-        screen = shown.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
+    for pane, view in saved.items():
+        picture = view.picture
+        screen = view.shown.repeat(ZOOM, axis=0).repeat(ZOOM, axis=1)
         top, left = round(-ZOOM * picture.top), round(-ZOOM * picture.left)
-        pixels = picture.pixels if png is None else png
+        pixels = picture.pixels if view.png is None else view.png
         height = min(screen.shape[0], pixels.shape[0] - top)
         width = min(screen.shape[1], pixels.shape[1] - left)
         part = pixels[top : top + height, left : left + width]
-        assert difference(part, screen[:height, :width]) < (NEARLY_ALIKE if png is None else ALIKE), pane
-        if png is not None:
-            assert difference(png, picture.pixels) < NEARLY_ALIKE, pane
+        assert difference(part, screen[:height, :width]) < (NEARLY_ALIKE if view.png is None else ALIKE), pane
+        if view.png is not None:
+            assert difference(view.png, picture.pixels) < NEARLY_ALIKE, pane
 
 
 def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tuple[float, float]:
-    """Return slope and offset of an axis from the positions of its labels."""
-    places = [(values[label.text], getattr(label, coordinate)) for label in labels if label.text in values]
-    slope, start = np.polyfit(*zip(*places, strict=True), 1)
+    """Return slope and offset of an axis from the positions of its labels, whose texts are the keys of `values`."""
+    labels = [label for label in labels if label.text in values]
+    known = [values[label.text] for label in labels]
+    slope, start = np.polyfit(known, [getattr(label, coordinate) for label in labels], 1)
     return float(slope), float(start)
 
 
 def as_number(text: str) -> float | None:
+    """Return the value of a number or percentage, or None for other texts."""
     plain = re.fullmatch(r"(-?[\d.]+)(%?)", text)
-    return None if plain is None else float(plain[1]) / (100 if plain[2] else 1)
+    if plain is None:
+        return None
+    number, percent = plain.groups()
+    return float(number) / 100 if percent else float(number)
 
 
 WIDER = 1.2  # width of text in a different font, relative to the browser's
@@ -151,17 +162,28 @@ TOUCHING = 6  # pixels by which two long tokens may overlap
 SPACED = 1.13  # letter spacing of spaced text, relative to the width of letters
 
 
-def extents(picture: Picture) -> list[tuple[float, float, float, str]]:
-    """Return baseline, left end, right end and string of each horizontal text in a wider font."""
+class Extent(NamedTuple):
+    """The baseline and the ends of a horizontal text in a wider font."""
+
+    baseline: float
+    left: float
+    right: float
+    text: str
+
+
+def extents(picture: Picture) -> list[Extent]:
+    """Return the extents of all horizontal texts, sorted by baseline and left end."""
     found = []
     for element in picture.elements("text"):
         if "rotate" in element.get("transform", ""):
             continue
         width = float(element.get("textLength", 0)) * WIDER
-        width /= SPACED if element.get("lengthAdjust") == "spacing" else 1
+        if element.get("lengthAdjust") == "spacing":
+            width /= SPACED
         x, anchor = in_pixels(element.get("x", "0")), element.get("text-anchor", "start")
         left = x - width * {"start": 0, "middle": 0.5, "end": 1}[anchor]
-        found.append((in_pixels(element.get("y", "0")), left, left + width, "".join(element.itertext())))
+        text = "".join(element.itertext())
+        found.append(Extent(in_pixels(element.get("y", "0")), left, left + width, text))
     return sorted(found)
 
 
@@ -170,15 +192,16 @@ def test_texts_do_not_overlap_in_wider_font(saved: dict[str, Saved]) -> None:
         picture = saved[pane].picture
         texts = extents(picture)
         assert texts, pane
-        for (y, _, right, text), (next_y, left, _, next_text) in pairwise(texts):
-            assert y != next_y or right < left + TOUCHING, (pane, text, next_text)
-        assert all(right < picture.left + picture.width for _, _, right, _ in texts), pane
+        for one, after in pairwise(texts):
+            assert one.baseline != after.baseline or one.right < after.left + TOUCHING, (pane, one.text, after.text)
+        assert all(each.right < picture.left + picture.width for each in texts), pane
         assert all(element.get("lengthAdjust") for element in picture.elements("text")), pane
 
 
 def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
     for pane in ("grid", "text"):
         picture = saved[pane].picture
+        # The bar is the first box that is filled with a gradient, in a group that is moved to its place.
         group, bar = next(
             (group, child)
             for group in picture.elements("g")
@@ -188,12 +211,14 @@ def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
         moved = re.search(r"translate\(([-\d.]+) ([-\d.]+)\)", group.get("transform", ""))
         assert moved
         start, top = float(moved[1]), float(moved[2])
-        beside = [each for each in extents(picture) if top < each[0] < top + 2 * in_pixels(bar.get("height", "0"))]
-        ends = {text for _, left, right, text in beside if abs(right - start) < 12 or abs(left - start - 112) < 12}
+        end = start + in_pixels(bar.get("width", "0"))
+        bottom = top + 2 * in_pixels(bar.get("height", "0"))
+        beside = [each for each in extents(picture) if top < each.baseline < bottom]
+        ends = [each.text for each in beside if abs(each.right - start) < 12 or abs(each.left - start - 112) < 12]
         assert any(text.startswith("0%") for text in ends), pane  # both ends have a number
         assert any(text.startswith("100%") for text in ends), pane
-        for _, left, right, text in beside:
-            assert right < start or left > start + in_pixels(bar.get("width", "0")), (pane, text)
+        for each in beside:
+            assert each.right < start or each.left > end, (pane, each.text)
 
 
 def test_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
@@ -207,45 +232,46 @@ def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: st
     picture, rows = saved[chart].picture, saved[chart].rows
     place, *columns = rows[0]
     names = [name for name in columns if not re.search(r", 95% (from|to)$", name)]
+    # Both axes, from the positions of their numbers.
     ticks = [label for label in picture.labels if not label.bold]
     scale = [label for label in ticks if label.anchor == "end" and as_number(label.text) is not None]
     slope, start = axis(scale, {label.text: as_number(label.text) or 0.0 for label in scale}, "y")
-    step, first = axis(
-        [label for label in ticks if label.anchor == "middle"], {row[place]: n for n, row in enumerate(rows)}, "x"
-    )
+    below = [label for label in ticks if label.anchor == "middle"]
+    step, first = axis(below, {row[place]: n for n, row in enumerate(rows)}, "x")
     legend = legend_colours(picture, names)
+    # The expected heights of all curves, at 40 positions between two layers.
     x = np.linspace(0, len(rows) - 1, 40 * (len(rows) - 1))
     low, high = sorted([min(label.y for label in scale), max(label.y for label in scale)])
-    values = {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
-    curves = {
-        name: np.clip(slope * np.interp(x, np.arange(len(rows)), each) + start, low, high)
-        for name, each in values.items()
-    }
-    seen = 0
+    curves = {}
+    for name in names:
+        values = np.array([float(row[name] or "nan") for row in rows])
+        curves[name] = np.clip(slope * np.interp(x, np.arange(len(rows)), values) + start, low, high)
+    compared = 0
     for name, y in curves.items():
         others = [other for each, other in curves.items() if each != name]
-        apart = np.all([np.abs(other - y) > 5 for other in others], axis=0) & np.isfinite(y)
-        if apart.sum() < 10:
+        is_apart = np.all([np.abs(other - y) > 5 for other in others], axis=0) & np.isfinite(y)
+        if is_apart.sum() < 10:
             continue  # covered by another curve
-        places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(apart)]
+        places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(is_apart)]
         hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
         assert np.mean(hits) > 0.5, name  # a third of a dotted line is drawn
         # Pixels next to the curve have a different colour.
         beside = [picture.distance(left, y - 4, as_colour(legend[name]), 0.5) < 60 for left, y in places]
         assert np.mean(beside) < 0.2, name
-        seen += 1
-    assert seen >= 1
+        compared += 1
+    assert compared >= 1
 
 
 def legend_colours(picture: Picture, names: list[str]) -> dict[str, str]:
-    """Return the colour of each name in the legend of a chart, which may have several lines."""
+    """Return the colour of each name in a chart's legend; a name may be divided into several lines."""
     bold = [label for label in picture.labels if label.bold]
     colours = {}
     for name in names:
         for n, label in enumerate(bold):
             text, end = label.text, n + 1
             while end < len(bold) and text != name and bold[end].colour == label.colour:
-                text = " ".join((text, bold[end].text)) if name.startswith(f"{text} ") else text + bold[end].text
+                separator = " " if name.startswith(f"{text} ") else ""
+                text += separator + bold[end].text
                 end += 1
             if text == name:
                 colours[name] = label.colour
@@ -287,19 +313,20 @@ def test_layer_picture_has_one_box_per_cell(saved: dict[str, Saved]) -> None:
     boxes = [box for box, fill in fills.items() if fill and not {"fill", "rx"} & set(box.keys())]
     assert len(boxes) > len(rows)  # the input also has boxes
     assert picture.elements("image") == []
+    # Each model has a block of rows, with the last layer at the top and the input at the bottom.
     heights = sorted({float(each.get("y")) for each in boxes if float(each.get("height")) > 2})
     models = list(dict.fromkeys(row["model"] for row in rows))
     layers = max(int(row["layer"]) for row in rows)
     assert len(heights) == len(models) * (layers + 1)
     share = next(name for name in rows[0] if name.startswith("own share"))
-    by_row = {height: [box for box in boxes if box.get("y") == f"{height:g}"] for height in heights}
     for block, model in enumerate(models):
         for layer in range(1, layers + 1):
-            here = [row for row in rows if row["model"] == model and int(row["layer"]) == layer and row[share]]
-            row_boxes = by_row[heights[block * (layers + 1) + layers - layer]]
+            rows_of_layer = [row for row in rows if row["model"] == model and int(row["layer"]) == layer and row[share]]
+            height = heights[block * (layers + 1) + layers - layer]
+            row_boxes = [box for box in boxes if box.get("y") == f"{height:g}"]
             row_boxes = sorted(row_boxes, key=lambda box: float(box.get("x")))
-            assert len(row_boxes) == len(here)
-            for box, row in zip(row_boxes, here, strict=True):
+            assert len(row_boxes) == len(rows_of_layer)
+            for box, row in zip(row_boxes, rows_of_layer, strict=True):
                 colour = lab(linear(fills[box]))
                 assert distance(colour, shade(float(row[share]))) < 2
 
@@ -310,17 +337,20 @@ def test_head_lines_match_weights(saved: dict[str, Saved]) -> None:
     assert len(paths) >= 10
     largest = max(rows, key=lambda row: float(row["attention weight"]))
     i, j = int(largest["position"]), int(largest["attends to position"])
-    ends = []
-    for anchor, position in (("end", i), ("start", j)):
-        title = next(
-            label for label in picture.labels if label.text == ("this token" if anchor == "end" else "attends to")
-        )
-        side = [label for label in picture.labels if label.anchor == anchor and label.x == title.x]
-        ends.append(next(label for label in side if label.text.endswith(f" {position}")))
-    x, y = (ends[0].x + ends[1].x) / 2, (ends[0].y + ends[1].y) / 2
+
+    def find_label(heading: str, anchor: str, position: int) -> Label:
+        """Return the label of a token in the column below a heading."""
+        title = next(label for label in picture.labels if label.text == heading)
+        column = [label for label in picture.labels if label.anchor == anchor and label.x == title.x]
+        return next(label for label in column if label.text.endswith(f" {position}"))
+
+    start = find_label("this token", "end", i)
+    end = find_label("attends to", "start", j)
+    x = (start.x + end.x) / 2
+    y = (start.y + end.y) / 2
     colour = TOOK if i == TOKEN else as_colour("#0060a0")
     assert picture.distance(x, y, colour, 2) < 60
-    left, right = (round(ZOOM * (end.x - picture.left)) for end in ends)
+    left, right = (round(ZOOM * (label.x - picture.left)) for label in (start, end))
     between = picture.pixels[round(ZOOM * (20 - picture.top)) :, left + 20 : right - 20]
     assert (between.min(axis=-1) < 128).mean() < 0.3  # lines are thin
     assert len(picture.elements("image")) == 1 + 3 * 4  # the matrix, and the small matrices of all heads
@@ -362,7 +392,8 @@ def test_saved_pictures_do_not_depend_on_theme_and_scrolling(run: Path, tab: Any
         place = dark.page.evaluate("[scrollY, document.getElementById('words').scrollTop]")
         assert place[1] == 40
         words.evaluate("words => { words.style.maxHeight = '' }")
-        assert dark.file(pane, "SVG")[1].decode("utf-8") == each.picture.text, pane
+        _, content = dark.file(pane, "SVG")
+        assert content.decode("utf-8") == each.picture.text, pane
     assert dark.page.evaluate("getComputedStyle(document.body).backgroundColor") == background
     assert dark.page.locator(".paper").count() == 0
 
@@ -402,6 +433,14 @@ def test_wide_font_fits_headline_picture(run: Path, tab: Any, width: int) -> Non
     assert overlaps["found"] == []
 
 
+class PrintedText(NamedTuple):
+    """A text on a PDF page, its bounds (left, bottom, right, top) and its font size, in points."""
+
+    text: str
+    bounds: tuple[float, float, float, float]
+    size: float
+
+
 class Printed:
     """A printed PDF page with its texts, their font sizes, and its pixels."""
 
@@ -411,15 +450,10 @@ class Printed:
         self.page = page
         self.height = page.get_height()
         textpage = page.get_textpage()
-        texts = page.get_objects(filter=[raw.FPDF_PAGEOBJ_TEXT], textpage=textpage)
-        self.texts = [
-            (
-                each.extract().strip(),
-                each.get_bounds(),
-                each.get_font_size() * np.hypot(each.get_matrix().c, each.get_matrix().d),
-            )
-            for each in texts
-        ]
+        self.texts = []
+        for each in page.get_objects(filter=[raw.FPDF_PAGEOBJ_TEXT], textpage=textpage):
+            size = each.get_font_size() * np.hypot(each.get_matrix().c, each.get_matrix().d)
+            self.texts.append(PrintedText(each.extract().strip(), each.get_bounds(), size))
         self.text = textpage.get_text_range()
 
     def pixels(self, zoom: float = ZOOM) -> npt.NDArray[np.int16]:
@@ -435,7 +469,7 @@ def test_printed_charts_and_map_match_screen(run: Path, tab: Any, scheme: str, w
     assert shown.page.locator("#layers-chart svg.chart").evaluate("chart => chart.outerHTML") == screen
     assert shown.drawn()["pixels"] == places
     pages = [Printed(page) for page in pypdfium2.PdfDocument(content)]
-    assert [text for page in pages for text, _, size in page.texts if text and size < READABLE] == []
+    assert [each.text for page in pages for each in page.texts if each.text and each.size < READABLE] == []
     charts = [page for page in pages if "Own share of a token's vector, by layer" in page.text]
     assert_band_surrounds_label(charts[0])
     assert all((np.median(page.pixels(0.5), axis=(0, 1)) == 255).all() for page in pages)  # on white paper
@@ -468,11 +502,11 @@ def assert_band_surrounds_label(page: Printed) -> None:
     rows = np.flatnonzero(grey.sum(axis=1) > 100)
     bottom = page.height - rows.max() / page.ZOOM
     left, right = columns.min() / page.ZOOM, columns.max() / page.ZOOM
-    labels = {
-        text: (bounds[0] + bounds[2]) / 2
-        for text, bounds, _ in page.texts
-        if text in ("1", "2", "3") and 0 < bottom - bounds[1] < 30
-    }
+    labels = {}  # horizontal positions of the numbers of layers, less than 30 points below the band
+    for each in page.texts:
+        text_left, text_bottom, text_right, _ = each.bounds
+        if each.text in ("1", "2", "3") and 0 < bottom - text_bottom < 30:
+            labels[each.text] = (text_left + text_right) / 2
     assert (left + right) / 2 == pytest.approx(labels[str(LAYER)], abs=2)
     assert right - left == pytest.approx(labels["3"] - labels["2"], abs=2)
 

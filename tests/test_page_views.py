@@ -26,7 +26,7 @@ from attnmix.page.arrays import visible
 
 @pytest.fixture
 def first(opened: Opened) -> Opened:
-    """The page with the text test/0 in layer 2, without a selected word."""
+    """Return the page with the text test/0 in layer 2, without a selected word."""
     choose(opened.page, "document", "0")
     choose(opened.page, "layer", "2")
     opened.page.locator("#words").press("Escape")
@@ -221,10 +221,11 @@ def test_slider_shows_map_positions_of_files(opened: Opened) -> None:
     rows, expected = opened.values("map-pane"), places(3, "layer_output", "aligned")
     shown = np.array([[float(row["x"]), float(row["y"])] for row in rows])
     pixels = np.array(opened.drawn()["pixels"])
-    for axis, sign in ((0, 1), (1, -1)):
-        for drawn, up, error in ((shown[:, axis], 1, 1e-3), (pixels[:, axis], sign, 0.5)):
+    # The listed numbers and the pixels are linear in the positions. The vertical axis of a canvas points down.
+    for axis, canvas_direction in ((0, 1), (1, -1)):
+        for drawn, direction, error in ((shown[:, axis], 1, 1e-3), (pixels[:, axis], canvas_direction, 0.5)):
             slope, start = np.polyfit(expected[:, axis], drawn, 1)
-            assert slope * up > 0
+            assert slope * direction > 0
             np.testing.assert_allclose(drawn, slope * expected[:, axis] + start, atol=error)
 
 
@@ -258,11 +259,12 @@ def test_playing_map_draws_intermediate_positions(run: Path, chromium: Any, tmp_
     assert np.isfinite(dots).all()
     assert all(all(frame["painted"]) for frame in frames)
     # Each point moves in a straight line to its position at the next capture point, and all arrive together.
-    start, way = dots[0], dots[-1] - dots[0]
-    progress = ((dots - start) * way).sum(axis=(1, 2)) / (way**2).sum()
-    assert np.abs(dots - start - progress[:, None, None] * way).max() < 0.01
+    start = dots[0]
+    path = dots[-1] - start
+    progress = ((dots - start) * path).sum(axis=(1, 2)) / (path**2).sum()
+    assert np.abs(dots - start - progress[:, None, None] * path).max() < 0.01
     assert (np.diff(progress[1:-1]) > 0).all()
-    assert np.abs(way).max() > 10  # pixels
+    assert np.abs(path).max() > 10  # pixels
     page.clock.run_for(15_000)  # until the last point
     assert page.locator("#play").inner_text() == "Play"
     assert page.locator("#point").input_value() == page.locator("#point").get_attribute("max")
@@ -292,15 +294,17 @@ def test_components_share_scale_and_state_variance(opened: Opened) -> None:
         centred = vectors[site] - vectors[site].mean(axis=0)
         strengths = np.linalg.svd(centred, compute_uv=False) ** 2
         shares = [f"{100 * share:.1f}%" for share in strengths[:2] / strengths.sum()]
-        svg = opened.file("map-pane", "SVG")[1].decode("utf-8")
+        _, content = opened.file("map-pane", "SVG")
+        svg = content.decode("utf-8")
         assert f"component 1: {shares[0]} of the variance" in svg
         assert f"component 2: {shares[1]}" in svg
-    scales = []
+    scales = []  # pixels for each unit of the first component
     for site, places_T2 in pixels.items():
-        _, _, directions = np.linalg.svd(vectors[site] - vectors[site].mean(axis=0), full_matrices=False)
-        components = (vectors[site] - vectors[site].mean(axis=0)) @ directions[:1].T
-        scales.append(np.ptp(places_T2[:, 0]) / np.ptp(components))
-    assert scales[0] == pytest.approx(scales[1], rel=2e-3)
+        centred = vectors[site] - vectors[site].mean(axis=0)
+        _, _, directions = np.linalg.svd(centred, full_matrices=False)
+        scales.append(np.ptp(places_T2[:, 0]) / np.ptp(centred @ directions[0]))
+    first_layer, last_layer = scales
+    assert first_layer == pytest.approx(last_layer, rel=2e-3)
     box = page.locator("#map-canvas").bounding_box()
     for places_T2 in pixels.values():  # all texts are visible initially
         assert (places_T2 > 0).all()
@@ -404,20 +408,22 @@ def test_nearest_tokens_use_full_space(first: Opened) -> None:
 
 
 def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
-    page, run = first.page, Run(Path())
+    page = first.page
+    run = Run(Path())
+    mixing, differences = run.mixing
     page.locator("#token-3").click()
     for checkpoint in ("pretrained", "finetuned"):
         choose(page, "checkpoint", checkpoint)
         for method in ("attnresln_n", "attn_w"):
             page.locator(f"[data-measure={method}]").click()
             rows = first.values("layers-chart")
-            mixing = run.mixing[0].query("method == @method").pivot(index="layer", columns="checkpoint", values="mean")
+            means = mixing.query("method == @method").pivot(index="layer", columns="checkpoint", values="mean")
             controls = run.table("measure/mixing_controls").query("method == @method")
             control = {name: part.set_index("checkpoint") for name, part in controls.groupby("control")}
             word = run.ratios().query("checkpoint == @checkpoint and document == 'test/0' and position == 3")[method]
             expected = {
-                "Pretrained": mixing["pretrained"],
-                "Fine-tuned": mixing["finetuned"],
+                "Pretrained": means["pretrained"],
+                "Fine-tuned": means["finetuned"],
                 "Values of other texts": control["corpus_value"].loc[checkpoint, "mean"],
                 "Words in random order": control["shuffled_words"].loc[checkpoint, "mean"],
                 next(name for name in rows[0] if name.startswith("“")): word,
@@ -427,7 +433,7 @@ def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
             assert not {"One value shared by all tokens", "Random weights"} & set(rows[0])
     controls_named = "with its controls: values of other texts, words in random order."
     assert controls_named in " ".join(page.locator("#layers").inner_text().split())
-    difference = run.mixing[1].query("method == 'attn_w' and layer == 2")["mean"].item()
+    difference = differences.query("method == 'attn_w' and layer == 2")["mean"].item()
     change = page.locator("#difference").inner_text().replace("\N{MINUS SIGN}", "-")
     assert f"by {100 * difference:+.1f} percentage points" in change
     assert "By default, this chart shows “Norm-based + skip + LayerNorm”" in page.locator("#layers").inner_text()
@@ -504,7 +510,8 @@ def test_class_and_probe_charts_match_data(changed: Opened, run: Path) -> None:
 
 def test_click_on_chart_selects_layer(opened: Opened) -> None:
     page = opened.page
-    curves = Run(Path()).mixing[0].query("method == 'attnresln_n' and checkpoint == 'pretrained'")
+    mixing, _ = Run(Path()).mixing
+    curves = mixing.query("method == 'attnresln_n' and checkpoint == 'pretrained'")
     means = curves.set_index("layer")["mean"]
     page.locator("#layers-chart").scroll_into_view_if_needed()
     for layer in means.index:
@@ -524,12 +531,13 @@ def test_click_on_chart_selects_layer(opened: Opened) -> None:
 def test_class_shares_match_files(copied: Path) -> None:
     file = Run(Path()).tables / "measure/geometry.csv"
     keys = (("pretrained", ""), ("finetuned", ""), ("finetuned", "_permuted"))
-    rows = [
-        {"checkpoint": checkpoint, "measure": f"share_class{control}", "layer": layer, "mean": layer * size}
-        for (checkpoint, control), size in zip(keys, CLASS_SHARES.values(), strict=True)
-        for layer in (1, 2, 3)
-    ]
-    rows += [{**row, "checkpoint": "difference"} for row in rows[3:6]]
+    rows = []
+    for (checkpoint, control), size in zip(keys, CLASS_SHARES.values(), strict=True):
+        for layer in (1, 2, 3):
+            row = {"checkpoint": checkpoint, "measure": f"share_class{control}", "layer": layer, "mean": layer * size}
+            rows.append(row)
+            if (checkpoint, control) == ("finetuned", ""):
+                rows.append({**row, "checkpoint": "difference"})
     pd.concat([pd.read_csv(file), pd.DataFrame(rows)]).to_csv(file, index=False)
     render_page()
     shown = payload(Run(Path()).page)["classShares"]

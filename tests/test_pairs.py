@@ -13,7 +13,7 @@ import torch
 from browser import Opened
 from conftest import TOPICS, VERDICTS, plain_logits, run_stages, write_parameters
 from families import make_tokenizer, write_family
-from family_reference import ReferenceLayer, mixing_ratio, run_reference
+from family_reference import ReferenceLayer, run_reference
 from transformers import AutoModel, AutoTokenizer
 
 from attnmix.core.errors import InputError
@@ -51,6 +51,7 @@ def entailments(number: int, seed: int) -> pd.DataFrame:
 
 
 def document_of(tokenizer: Any, pair: tuple[str, str], max_length: int | None = None) -> Document:
+    """Return a tokenized pair of texts with segments."""
     (tokenized,) = tokenize_texts(tokenizer, ["test/0"], [pair], max_length)
     table = tokenized.table
     classes = np.array([CLASSES.index(name) for name in table["token_class"]], np.int8)
@@ -130,20 +131,25 @@ def test_underivable_segments_are_one_error(tmp_path: Path) -> None:
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Return ratios by group of sources, from explicit sums over each group and the token's own part."""
-    values: dict[str, dict[str, np.ndarray]] = {name: {} for name in PAIR_SOURCES}
+    """Return ratios by group of sources, from explicit sums over each group and the token's own part.
+
+    The groups are the token's own text, the other text and special tokens (segment -1). The arrays have one value for
+    each token that is not special.
+    """
+    values: dict[str, dict[str, np.ndarray]] = {}
     positions = np.flatnonzero(segments >= 0)
     steps = {"attn_n": layer.F, "attnres_n": layer.R} | ({"attnresln_n": layer.T} if layer.post_norm else {})
     for name in PAIR_SOURCES:
-        rows, weights = {step: [] for step in steps}, []
+        ratios: dict[str, list[float]] = {step: [] for step in ("attn_w", *steps)}
         for i in positions:
-            member = {"own text": segments[i], "other text": 1 - segments[i], "special tokens": -1}[name]
-            sources = [j for j in np.flatnonzero(segments == member) if j != i]
-            weights.append(sum(layer.attention[:, i, j].mean() for j in sources))
+            segment = {"own text": segments[i], "other text": 1 - segments[i], "special tokens": -1}[name]
+            sources = [j for j in np.flatnonzero(segments == segment) if j != i]
+            ratios["attn_w"].append(sum(layer.attention[:, i, j].mean() for j in sources))
             for step, parts in steps.items():
-                pair = np.stack([parts[i, i], sum((parts[i, j] for j in sources), np.zeros(parts.shape[-1]))])
-                rows[step].append(mixing_ratio(np.stack([pair, pair]))[0])
-        values[name] = {step: np.array(each) for step, each in rows.items()} | {"attn_w": np.array(weights)}
+                own = np.linalg.norm(parts[i, i])
+                group = np.linalg.norm(sum((parts[i, j] for j in sources), np.zeros(parts.shape[-1])))
+                ratios[step].append(group / (group + own) if group + own else 0.0)
+        values[name] = {step: np.array(each) for step, each in ratios.items()}
     return values
 
 

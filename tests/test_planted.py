@@ -30,7 +30,11 @@ def contents_of(name: str, texts: int) -> torch.Tensor:
 
 
 def entering(case: Case, contents: Array) -> Array:
-    """Return the input x of the first layer: position, content, and an empty receiver."""
+    """Return the input of the first layer `[texts, 8 tokens, 16]`.
+
+    Dimensions 0 to 7 encode the position, and 8 to 11 the content. 12 to 15 are the receiver, to which values write
+    contents; it is empty at first, except for a constant on the skip connection.
+    """
     x = np.zeros((len(contents), 8, 16))
     x[:, range(8), range(8)] = 1.5
     x[:, :, 8:12] = contents
@@ -40,25 +44,37 @@ def entering(case: Case, contents: Array) -> Array:
 
 
 def norm(vector: Array) -> Array:
+    """Return LayerNorm of a vector without epsilon, weight and bias."""
     return (vector - vector.mean()) / np.sqrt(vector.var())
 
 
 def output(case: Case, x: Array) -> Array:
     """Return the output of the layers, computed token by token from the weights and values of the case."""
+    is_pre_ln = case.stream is not None
+    first_token = np.eye(8)[0]
     for layer in case.layers:
-        result, pre_ln = np.zeros_like(x), case.stream is not None
-        value, given, bias = (each.numpy() for each in (layer.value, layer.output, layer.bias))
+        result = np.zeros_like(x)
+        W_V = layer.value.numpy()
+        W_O = layer.output.numpy()
+        b_V = layer.bias.numpy()
         for text, vectors in enumerate(x):
-            scale = max(1, (case.stream or 0) / 8**0.5)
-            read = np.array([scale * norm(each) for each in vectors]) if pre_ln else vectors
+            inputs = vectors
+            if case.stream is not None:
+                scale = max(1, case.stream / 8**0.5)
+                inputs = np.array([scale * norm(each) for each in vectors])
             for i in range(8):
-                weights = np.exp(read[:, 8] + 2 * np.eye(8)[0])  # keys by content
-                if layer.weights_TT is not None:
-                    weights = np.eye(8)[0] if pre_ln and i == 0 else layer.weights_TT[i].numpy()
-                z = vectors[i] + sum(weights[j] * ((read[j] @ value + bias) @ given) for j in range(8)) / weights.sum()
-                if not pre_ln:
+                if layer.weights_TT is None:
+                    weights = np.exp(inputs[:, 8] + 2 * first_token)  # by content, and larger for the first token
+                elif is_pre_ln and i == 0:
+                    weights = first_token
+                else:
+                    weights = layer.weights_TT[i].numpy()
+                z = vectors[i] + sum(weights[j] * ((inputs[j] @ W_V + b_V) @ W_O) for j in range(8)) / weights.sum()
+                if not is_pre_ln:
                     z = norm(z)
-                    z = norm(np.where(np.arange(16) < 12, z, 0) if layer.takes_away else z)
+                    if layer.takes_away:  # the feed-forward network removes what attention writes
+                        z = np.where(np.arange(16) < 12, z, 0)
+                    z = norm(z)
                 result[text, i] = z
         x = result
     return x
@@ -71,16 +87,17 @@ def moved(case: Case) -> float:
     mixed = np.where(of_interest[:, None], second, first)
     if case.name == "sources_cancel":  # the sum remains 0
         mixed[of_interest] -= mixed.sum(0) / of_interest.sum()
-    vectors = output(case, entering(case, np.stack([first, mixed])))[:, TOKEN]
-    return float(np.linalg.norm(vectors[1] - vectors[0]))
+    before, after = output(case, entering(case, np.stack([first, mixed])))[:, TOKEN]
+    return float(np.linalg.norm(after - before))
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_token_depends_on_others_as_stated(name: str) -> None:
     distance = moved(BY_NAME[name])
-    if BY_NAME[name].comes == "nothing":
+    amount_from_others = BY_NAME[name].comes
+    if amount_from_others == "nothing":
         assert distance < 1e-12
-    elif BY_NAME[name].comes == "little":
+    elif amount_from_others == "little":
         assert 1e-3 < distance < moved(BY_NAME["uniform_average"]) / 2
     else:
         assert distance > 0.1
@@ -104,20 +121,24 @@ def test_planted_model_computes_its_case(name: str) -> None:
 def test_swap_ratio_matches_single_exchanges(name: str) -> None:
     case = BY_NAME[name]
     x = entering(case, contents_of(name, 5).numpy())
-    donor, y = np.roll(x, 1, axis=0), output(case, x)
+    donor = np.roll(x, 1, axis=0)
+    y = output(case, x)
 
     def layer(x_BTD: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(output(case, x_BTD.numpy()))
 
+    def displacement(token: int, exchanged: list[int]) -> float:
+        """Return the root-mean-square displacement of a token's output if inputs are exchanged."""
+        swapped = x.copy()
+        swapped[:, exchanged] = donor[:, exchanged]
+        changes = output(case, swapped)[:, token] - y[:, token]
+        return float(np.sqrt((changes**2).sum(-1).mean()))
+
     actual = swap_ratio(layer, torch.as_tensor(x), torch.as_tensor(donor), case.others_TT.bool())
     for i in range(8):
-        lengths = []
-        for exchanged in ([j for j in range(8) if j != i and case.others_TT[i, j]], [i]):
-            swapped = x.copy()
-            for j in exchanged:
-                swapped[:, j] = donor[:, j]
-            lengths.append(np.sqrt(np.mean([((output(case, swapped)[b, i] - y[b, i]) ** 2).sum() for b in range(5)])))
-        assert float(actual[i]) == pytest.approx(lengths[0] / sum(lengths), abs=1e-9)
+        by_others = displacement(i, [j for j in range(8) if j != i and case.others_TT[i, j]])
+        by_own = displacement(i, [i])
+        assert float(actual[i]) == pytest.approx(by_others / (by_others + by_own), abs=1e-9)
 
 
 def test_swap_ratio_limits_are_zero_and_one() -> None:
@@ -131,14 +152,21 @@ def test_conditional_derivative_matches_finite_differences(name: str) -> None:
     case, contents = BY_NAME[name], contents_of(name, 12)
     x, layers = entering(case, contents.numpy()), planted_model(case, contents).encoder.layer
     actual = conditional_derivative(torch.nn.Sequential(*layers), torch.as_tensor(x), case.others_TT)
-    centred, step = x - x.mean(0), 1e-5
-    beyond = np.zeros_like(x)
+    centred = x - x.mean(0)
+    residuals = np.zeros_like(x)  # of the regressions of other tokens on TOKEN
     for j in np.flatnonzero(case.others_TT[TOKEN]):
-        slopes = np.linalg.lstsq(centred[:, TOKEN], centred[:, j], rcond=None)[0]
-        beyond[:, j] = centred[:, j] - centred[:, TOKEN] @ slopes
-    moves = [output(case, x + step * along) - output(case, x - step * along) for along in (beyond, centred - beyond)]
-    a, o = (np.sqrt((move[:, TOKEN] ** 2).sum()) for move in moves)
-    assert float(actual[TOKEN]) == pytest.approx(a / (a + o), abs=1e-6)
+        slopes, *_ = np.linalg.lstsq(centred[:, TOKEN], centred[:, j], rcond=None)
+        residuals[:, j] = centred[:, j] - centred[:, TOKEN] @ slopes
+
+    def length_of_change(direction: Array) -> float:
+        """Return the length of the change of TOKEN's outputs along a direction, over all texts."""
+        step = 1e-5
+        change = output(case, x + step * direction) - output(case, x - step * direction)
+        return float(np.sqrt((change[:, TOKEN] ** 2).sum()))
+
+    by_others = length_of_change(residuals)
+    by_own = length_of_change(centred - residuals)
+    assert float(actual[TOKEN]) == pytest.approx(by_others / (by_others + by_own), abs=1e-6)
 
 
 def test_probe_gains_match_regression() -> None:
@@ -146,28 +174,35 @@ def test_probe_gains_match_regression() -> None:
     y = output(case, entering(case, contents))
     gains = probe_scores(*map(torch.as_tensor, (contents, y)), case.givers_TT, torch.Generator().manual_seed(1))
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).numpy()
-    own, read = contents[:, TOKEN], (y + 0.05 * noise)[:, TOKEN]
-    target = np.delete(contents[:, :, 0], TOKEN, axis=1).mean(1)
-    alone, probe, head = (
-        LinearRegression().fit(features[:100], target[:100]).score(features[100:], target[100:])
-        for features in (own, np.hstack([own, read]), np.hstack([own, read[:, 12:13]]))
-    )
-    assert [float(gains[name][TOKEN]) for name in ("probe", "head")] == pytest.approx([probe - alone, head - alone])
+    own = contents[:, TOKEN]
+    read = (y + 0.05 * noise)[:, TOKEN]
+    target = np.delete(contents[:, :, 0], TOKEN, axis=1).mean(1)  # mean over the other tokens
+
+    def score(features: Array) -> float:
+        """Return the R² on 100 texts of a regression fitted on 100 others."""
+        return float(LinearRegression().fit(features[:100], target[:100]).score(features[100:], target[100:]))
+
+    alone = score(own)
+    assert float(gains["probe"][TOKEN]) == pytest.approx(score(np.hstack([own, read])) - alone)
+    assert float(gains["head"][TOKEN]) == pytest.approx(score(np.hstack([own, read[:, 12:13]])) - alone)
 
 
 def test_value_zeroing_ignores_bias_moved_to_output() -> None:
-    case, contents = BY_NAME["uniform_average"], contents_of("uniform_average", 4)
+    case = BY_NAME["uniform_average"]
+    contents = contents_of("uniform_average", 4)
     (layer,) = case.layers
     biased = replace(case, layers=[replace(layer, bias=torch.linspace(-1, 1, 16, dtype=torch.float64))])
     ids = torch.arange(1, 33).view(4, 8)
-    here, moved_bias = (
-        planted.matrix_scores(planted_model(each, contents), ids, case.others_TT)
-        for each in (biased, biased.without_value_bias())
-    )
+
+    def scores(each: Case) -> dict[str, torch.Tensor]:
+        return planted.matrix_scores(planted_model(each, contents), ids, case.others_TT)
+
+    with_bias = scores(biased)
+    with_moved_bias = scores(biased.without_value_bias())
     for end in ("", "_sum"):
-        true = moved_bias[f"value_zeroing{end}"]
-        torch.testing.assert_close(here[f"value_zeroing_without_bias{end}"], true, atol=1e-10, rtol=1e-8)
-        assert float((here[f"value_zeroing{end}"] - true).abs().max()) > 1e-3
+        expected = with_moved_bias[f"value_zeroing{end}"]
+        torch.testing.assert_close(with_bias[f"value_zeroing_without_bias{end}"], expected, atol=1e-10, rtol=1e-8)
+        assert float((with_bias[f"value_zeroing{end}"] - expected).abs().max()) > 1e-3
 
 
 CONSTANTS = {"value_bias", "constant_sink"}
@@ -225,12 +260,14 @@ def test_committed_table_and_document_have_same_verdicts(table: pd.DataFrame) ->
     document = (REPOSITORY / "docs/measures/planted.md").read_text(encoding="utf-8")
     shown = re.search(r"<!-- table: planted -->\n(.*?)<!-- end of table -->", document, re.DOTALL)
     assert shown
+    # Columns of the document: case, answer, and one value per measure. Wrong values are bold.
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in shown[1].splitlines()[2:-1]]
     assert [row[0].split("`")[1] for row in rows] == list(BY_NAME)
+    without_rollout = committed["measure"].str.replace("_rollout", "")
     for case, row in zip(BY_NAME, rows, strict=True):
         for measure, cell in zip(PLANTED.values(), row[2:], strict=True):
-            rolled = committed["measure"].str.replace("_rollout", "")
-            (true,) = committed[(committed["case"] == case) & (rolled == measure)].to_dict("records") or [{}]
-            assert cell.startswith("**") == true.get("fooled", False)
+            found = committed[(committed["case"] == case) & (without_rollout == measure)].to_dict("records")
+            (result,) = found or [{"fooled": False, "value": np.nan}]  # not every measure has a value for each case
+            assert cell.startswith("**") == result["fooled"]
             number = cell.strip("*").replace("none", "nan") or "nan"
-            assert float(number) == pytest.approx(true.get("value", np.nan), abs=0.0051, nan_ok=True), (case, measure)
+            assert float(number) == pytest.approx(result["value"], abs=0.0051, nan_ok=True), (case, measure)

@@ -24,16 +24,19 @@ def test_last_vectors_are_stated_sums(case: Amounts) -> None:
     outputs = []
     layers[-1].register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
     base(input_ids=ids, attention_mask=torch.ones_like(ids))
-    output = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
+    (output,) = outputs
+    if isinstance(output, tuple):
+        output = output[0]
     y = output[..., CONTENT:].numpy()
     x = contents.numpy()
     coefficients = []
     for position in POSITIONS:
-        sources = np.stack([x[:, position - back].ravel() for back in range(3)] + [np.ones(y[:, 0].size)], 1)
+        tokens = [x[:, position - back].ravel() for back in range(3)]  # the token itself, and the two before it
+        sources = np.stack([*tokens, np.ones_like(tokens[0])], 1)
         target = y[:, position].ravel()
-        found = np.linalg.lstsq(sources, target, rcond=None)[0]
+        found, *_ = np.linalg.lstsq(sources, target, rcond=None)
         np.testing.assert_allclose(sources @ found, target, atol=RESIDUAL * np.abs(target).max())
-        coefficients.append(found[:-1])
+        coefficients.append(found[:-1])  # without the constant
     own, *others = np.mean(coefficients, axis=0)
     assert np.hypot(*others) / own == pytest.approx(case.others / case.own, rel=1e-3)
 

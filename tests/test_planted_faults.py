@@ -23,6 +23,7 @@ CHANGES = {
     "missing_text": ("2 * value", "3 * value", "TEXT OCCURS 0 TIMES"),
     "ambiguous_text": ("number", "value", "TEXT OCCURS 2 TIMES"),
 }
+"""Text before and after each change, and the expected outcome: the test that detects it, or a message."""
 
 
 def test_detected_lost_and_outdated_faults_are_distinguished(
@@ -39,7 +40,9 @@ def test_detected_lost_and_outdated_faults_are_distinguished(
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the inner tests need no plugins
     table = tmp_path / "faults.yaml"
     entry = {"fault": "Numbers are not doubled.", "file": "attnmix/__init__.py", "tests": ["test_double.py"]}
-    changes = [{"name": name, "before": text[0], "after": text[1]} | entry for name, text in CHANGES.items()]
+    changes = []
+    for name, (before, after, _) in CHANGES.items():
+        changes.append({"name": name, "before": before, "after": after} | entry)
     table.write_text(yaml.safe_dump(changes), encoding="utf-8")
 
     assert planted_faults.main(["--only", "wrong_factor"], table) == 0

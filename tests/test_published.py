@@ -35,6 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records(folder: Path) -> Path:
+    """Write the tokens of the texts as a file of `published.read_pairs`, and return its path."""
     path = folder / "texts.json"
     path.write_text(json.dumps([{"tokens": tokens} for tokens in TOKENS]), encoding="utf-8")
     return path
@@ -61,9 +62,10 @@ def test_ratios_match_explicit_sums_with_segments(checkpoint: Path, tmp_path: Pa
     actual = published.measure(base, checkpoint, 0, METHODS, texts, batch_tokens=4096)
     assert actual.shape == (3, 2, sum(map(len, TOKENS)))
     model = AutoModel.from_pretrained(checkpoint).double().eval()
-    expected = [explicit(model, text, layer) for text in sorted(texts, key=lambda t: len(t.ids)) for layer in (0, 1)]
-    by_layer = np.stack([np.concatenate(expected[layer::2], axis=-1) for layer in (0, 1)], axis=1)
-    np.testing.assert_allclose(actual, by_layer, atol=2e-5)
+    by_length = sorted(texts, key=lambda text: len(text.ids))
+    for layer in (0, 1):
+        expected = np.concatenate([explicit(model, text, layer) for text in by_length], axis=-1)
+        np.testing.assert_allclose(actual[:, layer], expected, atol=2e-5)
     one_segment = [text._replace(segments=[0] * len(text.ids)) for text in texts]
     without = published.measure(base, checkpoint, 0, ("attn_w",), one_segment, 4096)
     assert np.abs(without - actual[:1]).max() > 1e-3
@@ -74,8 +76,8 @@ def explicit(model: torch.nn.Module, text: published.Text, layer: int) -> np.nda
     ids, segments = torch.tensor([text.ids]), torch.tensor([text.segments])
     with torch.no_grad():
         states = model(input_ids=ids, token_type_ids=segments, output_hidden_states=True).hidden_states
-    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    weights = read("bert", model.config, state, NAMES["bert"]["layer"].format(number=layer), NAMES["bert"])
+    parameters = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights = read("bert", model.config, parameters, NAMES["bert"]["layer"].format(number=layer), NAMES["bert"])
     visible = np.ones((len(text.ids), len(text.ids)), dtype=bool)
     ratios = ReferenceLayer(weights, states[layer][0].numpy(), visible, None).ratios()
     return np.stack([ratios[method] for method in METHODS])
@@ -85,8 +87,8 @@ def test_gains_are_matrix_norms(checkpoint: Path) -> None:
     actual = published.gains(load_base(checkpoint), checkpoint)
     model = AutoModel.from_pretrained(checkpoint).double()
     for number, layer in enumerate(model.encoder.layer):
-        parts = (layer.attention.self.value, layer.attention.output.dense)
-        (W_V, b_V), (W_O, b_O) = ((part.weight.detach().numpy(), part.bias.detach().numpy()) for part in parts)
+        W_V, b_V = (each.detach().numpy() for each in layer.attention.self.value.parameters())
+        W_O, b_O = (each.detach().numpy() for each in layer.attention.output.dense.parameters())
         size = len(b_V)
         first = np.block([[W_V.T, np.zeros((size, 1))], [b_V, np.ones(1)]])
         second = np.block([[W_O.T, b_O[:, None]], [np.zeros(size), np.ones(1)]])  # the published script places b_O here

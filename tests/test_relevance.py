@@ -3,14 +3,14 @@
 If the standard deviations of norms, the slopes g(p) / p of activations and the attention weights are fixed, one
 backward pass yields input times gradient by CP-LRP (Ali et al., ICML 2022), and the Jacobian of that pass is the
 detached Jacobian (Golden, TMLR 2025). AttnLRP (Achtibat et al., ICML 2024) also propagates through the softmax and
-divides the relevance of a product between its factors. In gated networks the rules differ: LRP assigns half of the
-product g(p) u to each factor, whereas parts by `chord` integrate along both factors. Llama is therefore compared for
-AttnLRP only; its parts are compared with a float64 computation in `test_families.py`.
+divides the relevance of a product between its factors. The rules differ in gated networks: LRP assigns half of the
+product g(p) u to each factor, whereas the `chord` method integrates along both factors. Llama is therefore compared
+for AttnLRP only; its parts are compared with a float64 computation in `test_families.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_ne
 
 
 def divide_by_fixed_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return the root-mean-square norm of `x`, whose gradient treats the denominator as a constant."""
     deviation = (x.square().mean(-1, keepdim=True) + eps).sqrt().detach()
     return x / deviation * weight
 
@@ -69,41 +70,47 @@ def scale_sections(x: Tensor, factors: tuple[float, ...]) -> Tensor:
     return torch.cat(scaled, -1)
 
 
+def hold_slope(_module: Any, inputs: Any, output: Tensor) -> Tensor:
+    """Return the output of an activation p -> g(p), whose gradient treats the slope g(p) / p as a constant."""
+    (p,) = inputs
+    return (output / p).detach() * p
+
+
+def plain_layer_norm(x: Tensor, _shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return divide_by_fixed_deviation(x - x.mean(-1, keepdim=True), weight, eps) + bias
+
+
+def plain_rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
+    """Return the forward function of an RMSNorm module with a constant denominator."""
+    return lambda x: divide_by_fixed_deviation(x, norm.weight, norm.variance_epsilon)
+
+
+def gradient_scaler(factors: tuple[float, ...]) -> Callable[[Any, Any, Tensor], Tensor]:
+    """Return a forward hook that scales the gradient of each section of a module's output."""
+    return lambda _module, _inputs, output: scale_sections(output, factors)
+
+
 @contextmanager
 def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
     """Make backward passes of a model propagate relevance by CP-LRP or, through the softmax, by AttnLRP."""
     name = model.config.model_type
     softmax = torch.nn.functional.softmax
 
-    def layer_norm(x: Tensor, _shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        return divide_by_fixed_deviation(x - x.mean(-1, keepdim=True), weight, eps) + bias
-
     def weights(scores: Tensor, dim: int, **_options: Any) -> Tensor:
         attention = softmax(scores, dim)
         return attention if through_softmax else attention.detach()
 
-    def hold_slope(_module: Any, inputs: Any, output: Tensor) -> Tensor:
-        return (output / inputs[0]).detach() * inputs[0]
-
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "layer_norm", layer_norm)
+    with ExitStack() as hooks, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "layer_norm", plain_layer_norm)
         patch.setattr(torch.nn.functional, "softmax", weights)
         for path, module in model.named_modules():
             if type(module).__name__ == "LlamaRMSNorm":
-                norm = module
-                patch.setattr(
-                    norm,
-                    "forward",
-                    lambda x, norm=norm: divide_by_fixed_deviation(x, norm.weight, norm.variance_epsilon),
-                )
+                patch.setattr(module, "forward", plain_rms_norm(module))
             if path.endswith(ACTIVATIONS[name]):
-                stack.enter_context(module.register_forward_hook(hold_slope))
+                hooks.enter_context(module.register_forward_hook(hold_slope))
             for end, factors in FACTORS[name].items():
                 if through_softmax and path.endswith(end):
-                    scale = module.register_forward_hook(
-                        lambda _module, _inputs, output, factors=factors: scale_sections(output, factors)
-                    )
-                    stack.enter_context(scale)
+                    hooks.enter_context(module.register_forward_hook(gradient_scaler(factors)))
         yield
 
 
@@ -138,6 +145,7 @@ def plain_relevance(model: Any, ids: list[int], through_softmax: bool) -> np.nda
 
 
 def load_plain(folder: Path) -> Any:
+    """Return the classifier of transformers in float64, for evaluation."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
     return model.eval()
 

@@ -59,11 +59,11 @@ def test_committed_tables_are_read_unchanged() -> None:
 def test_results_are_read_by_one_function() -> None:
     folders = ("attnmix", "stages", "experiments", "docs")
     files = [file for folder in folders for file in (REPOSITORY / folder).rglob("*.py")]
-    calls = {
-        file.relative_to(REPOSITORY).as_posix(): calls
-        for file in files
-        if (calls := re.findall(r"read_csv\((?!.*dtype=str)", file.read_text(encoding="utf-8")))
-    }
+    calls = {}
+    for file in files:
+        found = re.findall(r"read_csv\((?!.*dtype=str)", file.read_text(encoding="utf-8"))
+        if found:
+            calls[file.relative_to(REPOSITORY).as_posix()] = found
     assert calls == {"attnmix/core/store/files.py": ["read_csv("] * 2}
 
 

@@ -1,4 +1,4 @@
-"""An interrupted stage prints one message, and resumes only with the same code and inputs, on one or two machines."""
+"""An interrupted stage prints one message. It resumes only with the same code and inputs, on one or more machines."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def test_changed_code_or_inputs_discard_unfinished_work(
         nonlocal used
         (used / "work").touch()
         change()
-        before, used = used, unfinished_folder("capture", read_parameters(), folder)
+        before = used
+        used = unfinished_folder("capture", read_parameters(), folder)
         assert list((folder / UNFINISHED / "capture").iterdir()) == [used]
         assert (before / "work").exists() == (used == before)
         return used == before
@@ -162,7 +163,9 @@ def test_killed_process_resumes_to_identical_bytes(
     nodes: int,
 ) -> None:
     """Kill one of two processes, and resume the stage with two launchers or in one process."""
-    for folder in (undisturbed := tmp_path / "undisturbed", killed := tmp_path / "killed"):
+    undisturbed = tmp_path / "undisturbed"
+    killed = tmp_path / "killed"
+    for folder in (undisturbed, killed):
         write_reviews(folder / "data/reviews")
         for seed, checkpoint in enumerate(("finetuned", "pretrained")):
             write_tiny_bert(folder / "models" / checkpoint, seed=seed)

@@ -34,11 +34,15 @@ def model(tiny_bert: Path) -> attnmix.Model:
 def result(model: attnmix.Model) -> attnmix.Measures:
     """Return a result with some values computed on demand: matrices of two texts, and the own share."""
     result = attnmix.measure(model, TEXTS, controls=CONTROLS, labels=["x", "y"] * 3)
-    result.matrix("alti"), result.matrix("norm"), result.matrix("value_zeroing", text=3), result.own_share()
+    result.matrix("alti")
+    result.matrix("norm")
+    result.matrix("value_zeroing", text=3)
+    result.own_share()
     return result
 
 
 def saved_and_loaded(result: attnmix.Measures, folder: Path) -> attnmix.Measures:
+    """Save a result in `folder`, and return the result loaded from this file."""
     return attnmix.load_result(result.save(folder / "result.zip"))
 
 
@@ -49,9 +53,9 @@ def assert_same(result: attnmix.Measures, loaded: attnmix.Measures) -> None:
     for name in ("ratios", "tokens"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(result, name), check_exact=True)
     pd.testing.assert_frame_equal(loaded.by_layer(), result.by_layer(), check_exact=True)
-    for one, other in zip(result.ratios_by_text, loaded.ratios_by_text, strict=True):
-        assert other.dtype == one.dtype
-        np.testing.assert_array_equal(one, other)
+    for expected, found in zip(result.ratios_by_text, loaded.ratios_by_text, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_values_survive_round_trip_without_model(result: attnmix.Measures, tmp_path: Path) -> None:
@@ -76,12 +80,14 @@ def test_pairs_and_token_ids_survive_round_trip(model: attnmix.Model, tmp_path: 
 def test_decoder_tokens_survive_round_trip(tmp_path: Path) -> None:
     write_family("t5", tmp_path / "t5")
     result = attnmix.measure(attnmix.load(tmp_path / "t5"), TEXTS[:2])
-    matrices = {layer: result.matrix("norm", layer=layer, text=1) for layer in (1, result.ratios_by_text[0].shape[1])}
+    last_layer = result.ratios_by_text[0].shape[1]
+    of_encoder = result.matrix("norm", layer=1, text=1)
+    of_decoder = result.matrix("norm", layer=last_layer, text=1)
     loaded = saved_and_loaded(result, tmp_path)
     assert_same(result, loaded)
-    for layer, matrix in matrices.items():
-        assert loaded.matrix("norm", layer=layer, text=1).identical(matrix)
-    assert matrices[1]["token"].values.tolist() != list(matrices.values())[1]["token"].values.tolist()
+    assert loaded.matrix("norm", layer=1, text=1).identical(of_encoder)
+    assert loaded.matrix("norm", layer=last_layer, text=1).identical(of_decoder)
+    assert of_encoder["token"].values.tolist() != of_decoder["token"].values.tolist()
 
 
 @pytest.mark.parametrize(
@@ -154,10 +160,10 @@ def broken_file(kind: str, result: attnmix.Measures, path: Path) -> None:
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(FACTS_FILE, json.dumps({"format": 1}))
     else:
-        whole = result.save(path).read_bytes()
-        path.write_bytes(
-            whole[: len(whole) // 2] if kind == "truncated" else whole.replace(b"PK\x03\x04", b"PK\x03\x05")
-        )
+        content = result.save(path).read_bytes()
+        half = content[: len(content) // 2]
+        damaged = {"truncated": half, "flipped bit": content.replace(b"PK\x03\x04", b"PK\x03\x05")}
+        path.write_bytes(damaged[kind])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -58,7 +58,7 @@ SCORE_TOLERANCE = 1e-3 if REAL_GPU else 2.5e-5
 TEXTS = dict(zip("abcdef", toy_reviews(6, 4)["text"], strict=True))
 Arrays = dict[str, Any]
 # Operators that text models could call, and that `torch.use_deterministic_algorithms` rejects on a GPU. `cumsum` is
-# excluded, because it is rejected for floating-point numbers only, and models sum masks.
+# excluded: deterministic mode rejects it only for floating-point numbers, and models apply it only to integer masks.
 NOT_DETERMINISTIC_ON_CUDA = {
     *("aten::put_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"),
     "aten::bincount",
@@ -116,27 +116,33 @@ def assert_same(found: Any, expected: Any, name: str = "", tolerance: float = TO
 def measures(folder: Path, device: torch.device) -> Arrays:
     """Return the ratios, controls, sums, matrices, heads and derivatives of texts, and the vectors at each point."""
     tokenizer = load_tokenizer(folder)
-    documents, base = tokenized_documents(tokenizer, TEXTS, 20), load_base(folder).to(device)
+    documents = tokenized_documents(tokenizer, TEXTS, 20)
+    base = load_base(folder).to(device)
+
     batches = BatchMeasurer(base, list(RATIOS), tokenizer.pad_token_id)
     batches.read_corpus([documents])
-    results = batches.measures(documents[:3], [True, False, True])
+    results = batches.measures(documents[:3], sampled=[True, False, True])
     arrays: Arrays = {each.document.name: [each.ratios, each.to_first, dict(each.statistics)] for each in results}
     arrays["controls"] = batches.control_sums("shuffled_words", [shuffled_words(each, 1) for each in documents[:2]])
     random = BatchMeasurer(random_base(folder, 1).to(device), list(RATIOS), tokenizer.pad_token_id)
     arrays["random"] = random.control_sums("random_weights", documents[:2])
-    texts, ids = DocumentMeasurer(base, list(RATIOS), list(MATRICES)), [each.ids[:7] for each in documents]
-    arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in texts.contributions(ids[0]).items()}
-    arrays["derivatives"] = texts.derivatives(ids[0], ids[1:2], 2, 0)
+
+    # The first 7 tokens of the first text, and for the derivatives also those of a second one.
+    measurer = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
+    ids, other_ids = [each.ids[:7] for each in documents[:2]]
+    arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in measurer.contributions(ids).items()}
+    arrays["derivatives"] = measurer.derivatives(ids, [other_ids], 2, 0)
     del arrays["derivatives"]["agreement"]  # rounding may exchange the ranks of almost equal numbers
-    arrays["gains"] = texts.gains()
-    arrays["heads"] = record_heads(texts.base, ids[0], texts.layers)
+    arrays["gains"] = measurer.gains()
+    arrays["heads"] = record_heads(measurer.base, ids, measurer.layers)
     arrays["points"] = vectors(base, documents[0].ids.tolist())
     return arrays
 
 
 def exchanged(folder: Path, device: torch.device) -> list[Any]:
-    """Return the displacements of a text's vectors by exchanged tokens."""
-    documents, base = tokenized_documents(load_tokenizer(folder), TEXTS, 20), load_base(folder).to(device)
+    """Return the displacements of a text's vectors caused by exchanging tokens."""
+    documents = tokenized_documents(load_tokenizer(folder), TEXTS, 20)
+    base = load_base(folder).to(device)
     donors = draw_exchanged_texts(documents[0], documents, 0, None, donors=2, seed=1)
     positions = choose_positions(documents[0], 3, seed=1)
     return list(measure_exchange(base, documents[0], donors, positions, batch_tokens=60))
@@ -223,7 +229,7 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     [
         ("bert", True),
         ("bert", False),
-        # Own attention code, shared keys, and cross-attention. Their measures are tested above.
+        # Custom attention code, shared keys, and cross-attention. Their measures are tested above.
         *(pytest.param(name, True, marks=pytest.mark.families) for name in ("gpt_neo", "qwen3", "bart")),
         pytest.param("t5", False, marks=pytest.mark.families),
     ],
@@ -273,6 +279,7 @@ def test_typed_text_is_measured_on_the_device(
 
 
 def typed_text_results(checkpoints: dict[str, Path]) -> TextResults:
+    """Return the results that the app computes for a typed text."""
     measurer = load_measurer(checkpoints)
     return measurer.results(tokenized(["time flies like an arrow"], measurer))
 
@@ -355,14 +362,24 @@ def test_device_counts_launches_and_waits() -> None:
     assert sum(counts.waits.values()) == 1  # the result size depends on the mask
 
 
-# Limits for two layers, slightly above the counts of operators, `.item()`, copies to the host, copies from it, and
-# other waits. In `capture`, 13 operators and an `.item()` check the buffers once per group of passes.
+class Launches(NamedTuple):
+    """Numbers of operators, of `.item()`, of copies from the device and to it, and of other waits."""
+
+    operators: int
+    items: int
+    from_device: int
+    to_device: int
+    waits: int
+
+
+# Limits for two layers, slightly above the counts. In `capture`, 13 operators and an `.item()` check the buffers once
+# per group of passes.
 MOST_LAUNCHES = {
-    "`capture`, 12 points": (145, 2, 0, 3, 0),
-    "seven ratios": (250, 1, 0, 2, 0),
-    "all that `measure` reads": (1740, 1, 17, 9, 0),
-    "`measure` outside a sample": (350, 1, 3, 3, 0),
-    "matrices of one text": (320, 1, 2, 2, 0),
+    "`capture`, 12 points": Launches(145, 2, 0, 3, 0),
+    "seven ratios": Launches(250, 1, 0, 2, 0),
+    "all that `measure` reads": Launches(1740, 1, 17, 9, 0),
+    "`measure` outside a sample": Launches(350, 1, 3, 3, 0),
+    "matrices of one text": Launches(320, 1, 2, 2, 0),
 }
 
 
@@ -374,8 +391,9 @@ def test_launches_and_waits_do_not_depend_on_texts(texts: int) -> None:
         work()
         with counted() as counts:
             work()
-        copies = (counts.from_device, counts.to_device)
-        numbers = (counts.operators.total(), counts.items, *copies, counts.waits.total())
+        numbers = Launches(
+            counts.operators.total(), counts.items, counts.from_device, counts.to_device, counts.waits.total()
+        )
         limits = MOST_LAUNCHES.get(name, numbers)
         over = [number for number, limit in zip(numbers, limits, strict=True) if number > limit]
         assert over == [], f"{name}: {numbers}, at most {limits}"
@@ -425,9 +443,10 @@ def test_next_pass_starts_before_results_of_a_pass(
 def test_device_keeps_matrices_of_one_layer_only(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
 
-    def watched(declared: Any, by_layer: Any, starts: Any) -> Any:
-        kept.extend(matrix.device for matrices in by_layer for matrix in matrices.values())
-        return contributions(declared, by_layer, starts)
+    def watched(names: Any, matrices_by_layer: Any, starts: Any) -> Any:
+        for matrices in matrices_by_layer:
+            kept.extend(matrix.device for matrix in matrices.values())
+        return contributions(names, matrices_by_layer, starts)
 
     monkeypatch.setattr("attnmix.measures.contributions.contributions", watched)
     measurer = DocumentMeasurer(load_base(tiny_folder("bert")).to(DEVICE), list(RATIOS), list(MATRICES))

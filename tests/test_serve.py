@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
-from browser import LIMIT_MILLISECONDS, WHOLE, violations
+from browser import LIMIT_MILLISECONDS, WHOLE, console_errors, violations
 from conftest import REPOSITORY, digest, write_tiny_bert
 from playwright.sync_api import expect
 from starlette.types import Message, Scope
@@ -39,6 +39,13 @@ TEXTS = [
     f"<script>window.hacked=1</script><img src=x onerror='window.hacked=1'> {SECRET} 東京 \U0001f600 caf\u00e9 then",
     f"שלום {SECRET} עולם\nhas two lines",
 ]
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: str
 
 
 class Server:
@@ -62,16 +69,18 @@ class Server:
                 return
         pytest.fail("".join(self.printed))
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
-        """Send a request like the server's own page, except for `headers`, and return status and body."""
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send a request like the server's own page, except for `headers`, and return the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        given = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
-        given = {name: value for name, value in given.items() if value}
-        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), given)
-        answer = connection.getresponse()
-        text = answer.read().decode()
+        sent = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
+        sent = {name: value for name, value in sent.items() if value}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body)
+        connection.request(method, path, body, sent)
+        response = connection.getresponse()
+        answer = Answer(response.status, response.read().decode())
         connection.close()
-        return answer.status, text
+        return answer
 
     def stop(self, by: signal.Signals) -> str:
         """Stop the server and return its complete output."""
@@ -91,7 +100,7 @@ def stop_and_look(server: Server, by: signal.Signals) -> str:
 
 @pytest.fixture(scope="module")
 def model(default_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random model with the tokenizer of the default model."""
+    """Return the folder of a tiny random model with the tokenizer of the default model."""
     vocabulary = (default_weights / "vocab.txt").read_text(encoding="utf-8").splitlines()
     folder = write_tiny_bert(tmp_path_factory.mktemp("model"), vocab_size=len(vocabulary))
     for path in default_weights.iterdir():
@@ -116,7 +125,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def tab(chromium: Any) -> Iterator[Any]:
-    """One tab for all tests, because the first page of a tab takes three times as long as later pages."""
+    """Yield one tab for all tests, because the first page of a tab takes three times as long as later pages."""
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MILLISECONDS)
     yield page
@@ -125,7 +134,7 @@ def tab(chromium: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def shell(tab: Any, server: Server) -> Any:
-    """The page of the server in its initial state."""
+    """Return the page of the server in its initial state."""
     tab.goto("about:blank")
     tab.goto(server.address)
     return tab
@@ -142,9 +151,9 @@ def shown(page: Any) -> Any:
 
 def test_typed_sentences_are_drawn_and_not_stored(server: Server, tab: Any) -> None:
     before = {folder: digest(folder) for folder in (server.folder, server.temporary)}
-    page, errors = tab, list[str]()
+    page = tab
+    errors = console_errors(page)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
     page.goto(server.address)
     for text in TEXTS:
         page.get_by_label("Type a text").fill(text)
@@ -284,20 +293,20 @@ def test_unmeasurable_texts_are_explained(server: Server) -> None:
         status, answer = server.ask("POST", "/measure", {"texts": [SECRET, second]})
         assert status == 400
         assert answer.startswith(f"the text to compare with {problem}; allowed: ")
-    assert server.ask("POST", "/measure", {"texts": [SECRET * 100_000]})[0] == 413
+    assert server.ask("POST", "/measure", {"texts": [SECRET * 100_000]}).status == 413
     for texts in ("x", 3, [], [3], ["a", 3], ["a"] * 3, [["a", "b"]]):
-        assert server.ask("POST", "/measure", {"texts": texts})[0] == 400
+        assert server.ask("POST", "/measure", {"texts": texts}).status == 400
     for body in ({"words": "x"}, [1], "x", b"", b"[" * 100_000, b'{"texts":' * 20_000):
-        assert server.ask("POST", "/measure", body)[0] == 400
+        assert server.ask("POST", "/measure", body).status == 400
     assert server.ask("GET", "/page/unknown") == (404, "This text is no longer stored; enter it again.")
 
 
 def test_foreign_pages_and_names_are_refused(server: Server) -> None:
     asked = {"texts": [SECRET]}
-    assert server.ask("POST", "/measure", asked, Origin="https://example.org")[0] == 403
-    assert server.ask("POST", "/measure", asked, Origin="null")[0] == 403
-    assert server.ask("POST", "/measure", asked, Origin="")[0] == 403
-    assert server.ask("GET", "/", Origin="https://example.org")[0] == 403
+    assert server.ask("POST", "/measure", asked, Origin="https://example.org").status == 403
+    assert server.ask("POST", "/measure", asked, Origin="null").status == 403
+    assert server.ask("POST", "/measure", asked, Origin="").status == 403
+    assert server.ask("GET", "/", Origin="https://example.org").status == 403
     status, reason = server.ask("GET", "/", Host="example.org", Origin="")
     assert status == 421
     assert reason.startswith("This server only accepts requests to 127.0.0.1 and localhost, on any port, not to")
@@ -312,10 +321,10 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
         "127.0.0.2",
         TUNNEL + "0",
     ):
-        assert server.ask("GET", "/", Host=near, Origin="")[0] == 421
+        assert server.ask("GET", "/", Host=near, Origin="").status == 421
     rebound = f"attacker.example:{server.port}"
-    assert server.ask("POST", "/measure", asked, Host=rebound, Origin=f"http://{rebound}")[0] == 421
-    assert server.ask("GET", "/", Origin="")[0] == 200
+    assert server.ask("POST", "/measure", asked, Host=rebound, Origin=f"http://{rebound}").status == 421
+    assert server.ask("GET", "/", Origin="").status == 200
 
 
 @pytest.mark.parametrize(
@@ -329,10 +338,10 @@ def test_foreign_pages_and_names_are_refused(server: Server) -> None:
     ],
 )
 def test_tunnels_and_default_port_are_served(server: Server, host: str, origin: str) -> None:
-    assert server.ask("GET", "/", Host=host, Origin="")[0] == 200
-    assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=origin)[0] == 400
+    assert server.ask("GET", "/", Host=host, Origin="").status == 200
+    assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=origin).status == 400
     for foreign in ("http://localhost:3000", "https://example.org", f"{origin}.example.org"):
-        assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=foreign)[0] == 403
+        assert server.ask("POST", "/measure", {"texts": [" "]}, Host=host, Origin=foreign).status == 403
 
 
 def test_interrupted_request_is_no_error(server: Server) -> None:
@@ -340,7 +349,7 @@ def test_interrupted_request_is_no_error(server: Server) -> None:
     for sent in ("", '{"texts": ["'):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall((head + sent).encode())
-    assert server.ask("GET", "/", Origin="")[0] == 200  # the fixture `server` checks the output at the end
+    assert server.ask("GET", "/", Origin="").status == 200  # the fixture `server` checks the output at the end
 
 
 def test_internal_error_does_not_reveal_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -367,7 +376,7 @@ def test_closed_terminal_removes_model_copy(tiny_bert: Path, tmp_path: Path) -> 
 @pytest.mark.long
 def test_default_model_is_served_until_ctrl_c(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    assert server.ask("POST", "/measure", {"texts": [SECRET]})[0] == 200
+    assert server.ask("POST", "/measure", {"texts": [SECRET]}).status == 200
     assert "Traceback" not in server.stop(signal.SIGINT)
 
 
@@ -393,7 +402,7 @@ def test_only_loopback_address_listens(server: Server) -> None:
 def test_concurrent_clients_are_served_or_told_to_wait(server: Server) -> None:
     with ThreadPoolExecutor(12) as pool:
         texts = [{"texts": [f"{SECRET} number {number}"]} for number in range(12)]
-        answers = list(pool.map(lambda text: server.ask("POST", "/measure", text)[0], texts))
+        answers = list(pool.map(lambda text: server.ask("POST", "/measure", text).status, texts))
     assert set(answers) == {200, 429}
     assert answers.count(200) >= 2
 

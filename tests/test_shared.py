@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
 
 
 def moments(vectors: list[Any]) -> Moments:
+    """Return the moments of texts from their vectors `[tokens, sites, dimensions]`."""
     sums = np.stack([each.sum(0) for each in vectors])
     squares = np.stack([(each**2).sum((0, -1)) for each in vectors])
     return Moments.from_sums(sums, squares, [len(each) for each in vectors])
@@ -29,21 +31,32 @@ def moments(vectors: list[Any]) -> Moments:
 
 def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, float]:
     """Return the mean products, computed pair by pair."""
+    texts = range(len(vectors))
     means = [each[:, site].mean(0) for each in vectors]
-    texts, pairs = range(len(vectors)), [(s, t) for s in range(len(vectors)) for t in range(len(vectors)) if s != t]
-    tokens = [
-        [a @ b for i, a in enumerate(v) for j, b in enumerate(v) if i != j] for v in (each[:, site] for each in vectors)
-    ]
-    same = [np.mean([means[s] @ means[t] for t in texts if t != s and classes[t] == classes[s]]) for s in texts]
-    other = [means[s] @ means[t] for s, t in pairs if classes[s] != classes[t]]
-    corpus = 0.0
-    for first in set(classes):
-        for second in set(classes):
-            products_ = [means[s] @ means[t] for s, t in pairs if (classes[s], classes[t]) == (first, second)]
-            corpus += classes.count(first) * classes.count(second) / len(classes) ** 2 * np.mean(products_)
+    squares = []
+    within = []
+    same = []
+    for text, each in enumerate(vectors):
+        tokens = each[:, site]
+        squares.append((tokens**2).sum(-1).mean())
+        within.append(np.mean([a @ b for i, a in enumerate(tokens) for j, b in enumerate(tokens) if i != j]))
+        others_of_class = [other for other in texts if other != text and classes[other] == classes[text]]
+        same.append(np.mean([means[text] @ means[other] for other in others_of_class]))
+
+    by_classes: dict[tuple[int, int], list[float]] = {}
+    for first, second in permutations(texts, 2):
+        pair = (classes[first], classes[second])
+        by_classes.setdefault(pair, []).append(means[first] @ means[second])
+    other = []
+    corpus = 0.0  # pairs of classes are weighted by the numbers of their texts
+    for (first_class, second_class), pair_products in by_classes.items():
+        if first_class != second_class:
+            other += pair_products
+        weight = classes.count(first_class) * classes.count(second_class) / len(classes) ** 2
+        corpus += weight * np.mean(pair_products)
     return {
-        "square": np.mean([(each[:, site] ** 2).sum(-1).mean() for each in vectors]),
-        "within": np.mean([np.mean(each) for each in tokens]),
+        "square": np.mean(squares),
+        "within": np.mean(within),
         "same": np.mean(same),
         "other": np.mean(other),
         "corpus": corpus,
@@ -83,22 +96,27 @@ def test_planted_parts_are_recovered() -> None:
         {"corpus": 0.0, "class": 0.0, "text": 2.0, "token": 2.0},
         {"corpus": 1.0, "class": 3.0, "text": 0.0, "token": 0.0},
     ):
-        shares = np.mean([products(*planted(generator, lengths))[0].shares()[0] for _ in range(20)], axis=0)
+        samples = []
+        for _ in range(20):
+            whole, _ = products(*planted(generator, lengths))
+            samples.append(whole.shares()[0])
         expected = np.array([lengths[name] for name in PARTS]) / sum(lengths.values())
-        np.testing.assert_allclose(shares, expected, atol=0.02)
+        np.testing.assert_allclose(np.mean(samples, axis=0), expected, atol=0.02)
 
 
 def test_class_share_exceeds_permuted_classes() -> None:
     generator = np.random.default_rng(0)
-    place, above = PARTS.index("class"), []
+    is_above = []
     for share in (0.0, 0.5):
         texts, classes = planted(generator, {"corpus": 1.0, "class": share, "text": 1.0, "token": 1.0})
-        above.append(products(texts, classes)[0].shares()[0, place] > class_share_null(texts, classes, 0)[0])
-    assert above == [False, True]
+        whole, _ = products(texts, classes)
+        is_above.append(whole.shares()[0, PARTS.index("class")] > class_share_null(texts, classes, 0)[0])
+    assert is_above == [False, True]
 
 
 def test_jackknife_interval_covers() -> None:
-    generator, covered = np.random.default_rng(0), 0
+    generator = np.random.default_rng(0)
+    covered = 0
     for _ in range(200):
         texts, classes = planted(generator, {"corpus": 1.0, "class": 1.0, "text": 1.0, "token": 1.0}, texts=24)
         shares = (each.shares()[..., 0, PARTS.index("class")] for each in products(texts, classes))
@@ -121,8 +139,9 @@ def test_texts_without_partner_or_class_are_excluded() -> None:
     whole, without = products(moments(texts_of([2, 3])), [0, 0])
     assert np.isfinite(whole.same).all()
     assert np.isnan(without.same).all()
-    assert np.isnan(products(moments(texts_of([4])), [0])[0].same).all()
     assert np.isnan(Jackknifed(whole.same, without.same).interval().low).all()
+    one_text, _ = products(moments(texts_of([4])), [0])
+    assert np.isnan(one_text.same).all()
 
 
 def test_class_eraser_removes_classes_with_least_change() -> None:
@@ -153,9 +172,9 @@ def test_class_eraser_removes_classes_with_least_change() -> None:
         np.testing.assert_allclose((other - vectors).T.numpy() @ (onehot - onehot.mean(0)), 0, atol=1e-9)
         moved_centred = other.numpy() - vectors.mean(0).numpy()
         np.testing.assert_allclose(moved_centred @ inverse @ crossed, centred @ inverse @ crossed)
-    largest = np.linalg.svd((erased - vectors.mean(0)).numpy())[2][:1]
+    _, _, directions = np.linalg.svd((erased - vectors.mean(0)).numpy())
     change = remaining_eraser(vectors, class_eraser(vectors, classes))(vectors) - vectors
-    assert np.linalg.norm(largest @ change.T.numpy()) > 0.5
+    assert np.linalg.norm(change.numpy() @ directions[0]) > 0.5  # the direction of the largest remaining variance
     with pytest.raises(InputError, match="have the same class"):
         class_eraser(vectors, torch.zeros(90))
 

@@ -42,16 +42,16 @@ def special_places(result: attnmix.Measures, number: int, layer: int) -> list[in
 def test_ratios_without_special_sources_match_reference(result: attnmix.Measures, references: list[Reference]) -> None:
     tables = {method: result.controls(method) for method in result.methods}
     for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
-        ratios = [
-            reference.layers[layer - 1].without_sources(special_places(result, number, layer))
-            for number, reference in enumerate(references)
-        ]
+        ratios_of_texts = []
+        for number, reference in enumerate(references):
+            special = special_places(result, number, layer)
+            ratios_of_texts.append(reference.layers[layer - 1].without_sources(special))
         for place, (method, table) in enumerate(tables.items()):
             row = table[table["layer"] == layer].iloc[0]
-            expected = np.concatenate([each[method] for each in ratios]).mean()
-            assert row["mean"] == pytest.approx(expected, abs=1e-5), (method, layer)
-            whole = np.concatenate([array[place, layer - 1] for array in result.ratios_by_text])
-            assert row["ratio_minus_control"] == pytest.approx(whole.mean() - row["mean"], abs=1e-6)
+            without_special = np.concatenate([ratios[method] for ratios in ratios_of_texts]).mean()
+            assert row["mean"] == pytest.approx(without_special, abs=1e-5), (method, layer)
+            with_special = np.concatenate([array[place, layer - 1] for array in result.ratios_by_text]).mean()
+            assert row["ratio_minus_control"] == pytest.approx(with_special - row["mean"], abs=1e-6)
 
 
 def test_sink_measures_match_attention_values_and_outputs(
@@ -59,25 +59,26 @@ def test_sink_measures_match_attention_values_and_outputs(
 ) -> None:
     sinks = result.sinks().set_index(["layer", "measure"])["mean"]
     for layer in range(1, result.ratios_by_text[0].shape[1] + 1):
-        expected = dict[str, list[float]]({name: [] for name in SINK_MEASURES})
+        expected: dict[str, list[float]] = {name: [] for name in SINK_MEASURES}
         to_first = []
         for reference in references:
             step = reference.layers[layer - 1]
-            weights, lengths = step.attention.mean(0), np.sqrt((step.value**2).sum((0, 2)))
-            between = lengths[1:-1].mean()
-            output = np.abs(step.points["layer_output"])
-            values = (weights[:-1, -1].mean(), lengths[0] / between, lengths[-1] / between)
-            massive = output.max() / np.median(output)
-            for name, value in zip(SINK_MEASURES, (*values, massive), strict=True):
-                expected[name].append(float(value))
-            to_first += weights[1:, 0].tolist()
+            attention_TT = step.attention.mean(0)
+            to_first += attention_TT[1:, 0].tolist()
+            lengths_T = np.sqrt((step.value**2).sum((0, 2)))
+            between = lengths_T[1:-1].mean()
+            activations = np.abs(step.points["layer_output"])
+            expected["attention_to_last"].append(float(attention_TT[:-1, -1].mean()))
+            expected["value_of_first"].append(float(lengths_T[0] / between))
+            expected["value_of_last"].append(float(lengths_T[-1] / between))
+            expected["massive_activation"].append(float(activations.max() / np.median(activations)))
         for name, by_text in expected.items():
             assert sinks[layer, name] == pytest.approx(np.mean(by_text), rel=0.02), (layer, name)
         assert sinks[layer, "attention_to_first"] == pytest.approx(np.mean(to_first), abs=1e-5)
 
 
 def test_planted_sink_is_detected_and_removed(tiny_bert: Path) -> None:
-    """The first token receives nearly all attention, but its value vector is short. The ratio falls without it."""
+    """The first token receives nearly all attention with a short value vector. As a source, it raises the ratio."""
     network = AutoModel.from_pretrained(tiny_bert)
     attention = network.encoder.layer[0].attention.self
     with torch.no_grad():

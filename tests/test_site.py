@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 import pytest
+from browser import console_errors
 from conftest import REPOSITORY
 
 pytestmark = pytest.mark.long
@@ -58,9 +59,9 @@ def test_internal_links_have_targets(site: Path) -> None:
 
 def test_pages_request_no_other_host_and_search_works(address: str, chromium: Any) -> None:
     page = chromium.new_page(viewport={"width": 1300, "height": 900})
-    requests, errors = list[str](), list[str]()
+    requests = list[str]()
+    errors = console_errors(page)
     page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
     for name in ("api.html", "measures/ratios.html", "notebooks/1_attention_of_a_sentence.html", "index.html"):
         page.goto(address + name)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -25,25 +25,34 @@ ALIKE = 2.5  # CIEDE2000 difference due to one colour step and the screen's roun
 
 
 def draw(tokens: list[str], models: list[ModelShares]) -> Any:
+    """Return the root element of the picture."""
     return ElementTree.fromstring(draw_own_shares(tokens, models))
 
 
 def shares(seed: int) -> Any:
+    """Return random own shares `[LAYERS, TOKENS]`."""
     values = np.random.default_rng(seed).random((LAYERS, TOKENS))
     values[:, 0] = np.nan  # as for special tokens
     return values
 
 
 def cells(root: Any) -> dict[tuple[float, float], float]:
-    """Return the share encoded by each cell's colour, by the position of the cell's corner."""
+    """Return the share encoded by each cell's colour, by the position of the cell's corner.
+
+    Shares below 0.5 mix the colour `--m` of the middle into the colour of 0, and larger ones the colour `--e` of the
+    end into `--m`. The percentage is 200 times the share, or its excess over 0.5.
+    """
     found = {}
     for path in root.iter(f"{SVG}path"):
         mixed = re.search(r"var\(--([me])\) (\d+)%", path.get("style", ""))
         if mixed is None:
             continue
-        part = int(mixed[2]) / 200
+        colour, percentage = mixed.groups()
+        share = int(percentage) / 200
+        if colour == "e":
+            share += 0.5
         for x, y in re.findall(r"M([\d.]+),([\d.]+)h", path.get("d")):
-            found[float(x), float(y)] = part if mixed[1] == "m" else 0.5 + part
+            found[float(x), float(y)] = share
     return found
 
 
@@ -76,8 +85,9 @@ def test_means_are_next_to_their_layers() -> None:
     corpus = {"values": [0.9, 0.5, 0.25], "low": [0.8, 0.4, 0.2], "high": [1.0, 0.6, 0.3]}
     root = draw(["a"] * TOKENS, [ModelShares("After", values, corpus)])
     circles = [(float(each.get("cx")), float(each.get("cy"))) for each in root.iter(f"{SVG}circle")][:LAYERS]
-    width = (circles[0][0] - circles[2][0]) / (0.9 - 0.25)
-    assert circles[1][0] == pytest.approx(circles[2][0] + width * 0.25, abs=0.1)
+    (first, _), (second, _), (third, _) = circles  # horizontal positions of 0.9, 0.5 and 0.25
+    width = (first - third) / (0.9 - 0.25)
+    assert second == pytest.approx(third + width * 0.25, abs=0.1)
     tops = sorted({y for _, y in cells(root)}, reverse=True)
     assert all(top < y < top + 30 for top, (_, y) in zip(tops, circles, strict=True))
     texts = [each.text for each in root.iter(f"{SVG}text")]
@@ -116,10 +126,10 @@ def test_page_without_script_shows_headline_and_picture(run: Path, chromium: Any
         pixels = np.asarray(image.convert("RGB"))
     rows = sorted({y for _, y in found})[-len(expected) :]
     columns = sorted({x for x, _ in found})
-    known = np.flatnonzero(np.isfinite(expected).any(axis=0))
+    positions = np.flatnonzero(np.isfinite(expected).any(axis=0))  # special tokens have no shares
     for layer, row in enumerate(reversed(rows)):
-        for position, column in zip(known, columns, strict=True):
-            red, green, blue = (int(each) for each in pixels[round(row + 6), round(column + 4)])
+        for position, column in zip(positions, columns, strict=True):
+            red, green, blue = (int(each) for each in pixels[round(row + 6), round(column + 4)])  # inside of the cell
             colour = lab(linear(f"#{red:02x}{green:02x}{blue:02x}"))
             assert distance(colour, shade(expected[layer, position])) < ALIKE
     context.close()

@@ -57,7 +57,7 @@ RunAndVectors = tuple[Run, dict[Site, np.ndarray]]
 
 @pytest.fixture
 def run_and_vectors(tmp_path: Path, small_shards: None) -> RunAndVectors:
-    """A run with stores of several shards, and their vectors."""
+    """Return a run with stores of several shards, and their vectors."""
     vectors = write_run(tmp_path, LENGTHS)
     return open_run(tmp_path), vectors
 
@@ -119,8 +119,9 @@ def test_values_are_read_lazily(run_and_vectors: RunAndVectors) -> None:
 def test_uncaptured_features_are_one_error(
     run_and_vectors: RunAndVectors, arguments: tuple[str, ...], message: str
 ) -> None:
+    run, _ = run_and_vectors
     with pytest.raises(InputError, match=message):
-        run_and_vectors[0].features(*arguments)
+        run.features(*arguments)
 
 
 def test_missing_stores_name_their_stage(tmp_path: Path) -> None:
@@ -130,16 +131,21 @@ def test_missing_stores_name_their_stage(tmp_path: Path) -> None:
         store.read_features(tmp_path, SITE)
 
 
+def chunk_files(folder: Path) -> dict[Path, bytes]:
+    """Return the contents of a store's shards or chunks by path."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("c/*/*")}
+
+
 @pytest.mark.parametrize("tokens", [10, 16, 96, 100, 103])
 def test_files_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int) -> None:
     features = write_run(tmp_path, {"test/3": tokens})[SITE]
-    ours, theirs = Run(tmp_path).activations / f"{SITE}.zarr", tmp_path / f"{SITE}.zarr"
+    ours = Run(tmp_path).activations / f"{SITE}.zarr"
+    theirs = tmp_path / f"{SITE}.zarr"
     plan = store.plan_store(tokens, 24, "float16", 2)
     store.create_stores(tmp_path, {SITE: 24}, plan)
     zarr.open_array(theirs, mode="r+").with_config({"write_empty_chunks": True})[:] = features
-    written = [{path.relative_to(root): path.read_bytes() for path in root.rglob("c/*/*")} for root in (ours, theirs)]
     assert (len(plan.units) > 1) == (tokens > 16)
-    assert written[0] == written[1]
+    assert chunk_files(ours) == chunk_files(theirs)
     metadata = json.loads((ours / "zarr.json").read_text())
     codecs = metadata["codecs"][0]["configuration"]["codecs"]
     assert [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
@@ -147,6 +153,7 @@ def test_files_match_zarr_bytes(tmp_path: Path, small_shards: None, tokens: int)
 
 
 def truncate(path: Path) -> None:
+    """Remove the last 30 bytes of a file."""
     path.write_bytes(path.read_bytes()[:-30])
 
 
@@ -157,7 +164,12 @@ def flip_bit(path: Path) -> None:
 
 
 def replacing(old: str, new: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(path.read_text().replace(old, new, 1)) and None
+    """Return a function that replaces the first occurrence of a text in a file."""
+
+    def replace(path: Path) -> None:
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    return replace
 
 
 @pytest.mark.parametrize(("tokens", "chunk_tokens"), [(10, 10), (103, 2)])  # without and with shards

@@ -92,13 +92,19 @@ def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: py
     assert table["mean"].iloc[0] == pytest.approx(pd.concat(shares).mean(), abs=1e-5)
 
 
-def read_page(page: Path) -> tuple[str, Any]:
-    """Return the HTML of a page without scripts and styles, and its data."""
+def words_and_data(page: Path) -> tuple[str, str]:
+    """Return the HTML of a page without scripts and styles, and its data as JSON."""
     text = page.read_text("utf-8")
     packed = re.search(r'id="data">([^<]*)<', text)
     assert packed
     words = re.sub(r"<script.*?</script>|<style.*?</style>", "", text, flags=re.DOTALL)
-    return words, json.loads(zlib.decompress(base64.b64decode(packed[1])))
+    return words, zlib.decompress(base64.b64decode(packed[1])).decode()
+
+
+def read_page(page: Path) -> tuple[str, Any]:
+    """Return the HTML of a page without scripts and styles, and its data."""
+    words, data = words_and_data(page)
+    return words, json.loads(data)
 
 
 def own_shares_of_page(data: Any, checkpoint: str) -> npt.NDArray[np.float64]:
@@ -158,11 +164,8 @@ def test_text_page_has_no_pipeline_terms(
     monkeypatch.setattr(payload, "MAX_TOKENS", 1)  # forces the page to omit texts
     monkeypatch.setattr(arrays, "HEAD_BYTES", 0)
     monkeypatch.setattr(arrays, "VECTOR_BYTES", 0)
-    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).to_html(tmp_path / "page.html").read_text("utf-8")
-    packed = re.search(r'id="data">([^<]*)<', page)
-    assert packed
-    data = zlib.decompress(base64.b64decode(packed[1])).decode()
-    words = re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)
+    page = attnmix.measure(attnmix.load(str(tiny_bert)), texts).to_html(tmp_path / "page.html")
+    words, data = words_and_data(page)
     assert PIPELINE_NAMES.search("measure.matrices")
     assert [match[0] for text in (words, data) for match in PIPELINE_NAMES.finditer(text)] == []
     assert ("not on this page, to limit its size" in words) == (len(texts) > 1)

@@ -53,6 +53,7 @@ def toy(layers: int = 1) -> Any:
 
 
 def measured(base: Any, *ids: int) -> DocumentMeasures:
+    """Return the measures of a text of these tokens."""
     (measures,) = BatchMeasurer(base, list(RATIOS), 0).measures([plain_document(ids)])
     return measures
 
@@ -69,12 +70,14 @@ def controls(base: Any, *ids: int) -> dict[str, dict[str, float]]:
 
 
 def matrices(base: Any, *ids: int) -> dict[str, Any]:
+    """Return the matrices and rollouts `[layers, tokens, tokens]` by name."""
     measurer = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
     actual = measurer.contributions(np.array(ids, np.int32))
     return {name: matrix.numpy() for name, matrix in actual.items()}
 
 
 def both_rows(own: float, other: float) -> list[list[float]]:
+    """Return the matrix of two tokens that both have these contributions."""
     return [[own, other], [other, own]]
 
 
@@ -192,9 +195,9 @@ def test_value_bias_alone_mixes_until_subtracted() -> None:
 
 
 def test_equal_values_are_their_own_control() -> None:
-    actual, true = controls(randomised(), X2, X2, X2), ratios(randomised(), X2, X2, X2)
-    for method in RATIOS:
-        assert actual["text_mean_value"][method] == pytest.approx(true[method].mean(), abs=1e-6)
+    of_control = controls(randomised(), X2, X2, X2)["text_mean_value"]
+    for method, expected in ratios(randomised(), X2, X2, X2).items():
+        assert of_control[method] == pytest.approx(expected.mean(), abs=1e-6)
 
 
 def test_text_mean_value_of_opposite_tokens_is_zero() -> None:
@@ -220,17 +223,21 @@ def test_short_texts_have_nan_only_where_undefined(workspace: Workspace, tokens:
         base.save_pretrained(folder)
     run_tokenized(measure)
     run = Run(Path())
-    assert (run.ratios()["position"].max(), run.ratios()["token"].nunique()) == (tokens - 1, 1)
+    ratios_of_tokens = run.ratios()
+    assert ratios_of_tokens["position"].max() == tokens - 1
+    assert ratios_of_tokens["token"].nunique() == 1
     assert {path.stem for path in run.tables.rglob("*.csv")} == set(TABLE_COLUMNS)
     for name in TABLE_COLUMNS.keys() - {"geometry"}:  # in `geometry`, each measure has different missing values
         table = run.table(f"measure/{name}")
         values = table[[column for column in ("mean", "ci_low", "ci_high", "ratio_minus_control") if column in table]]
-        unknown = pd.Series(False, index=table.index)
+        is_undefined = pd.Series(False, index=table.index)
         if "tokens_of" in table:
-            unknown = (table["tokens_of"] == "without_first") & (tokens == 1)
-            assert values[unknown].isna().any(axis=1).all()
-        if "quantity" in table:  # undefined: `agreement` (a correlation) of equal tokens, `coherence` of one token
-            unknown = table["quantity"].isin(["agreement", *["coherence"] * (tokens == 1)])
+            is_undefined = (table["tokens_of"] == "without_first") & (tokens == 1)
+            assert values[is_undefined].isna().any(axis=1).all()
+        if "quantity" in table:
+            is_undefined = table["quantity"] == "agreement"  # a correlation over equal tokens
+            if tokens == 1:
+                is_undefined |= table["quantity"] == "coherence"
         if "control" in table:
-            unknown = table["checkpoint"] == "random"
-        assert not values[~unknown].isna().any(axis=None), name
+            is_undefined = table["checkpoint"] == "random"
+        assert not values[~is_undefined].isna().any(axis=None), name

@@ -46,8 +46,9 @@ def test_finetuned_folder_without_epochs_reproduces_its_run(trained: Path, tmp_p
     again = run_in(tmp_path / "again", *STAGES[:6], model=model, finetune={"epochs": 0, "max_length": 40})
     outputs = ("models/finetuned", "features/capture", "features/inspect", "features/measure", "data/reviews")
     assert {name: digest(again / name) for name in outputs} == {name: digest(trained / name) for name in outputs}
-    first, second = (json.loads((each / "reports/metrics/finetune.json").read_text()) for each in (trained, again))
-    assert second == first | {"best_epoch": 0}
+    metrics = "reports/metrics/finetune.json"
+    expected = json.loads((trained / metrics).read_text()) | {"best_epoch": 0}
+    assert json.loads((again / metrics).read_text()) == expected
     for name in ("mixing", "mixing_controls", "derivatives", "geometry"):
         csv = f"reports/plots/measure/{name}.csv"
         assert (again / csv).read_bytes() == (trained / csv).read_bytes(), name
@@ -101,10 +102,12 @@ def test_unknown_class_names_keep_their_order_with_warning(prepared: Path, caplo
 
 
 def write_classifier(folder: Path, **changes: Any) -> None:
+    """Replace a checkpoint by a random classifier with a changed configuration."""
     BertForSequenceClassification(BertConfig.from_pretrained(folder, **changes)).save_pretrained(folder)
 
 
 def write_headless(folder: Path) -> None:
+    """Remove the classification head of a checkpoint."""
     AutoModelForSequenceClassification.from_pretrained(folder).base_model.save_pretrained(folder)
 
 

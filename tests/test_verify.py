@@ -46,7 +46,7 @@ pytestmark = pytest.mark.long  # each test creates clones and runs DVC in them
 
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """A repository with a committed pipeline that always has the same results."""
+    """Return a repository with a committed pipeline that always has the same results."""
     files = {"dvc.yaml": PIPELINE, "work.py": STEADY, "params.yaml": "limit: 3\n"}
     made = repository_of(tmp_path_factory.mktemp("steady") / "repository", files)
     made.dvc("repro", "--quiet")
@@ -56,7 +56,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture
 def repository(steady: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A copy of the steady repository, as the current folder."""
+    """Return a copy of the steady repository, which is the current folder."""
     made = steady.copy(tmp_path / "repository").enter(monkeypatch)
     monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -106,7 +106,7 @@ def test_uncommitted_results_and_failed_stages_are_named(
 
 @pytest.fixture
 def changed(repository: Repository, tmp_path: Path) -> Repository:
-    """The repository with an uncommitted change of its code, and the profile `tiny.txt`."""
+    """Return the repository with an uncommitted change of its code, and the profile `tiny.txt`."""
     (tmp_path / "tiny.txt").write_text("limit=1\n", encoding="utf-8")
     (repository.folder / "work.py").write_text(f"import helper\n{STEADY}", encoding="utf-8")
     (repository.folder / "helper.py").write_text("", encoding="utf-8")
