@@ -292,7 +292,7 @@ def _find_package_folder(name: str) -> Path:
 
 
 def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
-    """Raise `InputError` if the files of the model `name` include no configuration, no weights or no needed tokenizer."""
+    """Raise `InputError` if the model `name` lacks its configuration, its weights or (if needed) its tokenizer."""
     files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} has no config.json; choose another model or revision")
