@@ -269,6 +269,7 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
     """
 
     def row(card: Card) -> str:
+        """Run the stage with a memory limit, and return the end of its error message."""
         if card.device.type != "cuda":
             raise NotHereError("no NVIDIA GPU")
         card.write_parameters()
@@ -296,6 +297,7 @@ def capture_speed(index: int) -> Callable[[Card], str]:
     """
 
     def row(card: Card) -> str:
+        """Return the speed of `capture`, of forward passes and of the disk."""
         if index >= len(card.size.batch_tokens):
             raise NotHereError("--small has fewer sizes")
         batch_tokens = card.size.batch_tokens[index]
@@ -316,6 +318,7 @@ def measure_speed(index: int) -> Callable[[Card], str]:
     """
 
     def row(card: Card) -> str:
+        """Return the speed of `measure` and of forward passes."""
         batch_tokens = card.size.batch_tokens[index]
         capture = {"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]}
         card.write_parameters(finetune={"epochs": 0}, capture=capture)

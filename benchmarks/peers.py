@@ -49,11 +49,11 @@ REQUIREMENTS = {
     "inseq": ["inseq==0.7.1", "transformers==4.47.1"],  # its Value Zeroing fails with transformers 5
     "bertviz": ["bertviz==1.4.1"],
 }
-"""The pinned packages of each environment, by package."""
+"""The pinned requirements of each package's virtual environment."""
 
 
 class Seconds(NamedTuple):
-    """The duration of a run by both clocks."""
+    """The duration of a run in seconds of wall time and processor time."""
 
     wall: float
     processor: float
@@ -70,7 +70,7 @@ class Side(Protocol):
 
 
 class InProcess:
-    """A function of a model and texts in this process."""
+    """A program that runs in this process: a function of a model and texts."""
 
     def __init__(self, function: Callable[..., Array], model: attnmix.Model, texts: Sequence[str]) -> None:
         self.function = function
@@ -215,6 +215,7 @@ def main() -> None:
 
 
 def _parse_options() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL, help="a BERT model (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=16, help="number of texts (default: %(default)s)")

@@ -659,6 +659,7 @@ class Measuring(NamedTuple):
             return base(**padded(ids, self.measurer.pad_token_id, base.device)).last_hidden_state
 
     def ratios(self, batch: Batch, measurer: Any) -> Any:
+        """Return the ratios of `measurer` (`self.measurer` or `self.six`) for a batch."""
         self._observe()
         return measurer.ratios(batch)
 
@@ -680,7 +681,7 @@ class Measuring(NamedTuple):
 
 
 def prepare_measuring() -> Measuring:
-    """Return the captured texts in batches, with their measurers."""
+    """Return the texts of `params.yaml` in batches, and the measurers of the model in the current folder."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -786,6 +787,7 @@ def capture_documents(documents: int) -> None:
 
 
 def measured_corpus() -> str:
+    """Describe the texts and the model of the case `measure-corpora`."""
     return (
         f"Texts have {LENGTH} tokens, and batches {BATCH_TOKENS} tokens. The model is BERT with random weights "
         f"({in_words(TINY)})."
@@ -793,6 +795,7 @@ def measured_corpus() -> str:
 
 
 def captured_corpus() -> str:
+    """Describe the texts and the model of the case `capture-corpora`."""
     return (
         f"Texts have {LONG} tokens ({len(Run(Path()).tokens):,} tokens in the last row). The model is BERT with random "
         f"weights ({in_words(WIDE)}). All points are captured."
@@ -804,6 +807,7 @@ def in_words(shape: dict[str, int]) -> str:
 
 
 def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Callable[[], str]) -> Case:
+    """Return a case that runs a stage with increasing numbers of texts."""
     ways = {f"{documents:,} documents": partial(run, documents) for documents in Size().documents}
     return Case(f"Stage {stage}, by number of documents", folder, ways, check, growing=True)
 

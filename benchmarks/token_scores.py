@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=100, help="number of texts")
     parser.add_argument("--steps", type=int, default=24, help="number of steps of the integral")

@@ -7,9 +7,9 @@
 
 `run` clones the last commit to experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there (all stages
 except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. The same command continues
-an interrupted run. `table` compares DVC's experiments of the current commit, or experiments, commits and folders by
-name. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb` runs
-profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
+an interrupted run. `table` compares all of DVC's experiments of the current commit, or the named experiments, commits
+and folders. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb`
+runs profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Run the pipeline on IMDb with two seeds, and publish tables and figures in docs/imdb.
+"""Run the pipeline on IMDb with two seeds, and write tables and figures to docs/imdb.
 
     python -m experiments imdb --dataset stanfordnlp/imdb
 
-The first seed runs all stages with profiles/imdb.txt; the second seed is a second training run, up to `measure`.
+The runs use profiles/imdb.txt. The run with the first seed includes all stages; the run with the second seed trains
+another model, and ends with the stage `measure`.
 """
 
 from __future__ import annotations

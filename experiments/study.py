@@ -1,9 +1,9 @@
-"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, in pairs of seeds.
+"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, with equal seeds.
 
     python -m experiments study --dataset stanfordnlp/imdb
 
-It writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command continues
-an interrupted study.
+The command writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command
+continues an interrupted study.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
 
 
 def sign_flip_p(differences: Doubles) -> float:
-    """Return the exact two-sided p of the mean of paired differences, by a permutation test over all sign patterns."""
+    """Return the exact two-sided p value of the mean of paired differences, by a permutation test over all signs."""
     every_pattern = {"permutation_type": "samples", "n_resamples": np.inf}
     return float(stats.permutation_test((differences,), np.mean, **every_pattern).pvalue)
 

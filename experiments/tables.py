@@ -123,8 +123,10 @@ def experiments_of_commit() -> list[str]:
 
 
 def read(name: str, path: str) -> str:
-    """Return the content of a file of the experiment `name`, a folder or a name in DVC."""
-    return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
+    """Return the text of the file `path` in the experiment `name`, which is a folder, or an experiment or a commit."""
+    if Path(name).is_dir():
+        return Path(name, path).read_text(encoding="utf-8")
+    return str(dvc.api.read(path, rev=name))
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +155,7 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences of two settings (first minus second) for their common seeds.
+    """Return the differences between two settings (first minus second) for their common seeds.
 
     Runs are compared in pairs because a seed determines the sample of texts and the new head of both runs. The result
     is empty unless there are two settings.

@@ -103,6 +103,7 @@ def compare_clones(surroundings: Sequence[Surroundings], clones: Sequence[Path])
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

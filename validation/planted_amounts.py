@@ -239,6 +239,7 @@ def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
 
 
 def _create_gpt2(case: Amounts) -> Any:
+    """Return a GPT-2 with one attention head, ReLU, and the number of layers of the case."""
     config = GPT2Config(
         vocab_size=1 + TEXTS * TOKENS,
         n_embd=WIDTH,
@@ -256,7 +257,7 @@ def _create_gpt2(case: Amounts) -> Any:
 
 
 def _create_bert(case: Amounts) -> Any:
-    """Return a BERT without the norm of the embeddings."""
+    """Return a BERT with one attention head and ReLU, without the norm of the embeddings."""
     config = BertConfig(
         vocab_size=1 + TEXTS * TOKENS,
         hidden_size=WIDTH,

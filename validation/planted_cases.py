@@ -258,7 +258,7 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
 
 
 def _create_bert(layers: int, vocabulary_size: int) -> Any:
-    """Return a BERT without the norm of the embeddings."""
+    """Return a BERT of the size of the planted cases, without the norm of the embeddings."""
     config = BertConfig(
         vocab_size=vocabulary_size,
         hidden_size=WIDTH,
@@ -277,6 +277,7 @@ def _create_bert(layers: int, vocabulary_size: int) -> Any:
 
 
 def _create_gpt2(layers: int, vocabulary_size: int) -> Any:
+    """Return a GPT-2 of the size of the planted cases."""
     config = GPT2Config(
         vocab_size=vocabulary_size,
         n_embd=WIDTH,

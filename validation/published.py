@@ -97,6 +97,7 @@ def main() -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("texts", type=Path)
@@ -197,6 +198,7 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
     expansion_rates: list[float] = []
 
     def visit(layer_pass: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
+        """Append the values of one layer."""
         attention_gains.append(attention_gain(layer_pass))
         output = layer_pass.block.output
         is_square = len(output.W) == len(output.b)

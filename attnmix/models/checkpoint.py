@@ -1,4 +1,4 @@
-"""Reading of a checkpoint's configuration and tokenizer, without importing model code."""
+"""Loading and checking of a checkpoint's configuration and tokenizer, without importing model code."""
 
 import re
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
 }
-"""Configuration keys for optional outputs and chunked computation, with the values that the measures require; none of
-them changes results."""
+"""Configuration keys for optional outputs and chunked computation, with the values that the measures require. These
+values do not change results."""
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
 
-    Raise `InputError` for a missing file, for which transformers would query the hub.
+    Raise `InputError` if the file is missing; transformers would query the hub.
     """
     require_output(folder / "config.json", _name_stage(folder))
     try:
@@ -86,7 +86,7 @@ def padding_token(name: str, tokenizer: Any) -> str:
 
     Some classifiers read the last token that is not padding, so the padding token must not end a text.
     """
-    last_ids = tokenizer("a")["input_ids"][-1:]  # empty if the tokenizer adds no token to the end of a text
+    last_ids = tokenizer("a")["input_ids"][-1:]  # the token at the end of a text
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in last_ids:
             return str(token)

@@ -14,7 +14,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
-"""The output of W_O if a norm follows it; recorded, although it is not a capture point."""
+"""The name of W_O's output if a norm follows W_O; this output is recorded, although it is not a capture point."""
 HEADS = "heads"
 """The name of the stored arrays of single attention heads, from which attention weights are recomputed."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))

@@ -317,8 +317,9 @@ def _check_code(name: str, config: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a json file; return an empty one if the file is invalid or contains something else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # reported when the checkpoint is loaded
+    except ValueError:  # an error is raised later, when the checkpoint is loaded
         return {}
     return values if isinstance(values, dict) else {}

@@ -50,8 +50,8 @@ CHECKED_TOKENS = 32  # maximum number of tokens per text in trial forward passes
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
 """Keys of config.json that must be equal in two models for a comparison by token and layer."""
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
-"""Positions, segments, rotary angles, causal masks, versions: buffers that older versions of transformers saved among
-the weights and newer ones compute from config.json."""
+"""Buffers that older versions of transformers saved among the weights, and newer versions compute from config.json:
+positions, segments, rotary frequencies, causal masks and version numbers."""
 
 
 class _Problem(NamedTuple):
@@ -78,11 +78,11 @@ def load_classifier(
     trained: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
+    """Return the checkpoint as a sequence classifier; a missing classification head is randomly initialised.
 
-    `names` maps class indices to names, and a head with a different number of classes is replaced; without `names`, the
-    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier and, if `trained`, for a
-    missing head.
+    If there are `names` (class names by index), a head with a different number of classes is replaced; otherwise, the
+    classifier has the classes of the checkpoint. Raise `InputError` if the model's family has no sequence classifier,
+    or if the head is missing although `trained` is True.
     """
     config = load_config(folder)
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -160,7 +160,7 @@ def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list
 
 
 def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
-    """Return the entries of `config.json` for the class `names` by index."""
+    """Return the entries `id2label` and `label2id` of `config.json` for class names by index."""
     numbers = {name: number for number, name in names.items()}
     return {"id2label": dict(names), "label2id": numbers}
 
@@ -180,9 +180,9 @@ def load_weights(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the checkpoint as a model of the auto class `kind`, and the names of newly initialised head weights.
 
-    The model is in float32 and eval mode. `names` maps class indices to names. Raise `InputError` if the weights do not
-    match `config.json`, because transformers would randomly initialise missing and mismatched weights, and ignore
-    unexpected ones.
+    The model is in float32 and eval mode. `names` are the class names of a new head by index. Raise `InputError` if the
+    weights do not match `config.json`; transformers would randomly initialise missing and mismatched weights, and
+    ignore unexpected ones.
     """
     config = load_config(folder)
     check_config(config, str(folder))
