@@ -212,17 +212,25 @@ def _find_outcome(row: pd.Series) -> str:
     has_expected_sign = np.sign(row["mean"]) == row["expected_sign"]
     if is_significant and has_expected_sign:
         return "confirmed"
-    is_opposite = row["ci_low"] > 0 if row["expected_sign"] < 0 else row["ci_high"] < 0
+    # A test is refuted if the whole interval has the opposite sign.
+    if row["expected_sign"] < 0:
+        is_opposite = row["ci_low"] > 0
+    else:
+        is_opposite = row["ci_high"] < 0
     return "refuted" if is_opposite else "undecided"
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png, which shows the own share by layer in one panel per donor kind. Thin lines are single runs."""
+    """Save a figure of the own share by layer as `path`.png, with a panel for each kind of donor.
+
+    Thin lines are single runs; thick lines are means over seeds. `runs` contains the tables of `read_run`.
+    """
     with paper_style():
         figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, quantity, title in zip(panels, (SAME, OTHER), ("same class", "other class"), strict=True):
             rows = runs[runs["quantity"] == quantity]
+            # Before fine-tuning, the model is the same in all settings.
             before = rows[rows["checkpoint"] == "pretrained"].groupby("layer")["value"].mean()
             axes.plot(before.index, 100 * before, color=COLOURS["before"], linestyle="--", label="before fine-tuning")
             for setting in SETTINGS:

@@ -52,8 +52,9 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active edits; the context `preparation` remains active until the last edit ends.
+        """Apply `edit` after the active edits, until `end(edit)`.
 
+        The context `preparation` is entered before, and exited when the last edit of the network ends.
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
         if self.base() is not network.base_model:

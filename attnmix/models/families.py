@@ -110,7 +110,7 @@ class Stack:
         return ()
 
     def is_layer(self, path: str) -> bool:
-        """Return True for the module path of a layer."""
+        """Return True if `path` is the module path of a layer; in the path `layers`, * stands for the layer's index."""
         pattern = re.escape(self.layers).replace(r"\*", r"\d+")
         return re.fullmatch(pattern, path) is not None
 

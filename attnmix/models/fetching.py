@@ -150,7 +150,7 @@ def _find_source(name: str, revision: str | None) -> Source:
 
 
 def _list_folder(folder: Path) -> Source:
-    """Return the model files in a folder of this machine."""
+    """Return the model files in a folder of this machine as a `Source`."""
 
     def locate_files(names: Iterable[str]) -> dict[str, Path]:
         return {name: folder / name for name in names}
