@@ -114,10 +114,13 @@ def synchronize() -> None:
 
 
 def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple[float, str]:
-    """Return the wall time of `python <arguments>` in `folder`, including imports, and its output."""
+    """Run `python <arguments>` in `folder`, and return the wall time in seconds, including imports, and the output.
+
+    If the command fails, raise `SystemExit` with its error messages.
+    """
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": str(REPOSITORY)}
     if (folder / "params.yaml").is_file() and read_parameters(folder / "params.yaml").arithmetic == PORTABLE:
-        environment |= SETTINGS
+        environment |= SETTINGS  # must be set before Python starts
     command = [sys.executable, "-W", "ignore", *arguments]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -448,7 +451,8 @@ def point_modules(base: Any) -> dict[str, tuple[str, str]]:
     }
     for number, layer in enumerate(layers, start=1):
         for point, (path, side) in stack.places().items():
-            modules[f"layer_{number:02d}/{point}"] = (f"{layer}.{path}".rstrip("."), side)
+            module_path = f"{layer}.{path}" if path else layer
+            modules[f"layer_{number:02d}/{point}"] = (module_path, side)
     return {name: module for name, module in modules.items() if name.partition("/")[2] in points}
 
 
@@ -458,17 +462,21 @@ class Writer:
     def __init__(self, inputs: Inputs) -> None:
         self.encoded = inputs.encoded
         self.folder = inputs.folder
-        self.starts = np.cumsum([0, *map(len, inputs.encoded)])
+        self.starts = np.cumsum([0, *map(len, inputs.encoded)])  # first row of each text, and the number of rows
         self.rows: dict[str, Any] = {}
 
     def keep(self, batch: list[int], features: Mapping[str, Any]) -> None:
-        """Copy the features `[B, T, width]` of a batch to the rows of its texts, without padding."""
+        """Copy the features `[B, T, width]` of a batch to the rows of its texts, without padding.
+
+        `batch` contains the indices of the texts.
+        """
         for name, value in features.items():
             block = value.half().cpu().numpy()
             if name not in self.rows:
                 self.rows[name] = np.empty((self.starts[-1], block.shape[-1]), np.float16)
-            for index, i in enumerate(batch):
-                self.rows[name][self.starts[i] : self.starts[i + 1]] = block[index, : len(self.encoded[i])]
+            for row, text in enumerate(batch):
+                text_rows = slice(self.starts[text], self.starts[text + 1])
+                self.rows[name][text_rows] = block[row, : len(self.encoded[text])]
 
     def save(self) -> None:
         """Write the arrays to files, one for each point."""
