@@ -357,10 +357,8 @@ def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
     base: Any = load_base(card.run.finetuned).to(card.device)
     base.set_attn_implementation("sdpa")
     run = Run(card.run.root)  # a new instance without cached tables
-    if kind == "captured":
-        documents = read_documents(run.captured)
-    else:
-        documents = read_reviews("measured", run.drawn_reviews)
+    is_captured = kind == "captured"
+    documents = read_documents(run.captured) if is_captured else read_reviews("measured", run.drawn_reviews)
     texts = [document.ids.tolist() for document in documents]
     numbers = batches_by_tokens([len(text) for text in texts], batch_tokens)
     batches = [padded([texts[number] for number in batch], 0, card.device) for batch in numbers]

@@ -213,10 +213,9 @@ def _find_outcome(row: pd.Series) -> str:
     if is_significant and has_expected_sign:
         return "confirmed"
     # A test is refuted if the whole interval has the opposite sign.
-    if row["expected_sign"] < 0:
-        is_opposite = row["ci_low"] > 0
-    else:
-        is_opposite = row["ci_high"] < 0
+    is_positive = row["ci_low"] > 0
+    is_negative = row["ci_high"] < 0
+    is_opposite = is_positive if row["expected_sign"] < 0 else is_negative
     return "refuted" if is_opposite else "undecided"
 
 
