@@ -526,7 +526,7 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write a checkpoint in a file of `pack` to the new folder `folder`, with its rounded weights."""
+    """Write the checkpoint that `pack` compressed to `file` to the new folder `folder`, with the rounded weights."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[str, dict[str, int]]]:
-    """Run each task twice; yield its name, and its counts in the second run by their names in `COUNTS`.
+    """Run each task twice, and yield the task's name and the counts of the second run; the keys are `COUNTS`.
 
     The first run fills caches.
     """

@@ -398,7 +398,7 @@ class Inputs(NamedTuple):
 
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
-    """Return the seconds of loading, tokenization and the function `way` under its name, without imports."""
+    """Return the seconds of loading, tokenization and `way`, without imports, as a dictionary with the key `name`."""
     from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
@@ -415,7 +415,7 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
 
 
 def stage_capture(name: str) -> Seconds:
-    """Return the seconds of the stages `tokenize` and `capture` under the key `name`, without imports."""
+    """Return the seconds of `tokenize` and `capture`, without imports, as a dictionary with the key `name`."""
     from stages import capture, tokenize
 
     shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC does before it runs a stage

@@ -130,10 +130,10 @@ def read(name: str, path: str) -> str:
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, interval, p and number of seeds for each setting and each combination of keys.
+    """Return the mean over seeds, its interval and p value, and the number of seeds, for each combination of keys.
 
-    The keys are the columns before `mean`. Interval and p are NaN for a single seed; p is also NaN if all seeds have
-    the same mean.
+    The keys are the columns before `mean`, except `seed`. The interval and p are NaN for a single seed; p is also NaN
+    if all seeds have the same mean.
     """
     table = table.dropna(subset="mean")
     keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "seed"]

@@ -80,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select_surroundings(cpus: Sequence[str]) -> list[Surroundings]:
-    """Return the environments of the clones: `SURROUNDINGS`, or one without and one with each of the emulated `cpus`.
+    """Return the environments of the clones: `SURROUNDINGS` or, if there are `cpus`, one for each emulated processor.
 
+    Emulated processors are compared with this machine's processor, which is the first environment.
     Raise `SystemExit` if processors cannot be emulated.
     """
     if not cpus:

@@ -40,7 +40,7 @@ from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
 TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts for exchanges and probes, for ratios and matrices, for derivatives
-NOISE = 0.05  # standard deviation of noise on the input of probes; without noise, they could decode any weak signal
+NOISE = 0.05  # standard deviation of noise on the input of probes, which prevents the decoding of very weak signals
 LIMIT = 0.02
 ROUNDING = 1e-12  # vectors of a smaller length are rounding errors
 MAX_SHARE = 1e6  # shares with a larger absolute value are quotients of rounding errors

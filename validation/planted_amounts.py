@@ -147,7 +147,7 @@ def own_shares(base: Any) -> dict[str, float]:
 
 
 def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
-    """Return the own share by the exchange of tokens with all other texts, and its variant with squared lengths."""
+    """Return two own shares by the exchange of tokens with all other texts: from lengths and from squared lengths."""
     totals = []
     for text in range(MEASURED):
         words = np.arange(TOKENS, dtype=np.int32)

@@ -25,7 +25,7 @@ from attnmix.models.attention import OBSERVED
 
 TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS
-CONTENT, RECEIVER = 8, 12  # the first dimension of each; both have 4 dimensions
+CONTENT, RECEIVER = 8, 12  # the first dimensions of the content and the receiver, which have 4 dimensions each
 LENGTH = 1.5  # Euclidean length of position vectors
 SHARPNESS = 60.0  # difference of the attention scores for weights 1 and 0
 STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def others_TT(self) -> Tensor:
-        """A 0/1 matrix of the tokens j that count as others for each token i."""
+        """A matrix with ones for the tokens j (columns) that count as other tokens for token i (rows), else zeros."""
         return TWO_BEFORE if self.two_before else 1 - EYE
 
     @property

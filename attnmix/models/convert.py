@@ -53,7 +53,7 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
 
 
 def _load_state_dict(file: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors in `file` by name; raise `InputError` if it is not a file with a usable state dict."""
+    """Return the tensors in `file` by name; raise `InputError` if the file contains no usable state dict."""
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
         return _find_state_dict(loaded)
@@ -79,7 +79,7 @@ def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, 
         encoder.removesuffix(body): "",  # for example the prefix of DataParallel
         encoder: body,
     }
-    # If only one module is outside the base model, it is the last Linear of the head.
+    # A single module outside the base model is the last Linear of the classification head.
     heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(heads) == 1:
         linear, _ = last_linear(model)

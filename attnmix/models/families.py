@@ -142,7 +142,7 @@ class Family:
             )
 
     def absent(self) -> dict[str, str]:
-        """Return the capture points, ratios and matrices that this family lacks, and the reason for each.
+        """Return the names of capture points, ratios and matrices that this family lacks, and why they are missing.
 
         `HEADS` is included if queries and keys cannot be recorded.
         """

@@ -200,7 +200,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
 
 
 def _copy_without_code(source: Path, target: Path) -> None:
-    """Copy a file of a checkpoint; if it is a configuration file, omit its key `CODE_KEY`."""
+    """Copy a file of a checkpoint; configuration files are copied without the key `CODE_KEY`."""
     values = _read_json(source) if target.name in CONFIGURATION_FILES else {}
     if CODE_KEY not in values:
         shutil.copyfile(source, target)
@@ -274,7 +274,7 @@ def _copy_tokenizer(files: Iterable[Path], output: Path) -> None:
 
 
 def _find_package_folder(name: str) -> Path:
-    """Return the folder of a name `package://...`; raise `InputError` if it does not exist."""
+    """Return the folder of the model `package://<package>/<folder>`; raise `InputError` if there is no such folder."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None and package in EXTRA_MODULES["example-model"]:

@@ -33,7 +33,7 @@ from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of, find_layers, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
-POOLER = "pooler"  # counts as part of the head: initialised and trained if the checkpoint lacks it
+POOLER = "pooler"  # counts as part of the classification head, which is initialised and trained if weights are missing
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a single-label classifier."""
 REGRESSION = "regression"

@@ -156,7 +156,7 @@ def tokenized_ids(
 
 
 def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
-    """Return the decoded text or pair of token IDs, and an encoding with the offsets of the tokens in each text."""
+    """Decode token IDs to a text or a pair, and return it with an encoding that contains the offsets of the tokens."""
     end_ids = _list_special_ids(tokenizer, END_ROLES)
     types = given.types or [0] * len(given.ids)
     special_mask: list[int] = []
