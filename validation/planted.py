@@ -140,16 +140,17 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
         """Return the ratios and their controls `[1 + C, M, B, T]`."""
         value_BTE = layer_pass.value
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
-        no_special_SB = ids_BT.new_empty(0, len(ids_BT))
-        values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True), no_special_SB)
+        mean_B1E = value_BTE.mean(1, keepdim=True)
+        no_special_SB = ids_BT.new_empty(0, len(ids_BT))  # the texts have no special tokens
+        values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, no_special_SB)
         controls = control_ratios(
             list(RATIOS), layer_pass, split_layer(layer_pass), values, values.attended(layer_pass)
         )
         controls_CMBT = torch.stack([controls[name] for name in SAME_PASS])
+        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
         documents = [layer_pass.document(text) for text in range(len(ids_BT))]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
         is_rounding_BT = torch.stack(norms).sum(-1) < ROUNDING
-        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
         ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(is_rounding_BT, 0)
         return ratios_CMBT
 
