@@ -2,13 +2,13 @@
 
     python -m benchmarks.card                                # five to six minutes on an H200; writes card.csv
     python -m benchmarks.card --small                        # a short check of all rows, also on a CPU
-    python -m benchmarks.card --checkpoint models/mine       # also compares the results of a real model
+    python -m benchmarks.card --checkpoint models/mine       # also compares a real model between device and CPU
     python -m benchmarks.card --pack models/mine mine.int8   # compresses a real model for the transfer
 
 No network is needed, because the model is a random BERT-base, and the texts are random words, including words that
-determine the class. Each row of the table is computed by a function below and written immediately.
-benchmarks/RESULTS.md explains the rows. A failed row states the reason, the remaining rows still run, and the exit
-status is 1.
+determine the class. Each row of the table is computed by one function in this file, and is written as soon as it is
+finished. benchmarks/RESULTS.md explains the rows. If a row fails, the table contains the reason, the remaining rows
+still run, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
     "llama": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
 }
-"""Random models for the comparison with the CPU: post-LN, pre-LN, gated, and with rotary positions."""
+"""The shapes of random models for the comparison with the CPU: post-LN, pre-LN, gated, and with rotary positions."""
 SCALE = ".scale"  # suffix of the names of scales in a packed model
-MEMORY_LIMIT = 0.002  # fraction of the GPU's memory that is less than the model needs
+MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, too little for the model
 KILL_SECONDS = 300  # timeout until the first checkpoint of a training run
 
 
@@ -89,12 +89,13 @@ SMALL = Size(SMALL_MODEL, train=48, test=16, words=30, measured=4, batch_texts=8
 
 @dataclass(frozen=True)
 class Card:
-    """The working folder of the stages, the device, and the user's options."""
+    """The working folder of the stages, the size of the benchmark, the device, and the user's model."""
 
     run: Run
     size: Size
     device: torch.device
     checkpoint: Path | None
+    """A model folder, a file written by `pack`, or None."""
 
     def write_parameters(self, **sections: dict[str, Any]) -> None:
         """Write `params.yaml` with the settings of the benchmark, `sections`, and defaults for all other keys."""
@@ -110,7 +111,7 @@ class Card:
         write_parameters(self.run.root, **values)
 
     def stage(self, name: str) -> float:
-        """Run a stage in this process, and return its seconds."""
+        """Run a stage in this process, and return its duration in seconds."""
         with chdir(self.run.root):
             parameters = read_parameters()
             synchronize()
@@ -121,10 +122,16 @@ class Card:
 
     def start_finetune(self, root: Path) -> subprocess.Popen[bytes]:
         """Start the stage `finetune` in the folder `root`, in a separate process."""
-        folders = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-        output: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, "-m", "stages", "finetune"], cwd=root, env=environment, **output)
+        folders = [str(REPOSITORY)]
+        if os.environ.get("PYTHONPATH"):
+            folders.append(os.environ["PYTHONPATH"])
+        return subprocess.Popen(
+            [sys.executable, "-m", "stages", "finetune"],
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
 
 
 class NotHereError(Exception):
@@ -135,14 +142,13 @@ def machine(card: Card) -> str:
     """Return the device and the versions of CUDA, torch and transformers."""
     name = device_name(card.device)
     if card.device.type == "cuda":
-        name += (
-            f", {torch.cuda.get_device_properties(card.device).total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-        )
+        memory_bytes = torch.cuda.get_device_properties(card.device).total_memory
+        name += f", {memory_bytes / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     return f"{name}; torch {torch.__version__}, transformers {version('transformers')}"
 
 
 def same_numbers(name: str) -> Callable[[Card], str]:
-    """Return the row that compares ratios and matrices of a family on the device and on the CPU."""
+    """Return a function that compares ratios and matrices of the family `name` on the device and on the CPU."""
 
     def row(card: Card) -> str:
         folder = card.run.root / "families" / name
@@ -164,15 +170,19 @@ def same_numbers_of_a_checkpoint(card: Card) -> str:
 
 
 def compared(folder: Path, device: torch.device) -> str:
-    """Return text on the largest absolute difference of ratios and matrices between the device and the CPU."""
+    """Return the largest absolute difference between the device and the CPU, over ratios and matrices, as text.
+
+    Raise `AssertionError` if it is larger than 1e-4. `folder` contains the model.
+    """
     texts = random_texts(4, 20, seed=3)["text"].tolist()
+    on_device = attnmix.measure(attnmix.load(folder, device=device), texts)
+    on_cpu = attnmix.measure(attnmix.load(folder, device="cpu"), texts)
     differences = []
-    results = [attnmix.measure(attnmix.load(folder, device=each), texts) for each in (device, "cpu")]
-    for found, expected in zip(results[0].ratios_by_text, results[1].ratios_by_text, strict=True):
-        differences.append(np.abs(found - expected).max())
+    for ratios, expected in zip(on_device.ratios_by_text, on_cpu.ratios_by_text, strict=True):
+        differences.append(np.abs(ratios - expected).max())
     for name in ("norm", "value_zeroing"):
-        found, expected = (result.matrix(name).to_numpy() for result in results)
-        differences.append(np.nanmax(np.abs(found - expected), initial=0))
+        matrix_difference = on_device.matrix(name).to_numpy() - on_cpu.matrix(name).to_numpy()
+        differences.append(np.nanmax(np.abs(matrix_difference), initial=0))
     largest = max(differences)
     if not largest <= 1e-4:
         raise AssertionError(f"ratios or matrices differ by {largest:.2g}")
@@ -180,7 +190,7 @@ def compared(folder: Path, device: torch.device) -> str:
 
 
 def tensor_float(card: Card) -> str:
-    """Check that ratios and the user's setting do not change if TensorFloat-32 is enabled."""
+    """Check that ratios do not change if the user enables TensorFloat-32, and that this setting is kept."""
     folder = card.run.root / "families" / "bert"
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     model = attnmix.load(folder, device=card.device)
@@ -188,18 +198,19 @@ def tensor_float(card: Card) -> str:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found = attnmix.measure(model, texts)
-        kept = torch.get_float32_matmul_precision()
+        result = attnmix.measure(model, texts)
+        setting_afterwards = torch.get_float32_matmul_precision()
     finally:
         torch.set_float32_matmul_precision(before)
-    same = all(np.array_equal(*pair) for pair in zip(found.ratios_by_text, expected.ratios_by_text, strict=True))
-    if not same or kept != "high":
-        raise AssertionError(f"the same bytes: {same}; the setting afterwards: {kept}")
+    pairs = zip(result.ratios_by_text, expected.ratios_by_text, strict=True)
+    are_equal = all(np.array_equal(ratios, expected_ratios) for ratios, expected_ratios in pairs)
+    if not are_equal or setting_afterwards != "high":
+        raise AssertionError(f"the same bytes: {are_equal}; the setting afterwards: {setting_afterwards}")
     return "the same bytes, and the user's setting is put back"
 
 
 def training(**changes: Any) -> Callable[[Card], str]:
-    """Return the row of a training run with `changes` of the section `finetune`: speed, accuracy and memory."""
+    """Return a function that trains with `changes` of the section `finetune` and returns speed, accuracy and memory."""
 
     def row(card: Card) -> str:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
@@ -214,29 +225,33 @@ def training(**changes: Any) -> Callable[[Card], str]:
 
 
 def training_twice(card: Card) -> str:
-    """Check that two training runs, and a third run that is killed and resumed, result in identical weights."""
+    """Check that two training runs, and a third one that is killed and resumed, result in identical weights."""
     digests = {}
-    for way in ("once", "again", "killed"):
-        root = card.run.root / way
+    for name in ("once", "again", "killed"):
+        root = card.run.root / name
         lay_out(root, card.size)
         Card(Run(root), card.size, card.device, None).write_parameters()
         process = card.start_finetune(root)
-        if way == "killed":
+        if name == "killed":
             kill_after_a_checkpoint(process, root)
-            process = card.start_finetune(root)
+            process = card.start_finetune(root)  # resumes the training run
         _, error = process.communicate()
         if process.returncode:
             raise AssertionError(error.decode(errors="replace").strip().splitlines()[-1])
-        if way == "killed" and b"resumes from" not in error:
+        if name == "killed" and b"resumes from" not in error:
             raise AssertionError("the killed training run restarted from the beginning")
-        digests[way] = hashlib.sha256((Run(root).finetuned / "model.safetensors").read_bytes()).hexdigest()
+        weights = (Run(root).finetuned / "model.safetensors").read_bytes()
+        digests[name] = hashlib.sha256(weights).hexdigest()
     if len(set(digests.values())) > 1:
         raise AssertionError(f"the weights differ: {digests}")
     return "the same bytes, resumed after SIGKILL too"
 
 
 def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> None:
-    """Send SIGKILL after the first saved epoch; raise if the process ends or times out before."""
+    """Kill a training run in the folder `root` (SIGKILL) after its first checkpoint.
+
+    Raise `AssertionError` if the process ends, or `KILL_SECONDS` pass, before the first checkpoint.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     while not list(root.glob(".unfinished/finetune/*/checkpoint-*/trainer_state.json")):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -248,9 +263,13 @@ def kill_after_a_checkpoint(process: subprocess.Popen[bytes], root: Path) -> Non
 
 
 def out_of_memory(stage: str) -> Callable[[Card], str]:
-    """Return the row of a stage with too little GPU memory, which must print one line with the parameter to reduce."""
+    """Return a function that runs a stage with too little GPU memory, and checks and returns its error message.
+
+    The message must be one line that names the parameters to reduce.
+    """
 
     def row(card: Card) -> str:
+        """Run the stage with a memory limit, and return the end of its error message."""
         if card.device.type != "cuda":
             raise NotHereError("no NVIDIA GPU")
         card.write_parameters()
@@ -272,14 +291,18 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
 
 
 def capture_speed(index: int) -> Callable[[Card], str]:
-    """Return the row of `capture` compared with bare forward passes, for one batch size, and the speed of the disk."""
+    """Return a function that compares the speed of `capture` with bare forward passes, and measures that of the disk.
+
+    `index` selects one of the batch sizes.
+    """
 
     def row(card: Card) -> str:
+        """Return the speed of `capture`, of forward passes and of the disk."""
         if index >= len(card.size.batch_tokens):
             raise NotHereError("--small has fewer sizes")
         batch_tokens = card.size.batch_tokens[index]
         card.write_parameters(capture={"batch_tokens": batch_tokens})
-        if index == 0:
+        if index == 0:  # later rows use the same tokens
             card.stage("tokenize")
         vectors = np.random.default_rng(0).normal(size=(SHARD_ROWS, SHARD_WIDTH)).astype(np.float16)
         rate = measure_disk_rate(card.run.root, vectors)
@@ -289,13 +312,17 @@ def capture_speed(index: int) -> Callable[[Card], str]:
 
 
 def measure_speed(index: int) -> Callable[[Card], str]:
-    """Return the row of `measure`, including both controls, compared with bare forward passes, for one batch size."""
+    """Return a function that compares the speed of `measure`, with its controls, with bare forward passes.
+
+    `index` selects one of the batch sizes.
+    """
 
     def row(card: Card) -> str:
+        """Return the speed of `measure` and of forward passes."""
         batch_tokens = card.size.batch_tokens[index]
         capture = {"batch_tokens": batch_tokens, "drawn": 0, "documents": [0]}
         card.write_parameters(finetune={"epochs": 0}, capture=capture)
-        if index == 0:
+        if index == 0:  # later rows use the same tokens
             card.stage("tokenize")
         return compare_with_bare(card, "measure", "measured", batch_tokens)
 
@@ -303,7 +330,7 @@ def measure_speed(index: int) -> Callable[[Card], str]:
 
 
 def faithfulness(card: Card) -> str:
-    """Return time and memory of token scores, probes and interventions on the texts measured by `measure`."""
+    """Return the time and the memory of the stage `faithfulness` on the texts that `measure` uses."""
     with watched(card.device) as use:
         seconds = card.stage("faithfulness")
     rows = len(card.run.table("faithfulness/faithfulness"))
@@ -311,7 +338,10 @@ def faithfulness(card: Card) -> str:
 
 
 def compare_with_bare(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
-    """Return the speed of a stage with its limiting factor, and of bare forward passes of the same texts."""
+    """Return the speed of a stage and of bare forward passes of the same texts, and the stage's limiting factor.
+
+    `kind` is `captured` or `measured`, for the texts of `capture` or `measure`.
+    """
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
     with watched(card.device) as use, collect_messages("limited by: ") as limits:
         seconds = card.stage(stage)
@@ -320,23 +350,27 @@ def compare_with_bare(card: Card, stage: str, kind: str, batch_tokens: int) -> s
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
-    """Return the number of tokens in the texts of `kind`, and the seconds of their forward passes in transformers."""
+    """Return the number of tokens in the `captured` or `measured` texts, and the seconds of their forward passes.
+
+    The forward passes use the model of transformers, without hooks.
+    """
     base: Any = load_base(card.run.finetuned).to(card.device)
     base.set_attn_implementation("sdpa")
     run = Run(card.run.root)  # a new instance without cached tables
-    captured = kind == "captured"
-    documents = read_documents(run.captured) if captured else read_reviews("measured", run.drawn_reviews)
+    is_captured = kind == "captured"
+    documents = read_documents(run.captured) if is_captured else read_reviews("measured", run.drawn_reviews)
     texts = [document.ids.tolist() for document in documents]
     numbers = batches_by_tokens([len(text) for text in texts], batch_tokens)
     batches = [padded([texts[number] for number in batch], 0, card.device) for batch in numbers]
     with torch.inference_mode():
-        base(**batches[0])
+        base(**batches[0])  # excludes one-time costs
         synchronize()
         start = time.perf_counter()
         for batch in batches:
             base(**batch)
         synchronize()
-    return sum(map(len, texts)), time.perf_counter() - start
+        seconds = time.perf_counter() - start
+    return sum(map(len, texts)), seconds
 
 
 @dataclass
@@ -348,13 +382,15 @@ class Use:
     """GPU utilization in per cent, sampled five times per second."""
 
     def __str__(self) -> str:
-        parts = [f"peak {self.peak_bytes / 2**30:.1f} GiB"] if self.peak_bytes else ["no GPU memory"]
-        return ", ".join([*parts, *([f"GPU busy {statistics.mean(self.busy):.0f} %"] if self.busy else [])])
+        memory = f"peak {self.peak_bytes / 2**30:.1f} GiB" if self.peak_bytes else "no GPU memory"
+        if not self.busy:
+            return memory
+        return f"{memory}, GPU busy {statistics.mean(self.busy):.0f} %"
 
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Use]:
-    """Yield the use of the GPU; its fields are set when the context ends."""
+    """Measure the use of the GPU within the context; the fields of the yielded object are set when the context ends."""
     use = Use()
     if device.type != "cuda":
         yield use
@@ -366,7 +402,7 @@ def watched(device: torch.device) -> Iterator[Use]:
     try:
         sampler = subprocess.Popen([*query, "-lms=200"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except FileNotFoundError:
-        sampler = None
+        sampler = None  # the utilization remains unknown
     try:
         yield use
     finally:
@@ -379,7 +415,7 @@ def watched(device: torch.device) -> Iterator[Use]:
 
 @contextmanager
 def collect_messages(phrase: str) -> Iterator[list[str]]:
-    """Yield a list for the messages of the log that contain a phrase."""
+    """Yield a list to which all log messages that contain `phrase` are appended within the context."""
     messages: list[str] = []
 
     class Collector(logging.Handler):
@@ -401,16 +437,16 @@ def collect_messages(phrase: str) -> Iterator[list[str]]:
 
 @contextmanager
 def training_speed() -> Iterator[list[float]]:
-    """Yield a list for the samples per second of each training run, as reported by `Trainer`."""
+    """Yield a list to which the samples per second of each training run, as reported by `Trainer`, are appended."""
     speeds: list[float] = []
     train = transformers.Trainer.train
 
-    def counted(trainer: transformers.Trainer, **options: Any) -> Any:
+    def train_and_report(trainer: transformers.Trainer, **options: Any) -> Any:
         output = train(trainer, **options)
         speeds.append(output.metrics["train_samples_per_second"])
         return output
 
-    transformers.Trainer.train = counted
+    transformers.Trainer.train = train_and_report
     try:
         yield speeds
     finally:
@@ -418,46 +454,65 @@ def training_speed() -> Iterator[list[float]]:
 
 
 def random_texts(number: int, longest: int, seed: int) -> pd.DataFrame:
-    """Return texts of random words and lengths with alternating classes, which are determined by some words."""
-    generator, rows = np.random.default_rng(seed), []
+    """Return a table of `number` random texts with alternating classes, each with three words that reveal the class.
+
+    Texts have fewer than `longest` words; the columns are `text`, `label` and `label_name`.
+    """
+    generator = np.random.default_rng(seed)
+    rows = []
     for index in range(number):
         label = index % 2
         words = generator.choice(WORDS, generator.integers(longest // 3, longest - 3)).tolist()
-        words[1:1] = generator.choice(CLASS_WORDS[label], 3).tolist()
+        words[1:1] = generator.choice(CLASS_WORDS[label], 3).tolist()  # inserted after the first word
         rows.append((" ".join(words), label, ("negative", "positive")[label]))
     return pd.DataFrame(rows, columns=["text", "label", "label_name"])
 
 
 def write_model(folder: Path, family: str, shape: dict[str, Any]) -> None:
-    """Write a random classifier of a family, and a word-level tokenizer."""
+    """Write a random classifier of a model family with the configuration `shape`, and a word-level tokenizer."""
     vocabulary = [*SPECIAL, *WORDS, *CLASS_WORDS[0], *CLASS_WORDS[1]]
-    model = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]")
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = [(token, vocabulary.index(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
-    roles = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=512, **{f"{role}_token": token for role, token in roles.items()}
-    ).save_pretrained(folder)
+    _create_tokenizer(vocabulary).save_pretrained(folder)
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    # BERT-base keeps its default vocabulary size, and therefore its usual size.
     rows = {} if family == "bert" and not shape else {"vocab_size": len(vocabulary)}
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **rows, **ids, **shape)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
 
 
+def _create_tokenizer(vocabulary: list[str]) -> PreTrainedTokenizerFast:
+    """Return a word-level tokenizer that encodes texts as `[CLS] ... [SEP]`."""
+    model = models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="[UNK]")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [(token, vocabulary.index(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=512,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+
+
 def lay_out(root: Path, size: Size) -> None:
-    """Write the inputs of `finetune`, a dataset and a BERT model."""
+    """Write the inputs of the stage `finetune` to the folder `root`: a dataset and a BERT model."""
     run = Run(root)
     run.reviews.mkdir(parents=True)
-    for seed, (split, number) in enumerate((("train", size.train), ("validation", size.test), ("test", size.test))):
+    texts_per_split = {"train": size.train, "validation": size.test, "test": size.test}
+    for seed, (split, number) in enumerate(texts_per_split.items()):
         random_texts(number, size.words, seed).to_parquet(split_file(split, run.reviews), index=False)
     write_model(run.pretrained, "bert", size.model)
 
 
 def pack(folder: Path, file: Path) -> None:
-    """Write a checkpoint as one file with a quarter of its size: matrices in int8, with a scale for each row."""
+    """Compress the checkpoint in `folder` to a `file` of about a quarter of its size.
+
+    Matrices are rounded to int8, with a scale for each row; other tensors are unchanged.
+    """
     packed = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -471,14 +526,15 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint of a file written by `pack`. Its rounded weights are the same on every device."""
+    """Write the checkpoint that `pack` compressed to `file` to the new folder `folder`, with the rounded weights."""
     from safetensors import safe_open
 
     folder.mkdir(parents=True)
     with safe_open(file, "pt") as opened:
         for name, text in opened.metadata().items():
             (folder / name).write_text(text, encoding="utf-8")
-    packed, tensors = load_file(file), {}
+    packed = load_file(file)
+    tensors = {}
     for name, tensor in packed.items():
         if not name.endswith(SCALE):
             scales = packed.get(name + SCALE)
@@ -509,6 +565,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
 
 
 def main() -> None:
+    """Write and print the table, or only compress a model (`--pack`)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tiny model and few texts, also for a CPU")
     parser.add_argument("--checkpoint", type=Path, help="folder of a real model, or a file written by --pack")
@@ -518,30 +575,38 @@ def main() -> None:
     if arguments.pack:
         pack(*arguments.pack)
         return
-    failed = False
-    with tempfile.TemporaryDirectory() as name, arguments.to.open("w", encoding="utf-8", newline="") as file:
+    with tempfile.TemporaryDirectory() as folder:
         size = SMALL if arguments.small else Size()
         checkpoint = arguments.checkpoint and arguments.checkpoint.absolute()
-        card = Card(Run(Path(name)), size, chosen_device(), checkpoint)
+        card = Card(Run(Path(folder)), size, chosen_device(), checkpoint)
         prepare_device(card.device)
         lay_out(card.run.root, size)
-        table = csv.writer(file, lineterminator="\n")
+        all_succeeded = write_rows(card, arguments.to)
+    sys.exit(0 if all_succeeded else 1)
+
+
+def write_rows(card: Card, file: Path) -> bool:
+    """Compute all rows, print them, and write them to a csv file; return False if a row failed."""
+    all_succeeded = True
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        table = csv.writer(opened, lineterminator="\n")
         table.writerow(["row", "result", "seconds"])
         print("| row | result | seconds |\n| --- | --- | ---: |", flush=True)
-        for title, row in ROWS.items():
+        for title, compute_row in ROWS.items():
             start = time.perf_counter()
             try:
-                result = row(card)
+                result = compute_row(card)
             except NotHereError as reason:
                 result = f"not here: {reason}"
             except Exception as error:  # the remaining rows must still run
-                failed, result = True, f"FAILED: {type(error).__name__}: {error}".splitlines()[0]
+                all_succeeded = False
+                result = f"FAILED: {type(error).__name__}: {error}".splitlines()[0]
             seconds = f"{time.perf_counter() - start:.1f}"
             table.writerow([title, result, seconds])
-            file.flush()
+            opened.flush()
             print(f"| {title} | {result} | {seconds} |", flush=True)
             gc.collect()
-    sys.exit(int(failed))
+    return all_succeeded
 
 
 if __name__ == "__main__":

@@ -30,9 +30,11 @@ from attnmix.runs.capture import Batch, TextRows, fill_rows
 
 TEXTS, TOKENS, HEADS, LAYERS, HEAD_WIDTH = 16, 256, 12, 12, 2
 COUNTS = ("operators", ".item()", "copies to the host", "copies from it", "operators that wait")
+"""The names of the counts of a task."""
 
 
 def main() -> None:
+    """Print the counts of each task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--tokens", type=int, default=TOKENS)
@@ -43,7 +45,10 @@ def main() -> None:
 
 
 def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield the name of each task and its `COUNTS` in the second run."""
+    """Run each task twice, and yield the task's name and the counts of the second run; the keys are `COUNTS`.
+
+    The first run fills caches.
+    """
     from tests import second_device
 
     for name, work in works(second_device.DEVICE, texts, tokens):
@@ -61,7 +66,36 @@ def counted_works(texts: int = TEXTS, tokens: int = TOKENS) -> Iterator[tuple[st
 
 
 def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield the name and the function of each task; `counted_works` runs it twice to exclude the filling of caches."""
+    """Yield the name and the function of each task on `texts` texts of up to `tokens` tokens.
+
+    The tasks are parts of the stages `capture` and `measure`; the model is a BERT with `layers` layers on `device`.
+    """
+    base, matrices = _create_models(device, layers)
+    documents = list(_documents(texts, tokens))
+    measurer = BatchMeasurer(base, list(RATIOS), 0)
+    measurer.read_corpus([documents])
+    inputs = measurer.batch(documents)
+    sites = widths(base, CaptureParameters().points)
+    buffer_type = {"dtype": torch.float16, "device": device}
+    buffers = {site: torch.empty(texts * tokens, width, **buffer_type) for site, width in sites.items()}
+    captured = _create_batch(documents)
+
+    def forward() -> None:
+        with torch.inference_mode():
+            base(**inputs)
+
+    yield "forward pass", forward
+    yield f"`capture`, {len(buffers)} points", lambda: fill_rows(base, [captured], buffers)
+    yield "seven ratios", lambda: measurer.ratios(documents)
+    is_sampled = [text == 0 for text in range(texts)]
+    yield "all that `measure` reads", lambda: measurer.measures(documents, is_sampled)
+    outside = [False] * texts
+    yield "`measure` outside a sample", lambda: measurer.measures(documents, outside, statistics=())
+    yield "matrices of one text", lambda: matrices.contributions(documents[0].ids)
+
+
+def _create_models(device: Any, layers: int) -> tuple[Any, DocumentMeasurer]:
+    """Return a BERT with random weights, and the measurer of its contribution matrices, both on `device`."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "num_hidden_layers": layers,
@@ -73,33 +107,22 @@ def works(device: Any, texts: int, tokens: int, layers: int = LAYERS) -> Iterato
     matrices = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
     matrices.base.to(device)
     base.to(device)
-    documents = list(_documents(texts, tokens))
-    measurer = BatchMeasurer(base, list(RATIOS), 0)
-    measurer.read_corpus([documents])
-    sampled = [text == 0 for text in range(texts)]
-    inputs = measurer.batch(documents)
-    sites = widths(base, CaptureParameters().points)
-    buffer_type = {"dtype": torch.float16, "device": device}
-    buffers = {site: torch.empty(texts * tokens, width, **buffer_type) for site, width in sites.items()}
-    ends = np.cumsum([len(document) for document in documents]).tolist()
-    rows = [slice(end - len(document), end) for document, end in zip(documents, ends, strict=True)]
-    text_rows = [TextRows(text, slice(0, len(documents[text])), rows[text]) for text in range(texts)]
-    captured = Batch(padded([document.ids.tolist() for document in documents], 0), text_rows)
+    return base, matrices
 
-    def forward() -> None:
-        with torch.inference_mode():
-            base(**inputs)
 
-    yield "forward pass", forward
-    yield f"`capture`, {len(buffers)} points", lambda: fill_rows(base, [captured], buffers)
-    yield "seven ratios", lambda: measurer.ratios(documents)
-    yield "all that `measure` reads", lambda: measurer.measures(documents, sampled)
-    outside = [False] * texts
-    yield "`measure` outside a sample", lambda: measurer.measures(documents, outside, statistics=())
-    yield "matrices of one text", lambda: matrices.contributions(documents[0].ids)
+def _create_batch(documents: list[Document]) -> Batch:
+    """Return all texts as one batch of `capture`, whose vectors are written one text after the other."""
+    text_rows = []
+    start = 0
+    for text, document in enumerate(documents):
+        end = start + len(document)
+        text_rows.append(TextRows(text, slice(0, len(document)), slice(start, end)))
+        start = end
+    return Batch(padded([document.ids.tolist() for document in documents], 0), text_rows)
 
 
 def _documents(texts: int, tokens: int) -> Iterator[Document]:
+    """Yield texts of random tokens and token classes, with up to `tokens` tokens."""
     generator = np.random.default_rng(0)
     for number in range(texts):
         length = tokens - number % 4  # different lengths require padding

@@ -3,8 +3,8 @@
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
 Every stage runs once, in pipeline order, in one thread under Python's profiler. The time of an operation is the time in
-its functions, excluding their callees. Other threads, which fit UMAP in `reduce`, appear as time spent waiting for
-them. As the profiler slows short calls, the shares show the bottlenecks, but not the duration of a stage.
+its functions, excluding the functions that they call. Other threads, which fit UMAP in `reduce`, appear as waiting time
+of the main thread. As the profiler slows short calls, the shares show the bottlenecks, but not the duration of a stage.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def operation(file: str, function: str) -> str:
 
 
 def profiled(stage: str, folder: Path) -> Counter[str]:
-    """Return the seconds of a stage in `folder` by operation."""
+    """Run a stage in `folder` under Python's profiler, and return the seconds of each operation."""
     file = folder / f"{stage}.profile"
     fresh_process(["-m", "cProfile", "-o", str(file), "-m", "stages", stage], folder, threads=1)
     statistics: Any = pstats.Stats(str(file))  # typeshed lacks the attribute `stats`
@@ -60,7 +60,10 @@ def profiled(stage: str, folder: Path) -> Counter[str]:
 
 
 def table(seconds: dict[str, Counter[str]]) -> str:
-    """Return a Markdown table with a row for each stage: its seconds, and the share of each operation."""
+    """Return a Markdown table with the seconds of each stage, and the share of each operation.
+
+    `seconds` contains, by stage, the seconds of each operation. The last row is for all stages together.
+    """
     names = [*OPERATIONS, OTHER]
     lines = [["stage", "seconds", *names], ["---"] + ["---:"] * (1 + len(names))]
     whole: Counter[str] = Counter()
@@ -72,12 +75,14 @@ def table(seconds: dict[str, Counter[str]]) -> str:
 
 
 def _row(stage: str, by_operation: Counter[str], names: Sequence[str]) -> list[str]:
+    """Return the cells of a row: the name, the seconds, and the share of each operation in `names`."""
     total = by_operation.total()
     shares = [f"{by_operation[name] / total:.0%}" for name in names]
     return [stage, f"{total:.1f}", *shares]
 
 
 def main() -> None:
+    """Replace the profile in benchmarks/RESULTS.md."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -1,11 +1,11 @@
-"""Programs with other packages for `benchmarks.peers`, each run by Python in an environment with its package.
+"""Programs that use attnmix and other packages, for the comparison in `benchmarks.peers`.
 
     python peer_programs.py PACKAGE FOLDER
 
-`FOLDER` contains the models `encoder` (BERT) and `decoder` (GPT-2), both with the same tokenizer, and `texts.json`. The
-program prints `ready` after loading. It then reads commands from standard input: `run` computes the numbers and prints
-the wall and processor seconds of the run, and the processor seconds of the process; `save` writes the numbers of the
-last run to `PACKAGE.npy` and prints `saved`.
+Each program runs in a Python environment with its package. `FOLDER` contains the models `encoder` (BERT) and `decoder`
+(GPT-2), which have the same tokenizer, and `texts.json`. The program prints `ready` after loading. It then reads
+commands from standard input: `run` computes the numbers and prints the wall and processor seconds of the run, and the
+processor seconds of the process; `save` writes the numbers of the last run to `PACKAGE.npy` and prints `saved`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Program = Callable[[], Array]
+"""A function that computes and returns the compared numbers; loading is not included."""
 VALUE_ZEROING_TEXTS = 2  # number of texts in the slowest comparison
 VALUE_ZEROING_WORDS = 20
 
 
 def main() -> None:
-    package, folder = sys.argv[1], Path(sys.argv[2])
-    run = PROGRAMS[package](folder, json.loads((folder / "texts.json").read_text(encoding="utf-8")))
+    """Load the program of a package, and execute the commands from standard input."""
+    package = sys.argv[1]
+    folder = Path(sys.argv[2])
+    texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    run = PROGRAMS[package](folder, texts)
     print("ready", flush=True)
     numbers: Array = np.empty(0)
     for command in sys.stdin:
@@ -37,10 +41,12 @@ def main() -> None:
             np.save(folder / f"{package}.npy", numbers)
             print("saved", flush=True)
             continue
-        wall, processor = time.perf_counter(), time.process_time()
+        wall_start = time.perf_counter()
+        processor_start = time.process_time()
         numbers = run()
-        now = time.process_time()
-        print(f"seconds {time.perf_counter() - wall} {now - processor} {now}", flush=True)
+        processor_end = time.process_time()
+        wall_seconds = time.perf_counter() - wall_start
+        print(f"seconds {wall_seconds} {processor_end - processor_start} {processor_end}", flush=True)
 
 
 def cut_texts(texts: list[str]) -> list[str]:
@@ -49,7 +55,7 @@ def cut_texts(texts: list[str]) -> list[str]:
 
 
 def run_nnsight(folder: Path, texts: list[str]) -> Program:
-    """Return the outputs of all layers of the encoder `[layers, tokens, hidden]`."""
+    """Load the encoder, and return a function for the outputs of all its layers `[layers, tokens, hidden]`."""
     import torch
     from nnsight import NNsight
     from transformers import AutoModel, AutoTokenizer
@@ -70,7 +76,10 @@ def run_nnsight(folder: Path, texts: list[str]) -> Program:
 
 
 def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
-    """Return the outputs of all layers of the decoder `[layers, tokens, hidden]`; the program also runs the head."""
+    """Load the decoder, and return a function for the outputs of all its layers `[layers, tokens, hidden]`.
+
+    The function also runs the language modelling head, which the package requires.
+    """
     import torch
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -89,10 +98,10 @@ def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
 
 
 def run_inseq(folder: Path, texts: list[str]) -> Program:
-    """Return Value Zeroing in the decoder `[texts, layers - 1, tokens, sources]`, without the last layer.
+    """Load the decoder, and return a function for its Value Zeroing `[texts, layers - 1, tokens, sources]`.
 
-    inseq measures the last layer after the final norm. It has no values for the tokens of the prompt except the last
-    one, and none for the last token of the text.
+    The last layer is omitted, because inseq measures it after the final norm. inseq has no values for the last token of
+    a text, and among the tokens of the prompt, only for the last one.
     """
     import inseq
 
@@ -112,7 +121,10 @@ def run_inseq(folder: Path, texts: list[str]) -> Program:
 
 
 def run_bertviz(folder: Path, texts: list[str]) -> Program:
-    """Write the page of one text, and return its attention weights `[layers, tokens, tokens]`, averaged over heads."""
+    """Return a function that loads the encoder, writes the page of one text, and returns its attention weights.
+
+    The weights `[layers, tokens, tokens]` are averaged over heads, and read from the page.
+    """
     from bertviz import head_view
     from transformers import AutoModel, AutoTokenizer
 
@@ -132,7 +144,10 @@ def run_bertviz(folder: Path, texts: list[str]) -> Program:
 
 
 def run_attnmix(folder: Path, texts: list[str]) -> Program:
-    """Write the page of one text, and return its attention weights `[layers, tokens, tokens]`, averaged over heads."""
+    """Return a function that loads the encoder, writes the page of one text, and returns its attention weights.
+
+    The weights `[layers, tokens, tokens]` are averaged over heads.
+    """
     import attnmix
 
     def run() -> Array:
@@ -152,6 +167,7 @@ PROGRAMS: dict[str, Callable[[Path, list[str]], Program]] = {
     "bertviz": run_bertviz,
     "attnmix": run_attnmix,
 }
+"""The program of each package. It is called with the folder and the texts."""
 
 if __name__ == "__main__":
     main()

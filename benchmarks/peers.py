@@ -4,9 +4,9 @@
 
 The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
 pinned versions, each in its own virtual environment on top of the current one, and use the same torch.
-`--peers` without names omits them. Before timing, the numbers of both sides are compared; timed runs of both sides
-alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, without the loaded model
-(Linux only).
+`--peers` without names omits them. Before timing, the numbers of the two programs are compared. The timed runs of the
+two programs alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, and excludes
+the loaded model (Linux only).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ REQUIREMENTS = {
     "inseq": ["inseq==0.7.1", "transformers==4.47.1"],  # its Value Zeroing fails with transformers 5
     "bertviz": ["bertviz==1.4.1"],
 }
-"""The pinned packages of each environment, by package."""
+"""The pinned requirements of each package's virtual environment."""
 
 
 class Seconds(NamedTuple):
-    """The duration of a run by both clocks."""
+    """The duration of a run in seconds of wall time and processor time."""
 
     wall: float
     processor: float
@@ -70,7 +70,7 @@ class Side(Protocol):
 
 
 class InProcess:
-    """A function of a model and texts in this process."""
+    """A program that runs in this process: a function of a model and texts."""
 
     def __init__(self, function: Callable[..., Array], model: attnmix.Model, texts: Sequence[str]) -> None:
         self.function = function
@@ -83,13 +83,17 @@ class InProcess:
 
     def time(self) -> Seconds:
         """Return the duration of one run."""
-        wall, processor = time.perf_counter(), time.process_time()
+        wall_start = time.perf_counter()
+        processor_start = time.process_time()
         self.compute()
-        return Seconds(time.perf_counter() - wall, time.process_time() - processor)
+        return Seconds(time.perf_counter() - wall_start, time.process_time() - processor_start)
 
 
 class OtherProcess:
-    """A program of `peer_programs` that runs in a different Python environment, with a loaded model."""
+    """A program of `peer_programs` that runs in a different Python environment, with a loaded model.
+
+    `python` is the Python of this environment; `folder` contains the models and texts, and receives the results.
+    """
 
     def __init__(self, python: Path, package: str, folder: Path) -> None:
         self.package = package
@@ -97,7 +101,8 @@ class OtherProcess:
         self.errors = folder / f"{package}.log"
         with self.errors.open("w") as log:
             command = [python, PROGRAMS, package, folder]
-            self.process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=log, text=True)
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
         self._read("ready")
 
     def compute(self) -> Array:
@@ -108,12 +113,13 @@ class OtherProcess:
 
     def time(self) -> Seconds:
         """Return the duration of one run."""
-        wall, processor, _ = self._ask("run", "seconds")
+        wall, processor, _process_seconds = self._ask("run", "seconds")
         return Seconds(wall, processor)
 
     def time_process(self) -> float:
         """Return the processor seconds of the process, including imports, after one run."""
-        return self._ask("run", "seconds")[2]
+        _wall, _processor, process_seconds = self._ask("run", "seconds")
+        return process_seconds
 
     def close(self) -> None:
         """End the process."""
@@ -121,12 +127,16 @@ class OtherProcess:
         self.process.communicate()
 
     def _ask(self, command: str, answer: str) -> list[float]:
+        """Send a command to the process, and return the numbers in the answer."""
         assert self.process.stdin is not None
         print(command, file=self.process.stdin, flush=True)
         return self._read(answer)
 
     def _read(self, answer: str) -> list[float]:
-        """Return the numbers in the next line that begins with `answer`; skip other output of the package."""
+        """Return the numbers in the next line of output that begins with `answer`; other lines are ignored.
+
+        If the process ends before, raise `PeerError` with the last line of its error messages.
+        """
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(answer):
@@ -166,23 +176,17 @@ class Contest(NamedTuple):
     """Two programs that compute the same numbers."""
 
     numbers: str
+    """A description of the numbers, for the table."""
     peer_name: str
     ours: Side
     peer: Side
     tolerance: float = TOLERANCE
+    """The maximum allowed difference of the numbers, relative to the largest one."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL, help="a BERT model (default: %(default)s)")
-    parser.add_argument("--texts", type=int, default=16, help="number of texts (default: %(default)s)")
-    parser.add_argument("--words", type=int, default=62, help="words of each text (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each side (default: %(default)s)")
-    parser.add_argument("--clock", choices=Seconds._fields, default="wall", help="clock of all times (default: wall)")
-    parser.add_argument("--peers", nargs="*", choices=REQUIREMENTS, default=list(REQUIREMENTS), help="other packages")
-    parser.add_argument("--environments", type=Path, help="folder in which the environments are kept for reuse")
-    parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    """Print the table of all comparisons; with `--memory-of`, only the peak memory of one program in this process."""
+    options = _parse_options()
     model = attnmix.load(options.model)
     texts = write_texts(options.texts, options.words)
     if options.memory_of is not None:
@@ -199,14 +203,29 @@ def main() -> None:
         contest = Contest(numbers, "plain", InProcess(ours, model, texts), InProcess(plain, model, texts))
         print(run_contest(contest, options.repeats, options.clock), flush=True)
     if STATUS.exists():
-        peaks = [read_peak(side, options) for side in ("ours", "peer")]
-        shown = [f"{peak / 1e6:.0f} MB" for peak in peaks]
-        print(f"| {PLAIN[0][0]}, peak memory | plain | {shown[0]} | {shown[1]} | {peaks[0] / peaks[1]:.2f} |")
+        our_peak = read_peak("ours", options)
+        peer_peak = read_peak("peer", options)
+        cells = [f"{peak / 1e6:.0f} MB" for peak in (our_peak, peer_peak)]
+        print(f"| {PLAIN[0].numbers}, peak memory | plain | {cells[0]} | {cells[1]} | {our_peak / peer_peak:.2f} |")
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_models(Path(temporary), model, texts)
         for package in options.peers:
             environments = options.environments or folder / "environments"
             print(run_peer(package, environments, folder, model, texts, options), flush=True)
+
+
+def _parse_options() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL, help="a BERT model (default: %(default)s)")
+    parser.add_argument("--texts", type=int, default=16, help="number of texts (default: %(default)s)")
+    parser.add_argument("--words", type=int, default=62, help="words of each text (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each side (default: %(default)s)")
+    parser.add_argument("--clock", choices=Seconds._fields, default="wall", help="clock of all times (default: wall)")
+    parser.add_argument("--peers", nargs="*", choices=REQUIREMENTS, default=list(REQUIREMENTS), help="other packages")
+    parser.add_argument("--environments", type=Path, help="folder in which the environments are kept for reuse")
+    parser.add_argument("--memory-of", choices=["ours", "peer"], help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def run_peer(
@@ -217,38 +236,46 @@ def run_peer(
     texts: Sequence[str],
     options: argparse.Namespace,
 ) -> str:
-    """Return the table row of a package. If the package cannot be installed or fails, the row has the reason."""
+    """Return the table row of a package. If the package cannot be installed or fails, the row contains the reason.
+
+    `environments` is the folder of the virtual environments, and `folder` that of the models and texts.
+    """
     label = " ".join(REQUIREMENTS[package])
     with ExitStack() as stack:
         try:
             python = create_environment(package, environments.resolve())
-            if package == "bertviz":
-                ours, peer = (
-                    FreshProcess(each, name, folder) for each, name in ((sys.executable, "attnmix"), (python, package))
-                )
+            if package == "bertviz":  # the time to the first page includes the start of Python and imports
+                ours = FreshProcess(Path(sys.executable), "attnmix", folder)
+                peer = FreshProcess(python, package, folder)
                 contest = Contest("first page of a sentence, from the start of Python", label, ours, peer)
                 return run_contest(contest, options.repeats, options.clock)
             process = OtherProcess(python, package, folder)
             stack.callback(process.close)
             if package == "nnsight":
-                contest = Contest(PLAIN[0][0], label, InProcess(capture, model, texts), process)
+                contest = Contest(PLAIN[0].numbers, label, InProcess(capture, model, texts), process)
             else:
                 decoder = attnmix.load(folder / "decoder")
-                numbers, function, tolerance = DECODER[package]
-                contest = Contest(numbers, label, InProcess(function, decoder, texts), process, tolerance)
+                case = DECODER[package]
+                ours = InProcess(case.function, decoder, texts)
+                contest = Contest(case.numbers, label, ours, process, case.tolerance)
             return run_contest(contest, options.repeats, options.clock)
         except PeerError as error:
             return f"| | {label} | | {error} | |"
 
 
 def create_environment(package: str, environments: Path) -> Path:
-    """Return the Python of a virtual environment on top of the current one, with the package."""
+    """Create a virtual environment with a package in the folder `environments`, and return its Python.
+
+    The environment also finds the packages of the current one. An existing environment is reused. Raise `PeerError` if
+    the package cannot be installed.
+    """
     folder = environments / package
     python = folder / "bin" / "python"
     if python.exists():
         return python
     venv.create(folder, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    # Python adds the folders listed in a .pth file to the import path.
     (packages / "current.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
     command = [python, "-m", "pip", "install", "--quiet", "--prefer-binary", *REQUIREMENTS[package]]
     run = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -294,21 +321,34 @@ def write_texts(number: int, words: int) -> list[str]:
 
 
 def run_contest(contest: Contest, repeats: int, clock: str) -> str:
-    """Compare the numbers of both sides, time alternating runs, and return the row of the table."""
+    """Compare the numbers of the two programs, time alternating runs, and return the row of the table.
+
+    `clock` is a field of `Seconds`, `wall` or `processor`.
+    """
     verify(contest)
-    seconds: dict[str, list[float]] = {"ours": [], "peer": []}
+    our_seconds = []
+    peer_seconds = []
     for _ in range(repeats):
-        for name, times in seconds.items():
-            times.append(getattr(getattr(contest, name).time(), clock))
-    cells = [f"{np.median(times):.2f} ({min(times):.2f} to {max(times):.2f})" for times in seconds.values()]
-    ratio = np.median(seconds["ours"]) / np.median(seconds["peer"])
-    return f"| {contest.numbers} | {contest.peer_name} | {cells[0]} | {cells[1]} | {ratio:.2f} |"
+        our_seconds.append(getattr(contest.ours.time(), clock))
+        peer_seconds.append(getattr(contest.peer.time(), clock))
+    ours = _summarize_seconds(our_seconds)
+    peer = _summarize_seconds(peer_seconds)
+    ratio = np.median(our_seconds) / np.median(peer_seconds)
+    return f"| {contest.numbers} | {contest.peer_name} | {ours} | {peer} | {ratio:.2f} |"
+
+
+def _summarize_seconds(seconds: Sequence[float]) -> str:
+    """Return median and range as text."""
+    return f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 def verify(contest: Contest) -> None:
-    """Raise an error unless both sides compute the same numbers."""
-    ours, peer = contest.ours.compute(), contest.peer.compute()
-    error = float(np.abs(ours.astype(np.float64) - peer).max()) if ours.shape == peer.shape else np.inf
+    """Raise `SystemExit` unless the two programs compute the same numbers, up to the tolerance."""
+    ours = contest.ours.compute()
+    peer = contest.peer.compute()
+    error = np.inf
+    if ours.shape == peer.shape:
+        error = float(np.abs(ours.astype(np.float64) - peer).max())
     if not error <= contest.tolerance * float(np.abs(peer).max()):
         raise SystemExit(
             f"error: {contest.numbers}, {contest.peer_name}: shapes {ours.shape} and {peer.shape} differ by {error:.2g}"
@@ -327,13 +367,16 @@ def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequ
 
 
 def read_memory(name: str) -> int:
-    """Return the field `name` of the process status, in bytes."""
+    """Return the field `name` of this process's status, in bytes; the file has the unit kB."""
     (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 
 
 def read_peak(side: str, options: argparse.Namespace) -> int:
-    """Return the peak memory of a capture in a new process."""
+    """Return the peak memory in bytes of capturing layer outputs in a new process.
+
+    `side` is "ours" for attnmix, or "peer" for plain hooks.
+    """
     command = [sys.executable, "-m", "benchmarks.peers", "--memory-of", side, "--model", options.model]
     command += ["--texts", str(options.texts), "--words", str(options.words)]
     run = subprocess.run(command, capture_output=True, check=True, text=True)
@@ -369,17 +412,20 @@ def roll_out(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 
 def roll_out_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return the attention rollout `[texts, layers, tokens, sources]` from the attention weights of transformers."""
+    """Return the attention rollout `[texts, layers, tokens, sources]` from the attention weights of transformers.
+
+    The rollout is the product of (A + I) / 2 over layers, for the attention weights A averaged over heads.
+    """
     rollouts: list[Tensor] = []
-    for layers in run_eagerly(model, texts).attentions:
-        weights_NTT = layers.mean(1)
+    for weights_NHTT in run_eagerly(model, texts).attentions:
+        weights_NTT = weights_NHTT.mean(1)
         step_NTT = (weights_NTT + torch.eye(weights_NTT.shape[-1])) / 2
         rollouts.append(step_NTT @ rollouts[-1] if rollouts else step_NTT)
     return torch.stack(rollouts, 1).numpy()
 
 
 def run_eagerly(model: attnmix.Model, texts: Sequence[str]) -> Any:
-    """Return the output of a pass with attention weights and hidden states."""
+    """Return the output of the base model for all texts, with attention weights and hidden states."""
     base: Any = model.network.base_model
     implementation = base.config._attn_implementation
     base.set_attn_implementation("eager")
@@ -397,36 +443,52 @@ def measure_ratios(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 @torch.no_grad()
 def measure_ratios_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return the same ratios, from the own part of each vector and the remainder without biases."""
+    """Return the seven mixing ratios `[texts, methods, layers, tokens]` of a BERT model, in plain PyTorch.
+
+    Each vector without biases is split into the contribution of its own token and the contribution of all others.
+    """
     base: Any = model.network.base_model
     output = run_eagerly(model, texts)
-    by_layer = []
+    ratios = []
     for layer, x_NTD, weights_NHTT in zip(base.encoder.layer, output.hidden_states, output.attentions, strict=False):
-        heads = weights_NHTT.shape[1]
-        value_NHTd = layer.attention.self.value(x_NTD).unflatten(-1, (heads, -1)).transpose(1, 2)
-        diagonal_NHT = weights_NHTT.diagonal(dim1=-2, dim2=-1)
-        dense = layer.attention.output.dense
-        own = (diagonal_NHT[..., None] * value_NHTd).transpose(1, 2).flatten(2) @ dense.weight.T
-        whole = (weights_NHTT @ value_NHTd).transpose(1, 2).flatten(2) @ dense.weight.T
-        others = whole - own
-        mixed_weight = 1 - diagonal_NHT.mean(1)
-        first, second = layer.attention.output.LayerNorm, layer.output.LayerNorm
-        stream = x_NTD + whole + dense.bias
-        skip = own + x_NTD
-        parts = torch.stack([skip, others])
-        normed = center(parts) * first.weight
-        through_both = center(normed) * second.weight
-        normed = normed / (stream.var(-1, unbiased=False, keepdim=True) + first.eps).sqrt()
-        inner = layer.intermediate.dense
-        inputs = inner(first(stream))
-        slopes = layer.intermediate.intermediate_act_fn(inputs) / inputs
-        network = (normed @ inner.weight.T * slopes) @ layer.output.dense.weight.T
-        layer_parts = center(normed + network) * second.weight
-        splits = [(own, others), (skip, others), tuple(center(parts) * first.weight), tuple(through_both)]
-        splits.append(tuple(layer_parts))
-        shares = [share(*split) for split in splits]
-        by_layer.append(torch.stack([mixed_weight, mixed_weight / 2, *shares], 1))
-    return torch.stack(by_layer, 2).numpy()
+        ratios.append(_measure_layer_plainly(layer, x_NTD, weights_NHTT))
+    return torch.stack(ratios, 2).numpy()
+
+
+def _measure_layer_plainly(layer: Any, x_NTD: Tensor, weights_NHTT: Tensor) -> Tensor:
+    """Return the seven mixing ratios `[texts, methods, tokens]` of a layer.
+
+    Shapes: N texts, T tokens, D hidden, H heads, d head width. `x_NTD` is the layer's input.
+    """
+    # Split the output of attention.
+    heads = weights_NHTT.shape[1]
+    value_NHTd = layer.attention.self.value(x_NTD).unflatten(-1, (heads, -1)).transpose(1, 2)
+    diagonal_NHT = weights_NHTT.diagonal(dim1=-2, dim2=-1)
+    dense = layer.attention.output.dense
+    own = (diagonal_NHT[..., None] * value_NHTd).transpose(1, 2).flatten(2) @ dense.weight.T
+    whole = (weights_NHTT @ value_NHTd).transpose(1, 2).flatten(2) @ dense.weight.T
+    others = whole - own
+    # Add the skip connection, and apply the linear parts of the two LayerNorms, without their common scale.
+    first_norm = layer.attention.output.LayerNorm
+    second_norm = layer.output.LayerNorm
+    skip = own + x_NTD
+    parts = torch.stack([skip, others])
+    normed = center(parts) * first_norm.weight
+    through_both = center(normed) * second_norm.weight
+    # Apply the feed-forward network, with its activation replaced by the quotient of output and input.
+    stream = x_NTD + whole + dense.bias
+    deviation = (stream.var(-1, unbiased=False, keepdim=True) + first_norm.eps).sqrt()
+    scaled = normed / deviation
+    inner = layer.intermediate.dense
+    inputs = inner(first_norm(stream))
+    slopes = layer.intermediate.intermediate_act_fn(inputs) / inputs
+    network = (scaled @ inner.weight.T * slopes) @ layer.output.dense.weight.T
+    layer_parts = center(scaled + network) * second_norm.weight
+    # The ratios, in the order of `METHODS`.
+    mixed_weight = 1 - diagonal_NHT.mean(1)
+    splits = [(own, others), (skip, others), tuple(normed), tuple(through_both), tuple(layer_parts)]
+    shares = [share(*split) for split in splits]
+    return torch.stack([mixed_weight, mixed_weight / 2, *shares], 1)
 
 
 def center(vectors: Tensor) -> Tensor:
@@ -442,7 +504,10 @@ def share(own: Tensor, others: Tensor) -> Tensor:
 
 
 def zero_values(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return Value Zeroing for the tokens and layers that inseq measures `[texts, layers - 1, tokens, sources]`."""
+    """Return Value Zeroing `[texts, layers - 1, tokens, sources]` for the tokens and layers that inseq measures.
+
+    These are all layers except the last, and all tokens from the last one of the prompt to the last but one.
+    """
     prompt = texts[0].split()[0]
     prompt_tokens = len(model.tokenizer(prompt)["input_ids"])
     whole = [f"{prompt} {text}" for text in cut_texts(list(texts))]
@@ -451,17 +516,33 @@ def zero_values(model: attnmix.Model, texts: Sequence[str]) -> Array:
     return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]
 
 
+class PlainCase(NamedTuple):
+    """A comparison of attnmix with plain PyTorch code, in this process."""
+
+    numbers: str
+    ours: Callable[..., Array]
+    plain: Callable[..., Array]
+
+
+class DecoderCase(NamedTuple):
+    """A comparison of attnmix with a package that runs decoders."""
+
+    numbers: str
+    function: Callable[..., Array]
+    """The function of attnmix."""
+    tolerance: float
+
+
 PLAIN = [
-    ("outputs of all layers in memory", capture, capture_with_hooks),
-    ("attention rollout", roll_out, roll_out_plainly),
-    ("seven mixing ratios of each token", measure_ratios, measure_ratios_plainly),
+    PlainCase("outputs of all layers in memory", capture, capture_with_hooks),
+    PlainCase("attention rollout", roll_out, roll_out_plainly),
+    PlainCase("seven mixing ratios of each token", measure_ratios, measure_ratios_plainly),
 ]
-"""The numbers, the function of attnmix and the plain function of each comparison in this process."""
 DECODER = {
-    "transformer-lens": ("outputs of all layers of GPT-2 in memory", capture, TOLERANCE),
-    "inseq": ("Value Zeroing in GPT-2", zero_values, SIMILARITY_TOLERANCE),
+    "transformer-lens": DecoderCase("outputs of all layers of GPT-2 in memory", capture, TOLERANCE),
+    "inseq": DecoderCase("Value Zeroing in GPT-2", zero_values, SIMILARITY_TOLERANCE),
 }
-"""The numbers, the function of attnmix and the tolerance of packages that run decoders."""
+"""The comparisons by package."""
 
 if __name__ == "__main__":
     main()

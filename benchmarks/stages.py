@@ -5,14 +5,14 @@
     python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # a short check of all cases, which writes nothing
 
-Each case replaces its section in benchmarks/RESULTS.md, with its command and machine. Every run is a new process with
-the same number of threads; the ways of a case alternate. Before timing, each way of a case runs once, and the results
-are compared (with `--small`, after timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy, otherwise reviews
-of the sample; the models are the fine-tuned default model and models with random weights. The outputs of `make repro`
-are required. The case `peers` requires nnsight and TransformerLens in the Python environment, which are not in the
-lock files.
+A case compares several ways to compute the same result, such as a stage and a short program. It replaces its section in
+benchmarks/RESULTS.md, with the command and the machine. Every run is a new process with the same number of threads, and
+the ways of a case alternate. Before timing, each way runs once, and the results are compared (with `--small`, after
+timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy of IMDb, otherwise reviews of the sample; the models are
+the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
+requires nnsight and TransformerLens in the Python environment, which are not in the lock files.
 
-All cases are in one file, to keep the ways comparable.
+All cases are in one file, so that different ways to compute a result can be compared.
 """
 
 from __future__ import annotations
@@ -68,13 +68,17 @@ MEASURED = "measured.json"
 
 
 class Timing(NamedTuple):
-    """The time and peak memory of one run of a way. The peak is None if several ways shared the process."""
+    """The time and the peak memory of one run.
+
+    The peak is None if several ways to compute the result were timed in the same process.
+    """
 
     seconds: float
     peak_mb: float | None
 
 
 Seconds = dict[str, float]
+"""Durations of one or several ways, by name."""
 
 
 class Case(NamedTuple):
@@ -84,13 +88,19 @@ class Case(NamedTuple):
     folder: str
     """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """Functions by name, which run in separate processes. They may return times of one or several ways."""
+    """The ways by name: functions that run in separate processes.
+
+    A function may return durations that it has measured itself, of one or several ways.
+    """
     check: Callable[[], str]
-    """A function that returns text on the comparison of the results, or raises an error if they differ."""
+    """A function that returns a description of the compared results, or raises an error if they differ."""
     references: Sequence[str] = ()
-    """The reference ways of the table; by default the first."""
+    """The ways to which the table has ratios; by default the first one."""
     growing: bool = False
-    """True if the ways are increasing amounts of the same work. Only the first warms up, and the last is checked."""
+    """True if the ways differ only in the amount of work, which increases.
+
+    Then only the first one runs before timing, and only the result of the last one is checked.
+    """
 
 
 def synchronize() -> None:
@@ -104,10 +114,13 @@ def synchronize() -> None:
 
 
 def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple[float, str]:
-    """Return the wall time of `python <arguments>` in `folder`, including imports, and its output."""
+    """Run `python <arguments>` in `folder`, and return the wall time in seconds, including imports, and the output.
+
+    If the command fails, raise `SystemExit` with its error messages.
+    """
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": str(REPOSITORY)}
     if (folder / "params.yaml").is_file() and read_parameters(folder / "params.yaml").arithmetic == PORTABLE:
-        environment |= SETTINGS
+        environment |= SETTINGS  # must be set before Python starts
     command = [sys.executable, "-W", "ignore", *arguments]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -118,18 +131,24 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple
 
 
 def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
-    """Return the timing of one run of a way, or the timings of several ways in the same process."""
+    """Run one of the ways of a case in a new process, and return its timing by its name.
+
+    If the process itself measures several ways, return the timing of each.
+    """
     seconds, _ = fresh_process(["-m", "benchmarks.stages", "--way", case, way], folder, threads)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
     if not measured["seconds"]:
         return {way: Timing(seconds, measured["peak_mb"])}
-    shared = len(measured["seconds"]) > 1
-    peak = None if shared else measured["peak_mb"]
+    is_shared_process = len(measured["seconds"]) > 1
+    peak = None if is_shared_process else measured["peak_mb"]
     return {name: Timing(each, peak) for name, each in measured["seconds"].items()}
 
 
 def in_this_process(case: str, way: str) -> None:
-    """Run one way, or `check`, in the current folder, and write its seconds and peak memory to a file."""
+    """Run one of the ways of a case in the current folder, and write its run time and peak memory to `MEASURED`.
+
+    If `way` is "check", print the result of the case's check instead.
+    """
     if read_parameters().arithmetic == PORTABLE:
         from attnmix.core.arithmetic.kernels import set_arithmetic
 
@@ -144,30 +163,41 @@ def in_this_process(case: str, way: str) -> None:
 def peak_memory() -> float:
     """Return the total peak resident memory of this process and its workers, in MB."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    statuses = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in processes]
-    return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in statuses if "VmHWM:" in text) / 1024
+    total_kb = 0
+    for process in processes:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+        _, field, values = status.partition("VmHWM:")
+        if field:  # absent for ended processes
+            total_kb += int(values.split()[0])
+    return total_kb / 1024
 
 
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
-    """Return a Markdown table with a row for each way: its median, and ratios to the `references`."""
+    """Return a Markdown table with the median time and peak memory of each way, and its time ratios to `references`.
+
+    `timings` contains the runs by way. Without `references`, ratios are to the first way.
+    """
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
-    references = references or list(timings)[:1]
-    ratios = [f"ratio to *{name}*" for name in references] if len(timings) > 1 else []
-    lines = [["way", "s", *ratios, "MB"]]
-    lines.append(["---"] + ["---:"] * (2 + len(ratios)))
+    if len(timings) == 1:
+        references = []
+    elif not references:
+        references = list(timings)[:1]
+    header = ["way", "s", *(f"ratio to *{name}*" for name in references), "MB"]
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for way, runs in timings.items():
         seconds = [run.seconds for run in runs]
         median = f"{medians[way]:.2f}"
         if len(runs) > 1:
             median += f" [{min(seconds):.2f}, {max(seconds):.2f}]"
-        compared = [f"{medians[way] / medians[name]:.2f}" for name in references] if ratios else []
+        ratios = [f"{medians[way] / medians[name]:.2f}" for name in references]
         peaks = [run.peak_mb for run in runs if run.peak_mb is not None]
-        lines.append([way, median, *compared, f"{statistics.median(peaks):,.0f}" if peaks else ""])
+        peak = f"{statistics.median(peaks):,.0f}" if peaks else ""
+        lines.append([way, median, *ratios, peak])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def machine(threads: int) -> str:
-    """Return processor, cores, threads, GPU, load and versions, as lines above a table."""
+    """Return a description of the machine: processor, cores, memory, GPU, load, threads and versions."""
     program = (
         "import torch, joblib, numba; from attnmix.core.device import chosen_device, device_name; "
         "device = chosen_device(); "
@@ -193,11 +223,14 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-# Working folders of the ways.
+# Working folders of the cases.
 
 
 class Size(NamedTuple):
-    """The size of a benchmark. `bert_texts` and `layers` are for the shape of BERT-base, `documents` for corpora."""
+    """The size of a benchmark.
+
+    `bert_texts` and `layers` are for models with the shape of BERT-base, and `documents` are the sizes of corpora.
+    """
 
     texts: int = 200
     bert_texts: int = 60
@@ -214,63 +247,93 @@ WIDE = {"hidden_size": 384, "num_hidden_layers": 1, "num_attention_heads": 12, "
 
 
 def lay_out(name: str, folder: Path, size: Size, arithmetic: str) -> None:
-    """Create the folder `name` (see `Case.folder`) with the inputs of the stages."""
-    reviews = pd.read_parquet(split_file("train", Run(REPOSITORY).reviews))["text"].tolist()
-    run = Run(folder)
+    """Write the inputs of the stages to `folder`; `name` is the `Case.folder` of the case."""
     if name == "clone":
-        subprocess.run(["git", "clone", "--quiet", REPOSITORY, folder], check=True)
-        text = (folder / "params.yaml").read_text(encoding="utf-8")
-        text = re.sub(r"(?m)^arithmetic: \w+", f"arithmetic: {arithmetic}", text)
-        (folder / "params.yaml").write_text(text, encoding="utf-8")
+        _clone_repository(folder, arithmetic)
         return
+    reviews = pd.read_parquet(split_file("train", Run(REPOSITORY).reviews))["text"].tolist()
     if name == "measured corpus":
-        for checkpoint in run.checkpoints.values():
-            random_bert(checkpoint, **TINY)
-        write_test_split(run, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(size.documents))])
-        write_parameters(
-            folder, arithmetic, capture={"documents": [0], "max_length": LENGTH, "batch_tokens": BATCH_TOKENS}
-        )
-        return
-    if name == "captured corpus":
-        random_bert(run.finetuned, **WIDE)
-        texts = 2 * (real_reviews(max(size.documents)) or reviews)
-        starts = [i % (len(texts) // 2) for i in range(max(size.documents))]
-        write_test_split(run, [" ".join(texts[start : start + 8])[: 9 * LONG] for start in starts])
-        write_parameters(folder, arithmetic, capture={"max_length": LONG})
-        return
+        _lay_out_measured_corpus(folder, reviews, size, arithmetic)
+    elif name == "captured corpus":
+        _lay_out_captured_corpus(folder, reviews, size, arithmetic)
+    else:
+        _lay_out_texts(name, folder, reviews, size, arithmetic)
+
+
+def _clone_repository(folder: Path, arithmetic: str) -> None:
+    """Clone the last commit of the repository to `folder`, and set the arithmetic in its parameters."""
+    subprocess.run(["git", "clone", "--quiet", REPOSITORY, folder], check=True)
+    text = (folder / "params.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^arithmetic: \w+", f"arithmetic: {arithmetic}", text)
+    (folder / "params.yaml").write_text(text, encoding="utf-8")
+
+
+def _lay_out_measured_corpus(folder: Path, reviews: list[str], size: Size, arithmetic: str) -> None:
+    """Write many different texts and a tiny model, for the stage `measure`."""
+    run = Run(folder)
+    for checkpoint in run.checkpoints.values():
+        random_bert(checkpoint, **TINY)
+    write_test_split(run, [f"{reviews[i % len(reviews)]} {i}" for i in range(max(size.documents))])
+    capture = {"documents": [0], "max_length": LENGTH, "batch_tokens": BATCH_TOKENS}
+    write_parameters(folder, arithmetic, capture=capture)
+
+
+def _lay_out_captured_corpus(folder: Path, reviews: list[str], size: Size, arithmetic: str) -> None:
+    """Write many long texts, each of several joined reviews, and a wide model, for the stage `capture`."""
+    run = Run(folder)
+    random_bert(run.finetuned, **WIDE)
+    reviews = real_reviews(max(size.documents)) or reviews
+    texts = []
+    for i in range(max(size.documents)):
+        text = joined(reviews, i % len(reviews), 8)
+        texts.append(text[: 9 * LONG])
+    write_test_split(run, texts)
+    write_parameters(folder, arithmetic, capture={"max_length": LONG})
+
+
+def _lay_out_texts(name: str, folder: Path, reviews: list[str], size: Size, arithmetic: str) -> None:
+    """Write captured texts and a model.
+
+    The model has random weights and BERT-base's shape if `name` is "bert"; otherwise, it is the default model. All
+    texts have the maximum length if `name` is "full"; otherwise, their lengths differ.
+    """
+    run = Run(folder)
     run.finetuned.parent.mkdir(parents=True)
     run.reviews.parent.symlink_to(Run(REPOSITORY).reviews.parent)
     predictions = run.test_predictions_file.parent  # an input of `tokenize`
     predictions.parent.mkdir()
     predictions.symlink_to(Run(REPOSITORY).test_predictions_file.parent)
-    number = size.bert_texts if name == "bert" else size.texts
     if name == "bert":
+        number = size.bert_texts
         random_bert(run.finetuned, num_hidden_layers=size.layers)
     else:
+        number = size.texts
         run.finetuned.symlink_to(Run(REPOSITORY).finetuned)
-    if name == "full":  # all texts have the maximum length
-        texts, longest = [joined(reviews, i, size.tokens // 10) for i in range(number)], size.tokens
-    else:  # lengths differ
+    if name == "full":
+        texts = [joined(reviews, i, size.tokens // 10) for i in range(number)]
+        longest = size.tokens
+    else:
         texts = real_reviews(number) or [joined(reviews, i, 1 + i % 4) for i in range(number)]
         longest = 2 * size.tokens
     write_parameters(folder, arithmetic, capture={"documents": [], "texts": texts, "max_length": longest})
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return a text that joins `count` reviews, starting with the review `first`."""
+    """Return a text that joins `count` reviews, from index `first` on; the first review follows the last."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 
 def real_reviews(number: int) -> list[str]:
     """Return `number` IMDb test reviews if IMDB_FOLDER is set to a copy in the hub's layout, else an empty list."""
-    if not (named := os.environ.get("IMDB_FOLDER")):
+    folder = os.environ.get("IMDB_FOLDER")
+    if not folder:
         return []
-    (file,) = Path(named).rglob("test-*.parquet")
+    (file,) = Path(folder).rglob("test-*.parquet")
     return list(pd.read_parquet(file)["text"].sample(number, random_state=0))
 
 
 def write_test_split(run: Run, texts: list[str]) -> None:
-    """Write the test split of `download`, and the predictions of `finetune` for it."""
+    """Write `texts` as the test split, an output of `download`, with predictions as an output of `finetune`."""
     run.reviews.mkdir(parents=True)
     labels = np.arange(len(texts)) % 2
     rows = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
@@ -292,7 +355,7 @@ def random_bert(folder: Path, **shape: int) -> None:
 
 
 def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[str, Any]) -> None:
-    """Write `params.yaml` with default values, except for the arithmetic and the `changed` sections."""
+    """Write `params.yaml` with default values, except for the key `arithmetic` and the sections in `changed`."""
     values = Parameters().model_dump() | {"arithmetic": arithmetic}
     for section_name, section_values in changed.items():
         values[section_name] |= section_values
@@ -300,7 +363,7 @@ def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[st
         YAML(typ="safe", pure=True).dump(values, file)
 
 
-# Capture: the stage, bare forward passes, and alternatives that write the same vectors, all with the same batches.
+# Capture: the stage, forward passes without hooks, and alternatives that write the same vectors in the same batches.
 
 FINETUNED = Run(Path()).finetuned
 PLAIN = Path("plain")
@@ -309,7 +372,7 @@ ROUNDING = {"rtol": 1e-3, "atol": 1e-4}  # tolerance for float16; results depend
 
 
 class Inputs(NamedTuple):
-    """The model, token IDs and padded batches of the pipeline, in its order."""
+    """The model, and the token IDs of the texts in the order of the pipeline."""
 
     base: Any
     encoded: list[list[int]]
@@ -318,7 +381,7 @@ class Inputs(NamedTuple):
     folder: Path
 
     def batches(self, length: int | None = None) -> Iterator[tuple[list[int], Any]]:
-        """Yield the text indices and model inputs of each batch, optionally padded to `length`."""
+        """Yield the text indices and the model inputs of each batch, optionally padded to `length` tokens."""
         import torch
 
         from attnmix.models.encoding import batches_by_tokens, padded
@@ -327,14 +390,15 @@ class Inputs(NamedTuple):
         for batch in batches_by_tokens(lengths, self.batch_tokens):
             inputs = padded([self.encoded[i] for i in batch], self.pad, self.base.device)
             if length:
-                pads = {"input_ids": self.pad, "attention_mask": 0}
+                padding_values = {"input_ids": self.pad, "attention_mask": 0}
                 missing = length - inputs["input_ids"].shape[1]
-                inputs = {k: torch.nn.functional.pad(v, (0, missing), value=pads[k]) for k, v in inputs.items()}
+                for name, value in padding_values.items():
+                    inputs[name] = torch.nn.functional.pad(inputs[name], (0, missing), value=value)
             yield batch, inputs
 
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
-    """Return the seconds of loading, tokenization and `way`, without imports."""
+    """Return the seconds of loading, tokenization and `way`, without imports, as a dictionary with the key `name`."""
     from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
@@ -351,10 +415,10 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
 
 
 def stage_capture(name: str) -> Seconds:
-    """Return the seconds of the stages `tokenize` and `capture`, without imports."""
+    """Return the seconds of `tokenize` and `capture`, without imports, as a dictionary with the key `name`."""
     from stages import capture, tokenize
 
-    shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # DVC also removes the outputs of a stage
+    shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC does before it runs a stage
     start = time.perf_counter()
     tokenize.main(read_parameters())
     capture.main(read_parameters())
@@ -362,6 +426,7 @@ def stage_capture(name: str) -> Seconds:
 
 
 def forward_passes(inputs: Inputs, length: int | None = None) -> None:
+    """Run the model without hooks on all batches, optionally padded to `length` tokens."""
     import torch
 
     with torch.inference_mode():
@@ -370,10 +435,14 @@ def forward_passes(inputs: Inputs, length: int | None = None) -> None:
 
 
 def point_modules(base: Any) -> dict[str, tuple[str, str]]:
-    """Return the module path of each captured point, and `input` or `output` of the module."""
+    """Return, for each captured point, the path of a module and whether the point is its `input` or `output`.
+
+    The points have names of the form "layer_01/attention_output".
+    """
     from attnmix.models.families import family_of
 
-    family, points = family_of(base.config), read_parameters().capture.points
+    family = family_of(base.config)
+    points = read_parameters().capture.points
     (stack,) = family.stacks
     layers = [path for path, _ in base.named_modules() if stack.is_layer(path)]
     modules = {
@@ -382,27 +451,35 @@ def point_modules(base: Any) -> dict[str, tuple[str, str]]:
     }
     for number, layer in enumerate(layers, start=1):
         for point, (path, side) in stack.places().items():
-            modules[f"layer_{number:02d}/{point}"] = (f"{layer}.{path}".rstrip("."), side)
+            module_path = f"{layer}.{path}" if path else layer
+            modules[f"layer_{number:02d}/{point}"] = (module_path, side)
     return {name: module for name, module in modules.items() if name.partition("/")[2] in points}
 
 
 class Writer:
-    """A float16 array for each point, written by `numpy.save` at the end."""
+    """A float16 array `[tokens, width]` for each point, written by `numpy.save` at the end."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self.encoded, self.folder = inputs.encoded, inputs.folder
-        self.starts = np.cumsum([0, *map(len, inputs.encoded)])
+        self.encoded = inputs.encoded
+        self.folder = inputs.folder
+        self.starts = np.cumsum([0, *map(len, inputs.encoded)])  # first row of each text, and the number of rows
         self.rows: dict[str, Any] = {}
 
     def keep(self, batch: list[int], features: Mapping[str, Any]) -> None:
+        """Copy the features `[B, T, width]` of a batch to the rows of its texts, without padding.
+
+        `batch` contains the indices of the texts.
+        """
         for name, value in features.items():
             block = value.half().cpu().numpy()
             if name not in self.rows:
                 self.rows[name] = np.empty((self.starts[-1], block.shape[-1]), np.float16)
-            for index, i in enumerate(batch):
-                self.rows[name][self.starts[i] : self.starts[i + 1]] = block[index, : len(self.encoded[i])]
+            for row, text in enumerate(batch):
+                text_rows = slice(self.starts[text], self.starts[text + 1])
+                self.rows[name][text_rows] = block[row, : len(self.encoded[text])]
 
     def save(self) -> None:
+        """Write the arrays to files, one for each point."""
         for name, array in self.rows.items():
             path = self.folder / f"{name}.npy"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -432,20 +509,22 @@ def hooks(inputs: Inputs) -> None:
 
 
 def hidden_states(inputs: Inputs) -> None:
-    """Write the hidden states of transformers: the residual stream, one vector per layer."""
+    """Write the hidden states of transformers: the embedding output and the output of each layer."""
     import torch
 
     writer = Writer(inputs)
     with torch.inference_mode():
         for batch, given in inputs.batches():
-            levels = inputs.base(**given, output_hidden_states=True).hidden_states
-            points = ["embedding_output", *["layer_output"] * (len(levels) - 1)]
-            writer.keep(batch, {f"layer_{i:02d}/{point}": levels[i] for i, point in enumerate(points)})
+            embedding_output, *layer_outputs = inputs.base(**given, output_hidden_states=True).hidden_states
+            features = {"layer_00/embedding_output": embedding_output}
+            for number, layer_output in enumerate(layer_outputs, start=1):
+                features[f"layer_{number:02d}/layer_output"] = layer_output
+            writer.keep(batch, features)
     writer.save()
 
 
 def nnsight(inputs: Inputs) -> None:
-    """Write all points, saved in one trace per batch."""
+    """Write the vectors of all points, recorded with nnsight in one trace per batch."""
     import torch
     from nnsight import NNsight
 
@@ -478,7 +557,10 @@ LENS_HOOKS = {
 
 
 def transformer_lens(inputs: Inputs) -> None:
-    """Write all points from the cache of each batch; the bridge requires a masked language model, which costs more."""
+    """Write the vectors of all points, recorded with TransformerLens.
+
+    Its bridge requires a masked language model, whose head takes additional time.
+    """
     import torch
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import BertForMaskedLM
@@ -490,43 +572,56 @@ def transformer_lens(inputs: Inputs) -> None:
     bridge = TransformerBridge.boot_transformers(
         str(FINETUNED), hf_model=model.eval(), tokenizer=load_tokenizer(FINETUNED)
     )
-    names = {}
-    for name in point_modules(inputs.base):
-        layer, point = name.removeprefix("layer_").split("/")
-        names[name] = LENS_HOOKS[point] if int(layer) == 0 else f"blocks.{int(layer) - 1}.{LENS_HOOKS[point]}"
+    hook_names = {name: _name_lens_hook(name) for name in point_modules(inputs.base)}
     writer = Writer(inputs)
     with torch.inference_mode():
         for batch, given in inputs.batches():
             _, cache = bridge.run_with_cache(
-                given["input_ids"], attention_mask=given["attention_mask"], names_filter=list(names.values())
+                given["input_ids"], attention_mask=given["attention_mask"], names_filter=list(hook_names.values())
             )
-            writer.keep(batch, {name: cache[hook].flatten(2) for name, hook in names.items()})
+            # Features of heads `[B, T, heads, width]` are concatenated.
+            writer.keep(batch, {name: cache[hook].flatten(2) for name, hook in hook_names.items()})
     writer.save()
 
 
+def _name_lens_hook(name: str) -> str:
+    """Return the name in TransformerLens of a point such as "layer_01/attention_output"."""
+    layer, point = name.removeprefix("layer_").split("/")
+    if int(layer) == 0:
+        return LENS_HOOKS[point]
+    return f"blocks.{int(layer) - 1}.{LENS_HOOKS[point]}"
+
+
 def same_vectors() -> str:
-    """Return text on the compared vectors; raise an error if a way and the stage differ."""
-    sites, texts = stored_sites(ACTIVATIONS), len(read_parameters().capture.texts)
+    """Compare the vectors written by the other ways with those of the stage `capture`, and describe them.
+
+    Raise `AssertionError` if they differ by more than `ROUNDING`.
+    """
+    sites = stored_sites(ACTIVATIONS)
+    texts = len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     compared = []
     for folder in sorted(PLAIN.iterdir()):
         names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.npy")]
-        for site in (site for site in sites if str(site) in names):
-            stored, plain = read_features(ACTIVATIONS, site), np.load(folder / f"{site}.npy")
+        for site in sites:
+            if str(site) not in names:
+                continue
+            stored = read_features(ACTIVATIONS, site)
+            plain = np.load(folder / f"{site}.npy")
             if not np.allclose(stored.astype(np.float64), plain, **ROUNDING):
                 raise AssertionError(f"{folder.name}, {site}: {np.abs(stored.astype(float) - plain).max()} apart")
         compared.append(f"{folder.name.removesuffix(', numpy.save')} {len(names)}")
     padded = f" ({texts * PADDED} with padding to {PADDED})" if tokens < texts * PADDED else ""
+    stored_bytes = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*") if path.is_file())
     return (
         f"{texts} texts have {tokens} tokens{padded}, and {len(sites)} points of {hidden} numbers occupy "
-        f"{sum(path.stat().st_size for path in ACTIVATIONS.rglob('*') if path.is_file()) / 1e6:,.0f} MB. Times exclude "
-        "imports and include loading. Points equal to those of the stage up to the last digit of float16: "
-        f"{', '.join(compared)}."
+        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Points equal to those of the stage "
+        f"up to the last digit of float16: {', '.join(compared)}."
     )
 
 
 def capture_case(title: str, folder: str, ways: Mapping[str, Callable[[Inputs], None]]) -> Case:
-    """Return a case with bare forward passes, the stage, and other ways."""
+    """Return a case that compares forward passes without hooks, the stage `capture`, and other `ways`."""
     timed = {name: partial(timed_capture, way, name) for name, way in ways.items()}
     bare, stage = "bare forward passes", "stage capture"
     first = {bare: partial(timed_capture, forward_passes, bare), stage: partial(stage_capture, stage)}
@@ -544,7 +639,7 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, to distribute the load of a busy machine equally.
+# Ratios: all ways alternate in one process, batch by batch, so that the load of a busy machine affects them equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
@@ -553,14 +648,14 @@ Batch = list[Any]  # a list of attnmix.measures.documents.Document
 
 
 class Measuring(NamedTuple):
-    """The measurers of a model, and batches of texts."""
+    """The measurers of a model, for all ratios and for the ratios `SIX`, and batches of texts."""
 
     measurer: Any
     six: Any
     batches: list[Batch]
 
     def forward(self, batch: Batch, attention: str) -> Any:
-        """Return the last hidden states."""
+        """Return the last hidden states `[B, T, D]`, computed with the attention implementation `attention`."""
         import torch
 
         from attnmix.models.encoding import padded
@@ -572,27 +667,29 @@ class Measuring(NamedTuple):
             return base(**padded(ids, self.measurer.pad_token_id, base.device)).last_hidden_state
 
     def ratios(self, batch: Batch, measurer: Any) -> Any:
+        """Return the ratios of `measurer` (`self.measurer` or `self.six`) for a batch."""
         self._observe()
         return measurer.ratios(batch)
 
     def measures(self, batch: Batch, sampled: Collection[int] = (0,)) -> list[Any]:
-        """Return the measures. All identities are checked in the `sampled` texts, with the sampling rate of a run."""
+        """Return the measures of each text; all identities are checked in the texts with the indices `sampled`."""
         self._observe()
         return list(self.measurer.measures(batch, [index in sampled for index in range(len(batch))]))
 
     def identities(self, batch: Batch) -> list[Any]:
-        """Return the ratios, with the identity checks of a run."""
+        """Return the ratios of each text; all identities are checked in the first text, as in a run."""
         self._observe()
         return list(self.measurer.measures(batch, [index == 0 for index in range(len(batch))], ()))
 
     def _observe(self) -> None:
+        """Set the attention implementation that the measures require."""
         from attnmix.models.attention import OBSERVED
 
         self.measurer.base.set_attn_implementation(OBSERVED)
 
 
 def prepare_measuring() -> Measuring:
-    """Return the captured texts in batches, with their measurers."""
+    """Return the texts of `params.yaml` in batches, and the measurers of the model in the current folder."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of
@@ -601,7 +698,8 @@ def prepare_measuring() -> Measuring:
     from attnmix.models.loading import load_base
 
     parameters = read_parameters()
-    tokenizer, base = load_tokenizer(FINETUNED), load_base(FINETUNED).to(chosen_device())
+    tokenizer = load_tokenizer(FINETUNED)
+    base = load_base(FINETUNED).to(chosen_device())
     texts = {f"text/{number}": text for number, text in enumerate(parameters.capture.texts)}
     tokenized = tokenize_texts(tokenizer, texts, texts.values(), parameters.capture.max_length)
     tokens = pd.concat([each.table for each in tokenized])
@@ -609,29 +707,29 @@ def prepare_measuring() -> Measuring:
     rows = counts.assign(document=list(texts), label=0, predicted_label=0)
     documents = documents_of(rows, tokens)
     numbers = batches_by_tokens([len(document) for document in documents], parameters.capture.batch_tokens)
-    every, six = (BatchMeasurer(base, methods, tokenizer.pad_token_id) for methods in (list(RATIOS), SIX))
     batches = [[documents[i] for i in batch] for batch in numbers]
-    every.read_corpus(batches)
-    return Measuring(every, six, batches)
+    measurer = BatchMeasurer(base, list(RATIOS), tokenizer.pad_token_id)
+    measurer.read_corpus(batches)
+    return Measuring(measurer, BatchMeasurer(base, SIX, tokenizer.pad_token_id), batches)
 
 
 def ratios_in_turn() -> Seconds:
-    """Return the seconds of each way over all batches."""
+    """Return the total seconds of each way over all batches; the ways alternate batch by batch."""
     ready = prepare_measuring()
-    ways: dict[str, tuple[Callable[[Batch], Any], list[Batch]]] = {
-        SDPA: (partial(ready.forward, attention="sdpa"), ready.batches),
-        EAGER: (partial(ready.forward, attention="eager"), ready.batches),
-        "mixing ratios": (partial(ready.ratios, measurer=ready.six), ready.batches),
-        "seven ratios": (partial(ready.ratios, measurer=ready.measurer), ready.batches),
-        "seven ratios, identities as in a run": (ready.identities, ready.batches),
-        "all that `measure` reads from a batch": (ready.measures, ready.batches),
+    ways: dict[str, Callable[[Batch], Any]] = {
+        SDPA: partial(ready.forward, attention="sdpa"),
+        EAGER: partial(ready.forward, attention="eager"),
+        "mixing ratios": partial(ready.ratios, measurer=ready.six),
+        "seven ratios": partial(ready.ratios, measurer=ready.measurer),
+        "seven ratios, identities as in a run": ready.identities,
+        "all that `measure` reads from a batch": ready.measures,
     }
-    for way, batches in ways.values():
-        way(batches[0])
+    for way in ways.values():
+        way(ready.batches[0])  # excludes one-time costs
     seconds = dict.fromkeys(ways, 0.0)
-    for number in range(len(ready.batches)):
-        for name, (way, batches) in ways.items():
-            seconds[name] += seconds_of(partial(way, batches[number]))
+    for batch in ready.batches:
+        for name, way in ways.items():
+            seconds[name] += seconds_of(partial(way, batch))
     return seconds
 
 
@@ -644,29 +742,37 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def same_ratios() -> str:
-    """Return text on the largest identity error and the effect of eager attention; raise an error if ratios differ."""
+    """Describe the largest error of the identities, and the effect of eager attention on hidden states.
+
+    Raise an error if the ratios of a batch differ from the ratios in the complete measures.
+    """
     ready = prepare_measuring()
     batch = ready.batches[0]
-    sdpa, eager = (ready.forward(batch, name) for name in ("sdpa", "eager"))
-    ratios, measures = ready.ratios(batch, ready.measurer).cpu().numpy(), ready.measures(batch)
-    for index, (document, each) in enumerate(zip(batch, measures, strict=True)):
-        alone = ratios[:, :, index, : len(document)].swapaxes(0, 1)
-        np.testing.assert_allclose(alone, each.ratios, rtol=0, atol=RATIO_ROUNDING)
-    wrong = max(float(np.nanmax(each.identities)) for each in measures)
-    lengths = [len(document) for every in ready.batches for document in every]
-    real = [np.s_[index, : len(document)] for index, document in enumerate(batch)]
-    apart = max(float((sdpa[where] - eager[where]).abs().max()) for where in real)
+    sdpa = ready.forward(batch, "sdpa")
+    eager = ready.forward(batch, "eager")
+    ratios = ready.ratios(batch, ready.measurer).cpu().numpy()
+    measures = ready.measures(batch)
+    identity_errors = []
+    hidden_differences = []
+    for index, (document, measured) in enumerate(zip(batch, measures, strict=True)):
+        tokens = len(document)  # excludes padding
+        text_ratios = ratios[:, :, index, :tokens].swapaxes(0, 1)
+        np.testing.assert_allclose(text_ratios, measured.ratios, rtol=0, atol=RATIO_ROUNDING)
+        identity_errors.append(float(np.nanmax(measured.identities)))
+        hidden_differences.append(float((sdpa[index, :tokens] - eager[index, :tokens]).abs().max()))
+    lengths = [len(document) for documents in ready.batches for document in documents]
     return (
         f"{len(lengths)} texts with {sum(lengths)} tokens are measured in {len(ready.batches)} batches. In the first "
-        f"batch, the parts sum to the model's vectors with a relative error of at most {wrong:.1e}, and hidden states "
-        f"of `sdpa` and eager attention differ by at most {apart:.1e}."
+        f"batch, the parts sum to the model's vectors with a relative error of at most {max(identity_errors):.1e}, and "
+        f"hidden states of `sdpa` and eager attention differ by at most {max(hidden_differences):.1e}."
     )
 
 
-# Corpora: `measure` and `capture` for increasing numbers of texts, including imports.
+# Corpora: the stages `measure` and `capture` with increasing numbers of texts. Times include imports.
 
 
 def measure_documents(documents: int) -> None:
+    """Run `tokenize` and `measure` for the first `documents` texts."""
     from stages import measure, tokenize
 
     parameters = read_parameters()
@@ -677,6 +783,7 @@ def measure_documents(documents: int) -> None:
 
 
 def capture_documents(documents: int) -> None:
+    """Run `tokenize` and `capture` for the first `documents` texts."""
     from stages import capture, tokenize
 
     parameters = read_parameters()
@@ -688,6 +795,7 @@ def capture_documents(documents: int) -> None:
 
 
 def measured_corpus() -> str:
+    """Describe the texts and the model of the case `measure-corpora`."""
     return (
         f"Texts have {LENGTH} tokens, and batches {BATCH_TOKENS} tokens. The model is BERT with random weights "
         f"({in_words(TINY)})."
@@ -695,6 +803,7 @@ def measured_corpus() -> str:
 
 
 def captured_corpus() -> str:
+    """Describe the texts and the model of the case `capture-corpora`."""
     return (
         f"Texts have {LONG} tokens ({len(Run(Path()).tokens):,} tokens in the last row). The model is BERT with random "
         f"weights ({in_words(WIDE)}). All points are captured."
@@ -706,16 +815,20 @@ def in_words(shape: dict[str, int]) -> str:
 
 
 def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Callable[[], str]) -> Case:
+    """Return a case that runs a stage with increasing numbers of texts."""
     ways = {f"{documents:,} documents": partial(run, documents) for documents in Size().documents}
     return Case(f"Stage {stage}, by number of documents", folder, ways, check, growing=True)
 
 
-# The default run from scratch, with a process for each stage.
+# The default run without existing results, with a process for each stage.
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage of the last commit, their sum, and the seconds after changing `umap.metric`."""
-    subprocess.run(["git", "clean", "-qfdx"], check=True)
+    """Return the seconds of each stage in a clone of the last commit, their sum, and those of an experiment.
+
+    The experiment changes `umap.metric`, so that DVC repeats only some of the stages.
+    """
+    subprocess.run(["git", "clean", "-qfdx"], check=True)  # removes the results of a previous run
     parameters = Path("params.yaml").read_bytes()
     seconds = {stage: process_seconds("-m", "stages", stage) for stage in STAGES}
     seconds["all stages"] = sum(seconds.values())
@@ -727,6 +840,7 @@ def default_run() -> Seconds:
 
 
 def process_seconds(*arguments: str) -> float:
+    """Run Python with these arguments in the current folder, and return the duration in seconds."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     start = time.perf_counter()
     subprocess.run([sys.executable, *arguments], env=os.environ | {"PATH": path}, capture_output=True, check=True)
@@ -751,6 +865,7 @@ CASES: dict[str, Case] = {
 
 
 def main() -> None:
+    """Run the selected cases, print their sections, and replace them in benchmarks/RESULTS.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     usual = [name for name in CASES if name != "peers"]
@@ -773,8 +888,12 @@ def main() -> None:
 
 
 def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
-    """Return the section of a case: heading, command and machine, comparison, and table."""
-    case, threads = CASES[name], arguments.threads
+    """Run a case, and return its section of the results: heading, command and machine, comparison, and table.
+
+    `made_by` describes the command and the machine.
+    """
+    case = CASES[name]
+    threads = arguments.threads
     size = SMALL if arguments.small else Size()
     ways = list(case.ways)[: len(size.documents)] if case.growing else list(case.ways)
     timings: dict[str, list[Timing]] = defaultdict(list)
@@ -788,7 +907,7 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
             warm_up = []
         for way in warm_up:
             run_way(name, way, folder, threads)
-        checks_first = not (case.growing or arguments.small)
+        checks_first = not (case.growing or arguments.small)  # otherwise, the results exist only after the timed runs
         compared = check(name, folder, threads) if checks_first else ""
         for _ in range(arguments.repeats):
             for way in ways:
@@ -800,7 +919,7 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
 
 
 def check(name: str, folder: Path, threads: int) -> str:
-    """Return the text of `Case.check` on the results in `folder`."""
+    """Return the result of a case's `Case.check` for the outputs in `folder`, computed in a new process."""
     return fresh_process(["-m", "benchmarks.stages", "--way", name, "check"], folder, threads)[1]
 
 

@@ -1,9 +1,9 @@
-"""Compare the speed of writers of new shard files, in GB per processor second and per second.
+"""Compare the speed of different ways to write new shard files, in GB per processor second and per second.
 
     pip install --target FOLDER --no-deps tensorstore ml_dtypes    # optional
     PYTHONPATH=FOLDER python -m benchmarks.writer                  # replaces the section in benchmarks/RESULTS.md
 
-Each way writes float16 arrays `[5440, 768]` in chunks of 64 rows, with one shard file per array, in one thread. The
+Each writer writes float16 arrays `[5440, 768]` in chunks of 64 rows, with one shard file per array, in one thread. The
 files are deleted after each round. `os.sync` before each round excludes earlier writes from the times.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +31,20 @@ FILES, ROUNDS = 24, 5
 Array = npt.NDArray[Any]
 
 
+class Rates(NamedTuple):
+    """The speed of a writer in GB per processor second and in GB per second of wall time."""
+
+    processor: float
+    wall: float
+
+
 def main() -> None:
+    """Measure all writers, and replace the section in benchmarks/RESULTS.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(), help="folder on the file system to measure")
     folder = parser.parse_args().folder
     vectors = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float16)
-    rates: dict[str, list[tuple[float, float]]] = {}
+    rates: dict[str, list[Rates]] = {}
     for _ in range(ROUNDS):
         for name, rate in measured_ways(vectors, folder):
             rates.setdefault(name, []).append(rate)
@@ -46,36 +54,40 @@ def main() -> None:
     replace_section(f"{TITLE}Writers of shards\n\n{head}\n{machine}\n\n{table(rates)}\n")
 
 
-def measured_ways(vectors: Array, folder: Path) -> Generator[tuple[str, tuple[float, float]]]:
-    """Yield each way with its GB per processor second and per second."""
+def measured_ways(vectors: Array, folder: Path) -> Generator[tuple[str, Rates]]:
+    """Write `FILES` files to a temporary folder in `folder` with each writer, and yield its name and its speed."""
     for name, write in ways(vectors).items():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             os.sync()
-            processor_start, start = time.process_time(), time.perf_counter()
+            processor_start = time.process_time()
+            start = time.perf_counter()
             for number in range(FILES):
                 write(Path(temporary, str(number)))
-            processor_seconds, seconds = time.process_time() - processor_start, time.perf_counter() - start
+            processor_seconds = time.process_time() - processor_start
+            seconds = time.perf_counter() - start
         gigabytes = FILES * vectors.nbytes / 1e9
-        yield name, (gigabytes / processor_seconds, gigabytes / seconds)
+        yield name, Rates(gigabytes / processor_seconds, gigabytes / seconds)
 
 
 def measure_disk_rate(folder: Path, vectors: Array) -> float:
     """Return the GB per second of `ShardWriter` into new files, in one thread."""
-    by_way = measured_ways(vectors, folder)
-    _, (_, by_clock) = next(by_way)
-    by_way.close()
-    return by_clock
+    measured = measured_ways(vectors, folder)
+    _, rates = next(measured)  # the first writer is `ShardWriter`
+    measured.close()
+    return rates.wall
 
 
 def ways(vectors: Array) -> dict[str, Callable[[Path], None]]:
-    """Return functions that write `vectors` to a new folder."""
+    """Return the writers by name: functions that write `vectors` to a new path."""
     content = shards.allocate_pages(vectors.nbytes)
     content[: vectors.nbytes] = vectors.reshape(-1).view(np.uint8)
-    direct, buffered = shards.ShardWriter(), shards.ShardWriter()
+    direct = shards.ShardWriter()
+    buffered = shards.ShardWriter()
     buffered.direct_flag = 0
+    chunks = ROWS // CHUNK_ROWS
     functions: dict[str, Callable[[Path], None]] = {
-        "`ShardWriter`, direct": lambda path: direct.write(path / "c/0/0", vectors, CHUNK_ROWS, ROWS // CHUNK_ROWS),
-        "`ShardWriter`, buffered": lambda path: buffered.write(path / "c/0/0", vectors, CHUNK_ROWS, ROWS // CHUNK_ROWS),
+        "`ShardWriter`, direct": lambda path: direct.write(path / "c/0/0", vectors, CHUNK_ROWS, chunks),
+        "`ShardWriter`, buffered": lambda path: buffered.write(path / "c/0/0", vectors, CHUNK_ROWS, chunks),
         "zarr": lambda path: write_with_zarr(path, vectors),
         "one direct write, without checksums": lambda path: shards.write_file(
             path, content, vectors.nbytes, shards.DIRECT_FLAG
@@ -88,13 +100,13 @@ def ways(vectors: Array) -> dict[str, Callable[[Path], None]]:
 
 
 def write_with_zarr(path: Path, vectors: Array) -> None:
-    """Create an array as in `capture`, and write it with zarr."""
+    """Write `vectors` with zarr as a new array with one shard, the format of the stage `capture`."""
     options = {"shape": vectors.shape, "dtype": vectors.dtype, "chunks": (CHUNK_ROWS, WIDTH), "shards": vectors.shape}
     create_array(path, **options)[:] = vectors
 
 
 def write_with_tensorstore(path: Path, vectors: Array) -> None:
-    """Create the same array with tensorstore, and write it."""
+    """Write `vectors` with tensorstore as a new Zarr array with one shard."""
     tensorstore: Any = importlib.import_module("tensorstore")
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
     sharding = {"chunk_shape": [CHUNK_ROWS, WIDTH], "codecs": codecs}
@@ -109,12 +121,13 @@ def write_with_tensorstore(path: Path, vectors: Array) -> None:
     store.write(vectors).result()
 
 
-def table(rates: dict[str, list[tuple[float, float]]]) -> str:
-    """Return a Markdown table of medians."""
+def table(rates: dict[str, list[Rates]]) -> str:
+    """Return a Markdown table with the median speed of each writer over all rounds."""
     lines = ["| writer | GB per processor second | GB per second |", "| --- | ---: | ---: |"]
     for name, by_round in rates.items():
-        by_processor, by_clock = (statistics.median(column) for column in zip(*by_round, strict=True))
-        lines.append(f"| {name} | {by_processor:.2f} | {by_clock:.2f} |")
+        processor_rate = statistics.median(rate.processor for rate in by_round)
+        wall_rate = statistics.median(rate.wall for rate in by_round)
+        lines.append(f"| {name} | {processor_rate:.2f} | {wall_rate:.2f} |")
     return "\n".join(lines)
 
 

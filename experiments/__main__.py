@@ -7,9 +7,9 @@
 
 `run` clones the last commit to experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there (all stages
 except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. The same command continues
-an interrupted run. `table` compares DVC's experiments of the current commit, or experiments, commits and folders by
-name. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb` runs
-profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
+an interrupted run. `table` compares all of DVC's experiments of the current commit, or the named experiments, commits
+and folders. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb`
+runs profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,25 @@ RESULTS = ("dvc.lock", "reports")  # tracked files that a run changes
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in `arguments`; return 0, or 1 if the run of a seed failed."""
+    options = _create_parser().parse_args(arguments)
+    if options.command == "table":
+        write_table(options.names, options.csv, options.to)
+        return 0
+    if options.command == "imdb":
+        return run_imdb(options.dataset, options.to)
+    seeds = list(dict.fromkeys(options.seeds.split()))
+    if not seeds or not all(seed.isdecimal() for seed in seeds):
+        raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
+    if options.command == "study":
+        return run_study(options.dataset, seeds, options.to)
+    folders = run_seeds(options.dataset, seeds, options.profile, options.until)
+    if folders:
+        write_table(folders, MIXING, options.to)
+    return int(len(folders) < len(seeds))
+
+
+def _create_parser() -> argparse.ArgumentParser:
+    """Return the command-line parser, with the commands `run`, `imdb`, `study` and `table`."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -55,20 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table.add_argument("names", nargs="*", help="experiments, commits or folders; default: experiments of this commit")
     table.add_argument("--csv", default=MIXING, help="table in reports/plots; columns before `mean` are its keys")
     table.add_argument("--to", type=Path, default=Path("reports/experiments"), help="folder of table and figure")
-    options = parser.parse_args(arguments)
-    if options.command == "table":
-        write_table(options.names, options.csv, options.to)
-        return 0
-    if options.command == "imdb":
-        return run_imdb(options.dataset, options.to)
-    seeds = list(dict.fromkeys(options.seeds.split()))
-    if not seeds or not all(seed.isdecimal() for seed in seeds):
-        raise InputError(f"--seeds: {options.seeds!r} is not allowed; allowed: whole numbers from 0 on, as in '0 1 2'")
-    if options.command == "study":
-        return run_study(options.dataset, seeds, options.to)
-    if folders := run_seeds(options.dataset, seeds, options.profile, options.until):
-        write_table(folders, MIXING, options.to)
-    return int(len(folders) < len(seeds))
+    return parser
 
 
 def run_seeds(
@@ -79,7 +85,7 @@ def run_seeds(
     setting: str = "",
     changes: Sequence[str] = (),
 ) -> list[str]:
-    """Run the committed pipeline for each seed; stages that are up to date are skipped.
+    """Run the pipeline of the last commit for each seed; stages that are up to date are skipped.
 
     Args:
         dataset: Hub identifier, folder or file.
@@ -87,44 +93,66 @@ def run_seeds(
         profile: File of `key=value` overrides.
         until: Last stage, which is run with the stages that it needs; by default all except `SKIPPED_STAGES`.
         setting: Name of a subfolder for these runs.
-        changes: Further overrides, which define the setting.
+        changes: Further `key=value` overrides, which define the setting.
 
     Returns:
         Folders of the runs that succeeded, `experiments/runs/<profile>/[<setting>/]seed_<n>`.
     """
-    declared = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
-    if until is not None and until not in declared:
-        raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(declared)}")
-    targets = [stage for stage in declared if stage not in SKIPPED_STAGES] if until is None else [until]
-    if not profile.is_file():
-        raise InputError(f"--profile: there is no file {profile}; pass one, such as profiles/laptop.txt")
-    lines = profile.read_text(encoding="utf-8").splitlines()
-    overrides = [line for line in lines if line.strip() and not line.startswith("#")]
-    # In a clone, a local path must be absolute; DVC's grammar accepts any path in single quotes.
-    name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
-    name = name.replace("\\", "\\\\").replace("'", "\\'")
-    command = [sys.executable, "-m", "dvc", "repro", *targets]
+    command = [sys.executable, "-m", "dvc", "repro", *_select_stages(until)]
+    overrides = [*_read_profile(profile), *changes, f"dataset.name={_quote_dataset(dataset)}"]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     folders = []
     for seed in seeds:
         folder = RUNS / profile.stem / setting / f"seed_{seed}"
         _update_clone(folder)
-        apply_overrides(folder / "params.yaml", [*overrides, *changes, f"dataset.name='{name}'", f"seed={seed}"])
+        apply_overrides(folder / "params.yaml", [*overrides, f"seed={seed}"])
         print(f"{folder}: dvc repro", file=sys.stderr, flush=True)
-        if subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, check=False).returncode:
+        run = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path}, check=False)
+        if run.returncode:
             print(f"omitted: {folder}: `dvc repro` failed, see above", file=sys.stderr)
         else:
             folders.append(str(folder))
     return folders
 
 
+def _select_stages(until: str | None) -> list[str]:
+    """Return the stages to pass to `dvc repro`: `until`, or by default all except `SKIPPED_STAGES`."""
+    stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    if until is None:
+        return [stage for stage in stages if stage not in SKIPPED_STAGES]
+    if until not in stages:
+        raise InputError(f"--until: there is no stage {until!r}; allowed: {', '.join(stages)}")
+    return [until]
+
+
+def _read_profile(profile: Path) -> list[str]:
+    """Return the `key=value` overrides in a file, without empty lines and comments."""
+    if not profile.is_file():
+        raise InputError(f"--profile: there is no file {profile}; pass one, such as profiles/laptop.txt")
+    lines = profile.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _quote_dataset(dataset: str) -> str:
+    """Return the name of a dataset in quotes, as the value of an override; local paths are made absolute.
+
+    In a clone, relative paths would be wrong. DVC accepts any path in single quotes.
+    """
+    name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
+    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def run_imdb(dataset: str, to: Path) -> int:
-    """Run both seeds and publish their results; return 1 if a run failed."""
+    """Run the pipeline on IMDb with each of the `SEEDS`, and write the results to the folder `to`.
+
+    Return 0, or 1 without results if a run failed. Only the first run includes the stages after `measure`.
+    """
     from experiments.imdb import PROFILE, SEEDS, publish
 
-    first, *others = SEEDS
-    folders = run_seeds(dataset, [first], PROFILE, "render")
-    folders += run_seeds(dataset, others, PROFILE, "measure")
+    first_seed, *other_seeds = SEEDS
+    folders = run_seeds(dataset, [first_seed], PROFILE, "render")
+    folders += run_seeds(dataset, other_seeds, PROFILE, "measure")
     if len(folders) < len(SEEDS):
         return 1
     publish([Path(folder) for folder in folders], to)
@@ -132,14 +160,17 @@ def run_imdb(dataset: str, to: Path) -> int:
 
 
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
-    """Run every setting of the study for each seed, and write the tables; if a run fails, return 1 without tables."""
+    """Run every setting of the study for each seed, and write the tables to the folder `to`.
+
+    Return 0, or 1 without tables if a run failed.
+    """
     from experiments.study import PROFILE, SETTINGS, write_study
 
     folders = {}
     for seed in seeds:
         for setting, changes in SETTINGS.items():
             name = setting.replace(" ", "_")
-            for folder in run_seeds(dataset, [seed], PROFILE, "measure", name, changes):
+            for folder in run_seeds(dataset, [seed], PROFILE, "measure", name, changes):  # one folder, or none
                 folders[setting, int(seed)] = Path(folder)
     if len(folders) < len(seeds) * len(SETTINGS):
         return 1
@@ -148,11 +179,11 @@ def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
 
 
 def _update_clone(folder: Path) -> None:
-    """Clone the repository to `folder`, or update an existing clone to the last commit without changing its results."""
+    """Clone the repository to `folder`, or update the files of an existing clone to the last commit, except results."""
     if not (folder / ".git").exists():
         subprocess.run(["git", "clone", "--quiet", ".", folder], check=True)
     subprocess.run(["git", "fetch", "--quiet", Path.cwd(), "HEAD"], cwd=folder, check=True)
-    restored = [".", *(f":!{name}" for name in RESULTS)]
+    restored = [".", *(f":!{name}" for name in RESULTS)]  # in git's syntax, :! excludes a path
     restore = ["git", "restore", "--source", "FETCH_HEAD", "--staged", "--worktree", "--", *restored]
     subprocess.run(restore, cwd=folder, check=True)
 

@@ -1,8 +1,9 @@
-"""Run the pipeline on IMDb with two seeds, and publish tables and figures in docs/imdb.
+"""Run the pipeline on IMDb with two seeds, and write tables and figures to docs/imdb.
 
     python -m experiments imdb --dataset stanfordnlp/imdb
 
-The first seed runs all stages with profiles/imdb.txt; the second seed is a second training run, up to `measure`.
+The runs use profiles/imdb.txt. The run with the first seed includes all stages; the run with the second seed trains
+another model, and ends with the stage `measure`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TABLES = (
     "measure/mixing_controls",
     "reduce/map_quality",
 )
-"""Tables of the first run in reports/plots."""
+"""The published tables, as files in `reports/plots` of the first run."""
 FIGURES = ("own_share", "joint")
 METRICS = ("download", "finetune", "measure")
 
@@ -51,14 +52,20 @@ def publish(folders: Sequence[Path], to: Path) -> None:
 
 
 def read_seed(folder: Path, seed: str) -> dict[str, object]:
-    """Return a row with accuracy, and own shares after the last layer before and after fine-tuning, with intervals."""
+    """Return a row with the accuracy and the last layer's own shares, each with its interval.
+
+    The own share is the share of a vector that stems from its own token. There are columns for the own share before
+    and after fine-tuning and for the difference, each for all donors and for donors of the same or the other class.
+    """
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text(encoding="utf-8"))["test"]
     row: dict[str, object] = {"seed": seed}
-    row |= {name: metrics[name] for name in ("accuracy", "accuracy_ci_low", "accuracy_ci_high")}
+    for name in ("accuracy", "accuracy_ci_low", "accuracy_ci_high"):
+        row[name] = metrics[name]
     exchange = read_results(folder / "reports/plots/measure/exchange.csv").query("quantity == 'own_share'")
-    last = exchange[exchange["layer"] == exchange["layer"].max()].set_index(["checkpoint", "donor"])
+    last_layer = exchange[exchange["layer"] == exchange["layer"].max()].set_index(["checkpoint", "donor"])
     for checkpoint in ("pretrained", "finetuned", "difference"):
         for donor in ("all", "same_class", "other_class"):
-            values = last.loc[(checkpoint, donor)]
-            row |= {f"{checkpoint}_{donor}_{column}": values[column] for column in ("mean", "ci_low", "ci_high")}
+            values = last_layer.loc[(checkpoint, donor)]
+            for column in ("mean", "ci_low", "ci_high"):
+                row[f"{checkpoint}_{donor}_{column}"] = values[column]
     return row

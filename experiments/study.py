@@ -1,9 +1,9 @@
-"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, in pairs of seeds.
+"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, with equal seeds.
 
     python -m experiments study --dataset stanfordnlp/imdb
 
-It writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command continues
-an interrupted study.
+The command writes `docs/study/runs.csv` (all runs), `tests.csv` (the planned tests) and `study.png`. The same command
+continues an interrupted study.
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ from experiments.tables import DIGITS, holm
 Doubles = npt.NDArray[np.float64]
 TRUE, PERMUTED, RARE_WORD = "true labels", "permuted labels", "rare word"
 SETTINGS = {TRUE: (), PERMUTED: ("finetune.labels=permuted",), RARE_WORD: ("dataset.rare_word=zebra",)}
-"""Overrides of params.yaml for each setting."""
+"""The overrides of params.yaml in each setting."""
 PROFILE = Path("profiles/study.txt")
 LAST_LAYER = 6
 METHOD = "attnresln_n"
 MIN_TRAIN_ACCURACY = 0.98
-EQUIVALENCE_BOUND = 0.05
+EQUIVALENCE_BOUND = 0.05  # a difference is negligible if its 90 % interval is within ± this bound
 LEVEL = 0.95
 SAME, OTHER, CLASS_EFFECT = "own share, same class", "own share, other class", "class effect"
 RATIO, RATIO_MINUS_CONTROL, CLASS_SHARE = "ratio", "ratio minus control", "class share minus null"
 DONORS = {SAME: "same_class", OTHER: "other_class", CLASS_EFFECT: "same_minus_other"}
 COLOURS = {"before": "#666666", TRUE: "#D55E00", PERMUTED: "#0072B2", RARE_WORD: "#009E73"}
+KEYS = ["checkpoint", "layer"]
 
 
 class PlannedRow(NamedTuple):
-    """A difference between two settings (`first` minus `second`), and the sign that the plan expects (0: none)."""
+    """A planned difference of a metric between two settings (`first` minus `second`).
+
+    The plan expects a sign of 1 or -1, or none (0).
+    """
 
     metric: str
     first: str
@@ -77,25 +81,13 @@ def write_study(folders: Mapping[tuple[str, int], Path], to: Path) -> None:
 
 
 def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
-    """Return one row per quantity, checkpoint and layer of a run.
+    """Return a table with a row for each quantity, checkpoint and layer of a run, and its `value`.
 
-    The fit of the classifier is in the rows `train accuracy`, `train margin`, `test accuracy` and `test margin`.
+    The classifier's `train accuracy`, `train margin`, `test accuracy` and `test margin` are quantities without a layer.
     """
     tables = folder / "reports/plots"
-    exchange = read_results(tables / "measure/exchange.csv").query("quantity == 'own_share'")
-    parts = [exchange[exchange["donor"] == donor].assign(quantity=name) for name, donor in DONORS.items()]
-    mixing = read_results(tables / "measure/mixing.csv").query("method == @METHOD")
-    controls = read_results(tables / "measure/mixing_controls.csv").query(
-        "method == @METHOD and control == 'corpus_value'"
-    )
-    keys = ["checkpoint", "layer"]
-    excess = mixing.set_index(keys)["mean"] - controls.set_index(keys)["mean"]
-    parts += [mixing.assign(quantity=RATIO), excess.reset_index().assign(quantity=RATIO_MINUS_CONTROL)]
-    geometry = read_results(tables / "measure/geometry.csv").query("point == 'attention'")
-    by_measure = geometry.set_index([*keys, "measure"])["mean"].unstack("measure")
-    share = by_measure["share_class"] - by_measure["share_class_permuted"]
-    parts.append(share.rename("mean").reset_index().assign(quantity=CLASS_SHARE))
-    table = pd.concat(parts)[["quantity", "checkpoint", "layer", "mean"]].dropna()
+    quantities = [*_read_own_shares(tables), *_read_ratios(tables), _read_class_share(tables)]
+    table = pd.concat(quantities)[["quantity", *KEYS, "mean"]].dropna()
     table = table[table["checkpoint"].isin(["pretrained", "finetuned"])].rename(columns={"mean": "value"})
     fit = read_results(tables / "finetune/finetune_fit.csv").set_index("split")
     fit_rows = [
@@ -108,8 +100,35 @@ def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
     return table
 
 
+def _read_own_shares(tables: Path) -> list[pd.DataFrame]:
+    """Return a table of the own share for each kind of donor in `DONORS`."""
+    exchange = read_results(tables / "measure/exchange.csv").query("quantity == 'own_share'")
+    return [exchange[exchange["donor"] == donor].assign(quantity=name) for name, donor in DONORS.items()]
+
+
+def _read_ratios(tables: Path) -> list[pd.DataFrame]:
+    """Return tables of the mixing ratio `METHOD`, and of the ratio minus its control `corpus_value`."""
+    ratios = read_results(tables / "measure/mixing.csv").query("method == @METHOD")
+    controls = read_results(tables / "measure/mixing_controls.csv").query(
+        "method == @METHOD and control == 'corpus_value'"
+    )
+    differences = ratios.set_index(KEYS)["mean"] - controls.set_index(KEYS)["mean"]
+    return [ratios.assign(quantity=RATIO), differences.reset_index().assign(quantity=RATIO_MINUS_CONTROL)]
+
+
+def _read_class_share(tables: Path) -> pd.DataFrame:
+    """Return a table of the variance share of the classes in attention outputs, minus that of permuted labels."""
+    geometry = read_results(tables / "measure/geometry.csv").query("point == 'attention'")
+    by_measure = geometry.set_index([*KEYS, "measure"])["mean"].unstack("measure")
+    difference = by_measure["share_class"] - by_measure["share_class_permuted"]
+    return difference.rename("mean").reset_index().assign(quantity=CLASS_SHARE)
+
+
 def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each planned test and equivalence, with its outcome. `runs` are tables of `read_run`."""
+    """Return a table with a row for each planned test and equivalence, and its outcome.
+
+    `runs` contains the tables of `read_run` for all runs.
+    """
     planned = [_compute_row(row, runs, is_test=True) for row in TESTS]
     planned += [_compute_row(row, runs, is_test=False) for row in EQUIVALENCES]
     table = pd.DataFrame(planned)
@@ -119,11 +138,16 @@ def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[str, object]:
-    """Return the mean difference between two settings over pairs of fitted runs; p is NaN unless `is_test`."""
+    """Return a row with the mean difference of a metric between two settings, its intervals and its p value.
+
+    Runs with the same seed form a pair; pairs with an insufficient training accuracy are excluded. The difference is
+    that of the changes by fine-tuning. p is NaN unless `is_test`.
+    """
     fitted = fitted_seeds(runs)
     changes = change_by_seed(runs, row.metric)
-    second_seeds = fitted.get(row.second, [])
-    seeds = [seed for seed in fitted.get(row.first, []) if seed in second_seeds]
+    seeds_of_first = fitted.get(row.first, [])
+    seeds_of_second = fitted.get(row.second, [])
+    seeds = [seed for seed in seeds_of_first if seed in seeds_of_second]
     if len(seeds) < 2:
         raise InputError(
             f"{row.metric}: {len(seeds)} fitted pairs of seeds, but 2 are needed; run the study with more --seeds"
@@ -131,7 +155,7 @@ def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[
     differences = (changes[row.first][seeds] - changes[row.second][seeds]).to_numpy()
     student = stats.ttest_1samp(differences, 0)
     interval = student.confidence_interval(LEVEL)
-    narrow_interval = student.confidence_interval(2 * LEVEL - 1)
+    narrow_interval = student.confidence_interval(2 * LEVEL - 1)  # 90 %, for two one-sided tests of equivalence
     return {
         "metric": row.metric,
         "difference": f"{row.first} minus {row.second}",
@@ -147,32 +171,38 @@ def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[
 
 
 def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
-    """Return the seeds of each setting with an accuracy of at least `MIN_TRAIN_ACCURACY` on the training labels."""
+    """Return, for each setting, the seeds whose run has a training accuracy of at least `MIN_TRAIN_ACCURACY`."""
     accuracies = runs[runs["quantity"] == "train accuracy"]
     fitted = accuracies[accuracies["value"] >= MIN_TRAIN_ACCURACY]
     return {setting: sorted(rows["seed"]) for setting, rows in fitted.groupby("setting")}
 
 
 def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
-    """Return the change of a metric by fine-tuning (after minus before) for each setting, as a series by seed."""
+    """Return the change of a metric by fine-tuning (after minus before) for each setting, as a series by seed.
+
+    Ratios are averaged over layers; other metrics are those of the last layer.
+    """
     rows = runs[runs["quantity"] == metric]
-    if metric not in (RATIO, RATIO_MINUS_CONTROL):  # means over layers
+    if metric not in (RATIO, RATIO_MINUS_CONTROL):
         rows = rows[rows["layer"] == LAST_LAYER]
     means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
     changes = means["finetuned"]
-    if metric != CLASS_SHARE:  # the null is computed after fine-tuning only
+    if metric != CLASS_SHARE:  # the share of permuted labels is computed only after fine-tuning
         changes = changes - means["pretrained"]
     return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
 
 
 def sign_flip_p(differences: Doubles) -> float:
-    """Return the exact two-sided p of the mean of paired differences, by a permutation test over all sign patterns."""
+    """Return the exact two-sided p value of the mean of paired differences, by a permutation test over all signs."""
     every_pattern = {"permutation_type": "samples", "n_resamples": np.inf}
     return float(stats.permutation_test((differences,), np.mean, **every_pattern).pvalue)
 
 
 def _find_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned row as text. Rows without p are equivalences."""
+    """Return the outcome of a planned test or equivalence as text; rows without p value are equivalences.
+
+    A test with an expected sign is confirmed, refuted or undecided; a test without one is significant or not.
+    """
     if np.isnan(row["p"]):
         is_equivalent = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND
         return "equivalent" if is_equivalent else "undecided"
@@ -182,17 +212,24 @@ def _find_outcome(row: pd.Series) -> str:
     has_expected_sign = np.sign(row["mean"]) == row["expected_sign"]
     if is_significant and has_expected_sign:
         return "confirmed"
-    is_opposite = row["ci_low"] > 0 if row["expected_sign"] < 0 else row["ci_high"] < 0
+    # A test is refuted if the whole interval has the opposite sign.
+    is_positive = row["ci_low"] > 0
+    is_negative = row["ci_high"] < 0
+    is_opposite = is_positive if row["expected_sign"] < 0 else is_negative
     return "refuted" if is_opposite else "undecided"
 
 
 def draw_study(runs: pd.DataFrame, path: Path) -> None:
-    """Save `path`.png, which shows the own share by layer in one panel per donor kind. Thin lines are single runs."""
+    """Save a figure of the own share by layer as `path`.png, with a panel for each kind of donor.
+
+    Thin lines are single runs; thick lines are means over seeds. `runs` contains the tables of `read_run`.
+    """
     with paper_style():
         figure = Figure(figsize=(TWO_COLUMNS, 2.6), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, quantity, title in zip(panels, (SAME, OTHER), ("same class", "other class"), strict=True):
             rows = runs[runs["quantity"] == quantity]
+            # Before fine-tuning, the model is the same in all settings.
             before = rows[rows["checkpoint"] == "pretrained"].groupby("layer")["value"].mean()
             axes.plot(before.index, 100 * before, color=COLOURS["before"], linestyle="--", label="before fine-tuning")
             for setting in SETTINGS:

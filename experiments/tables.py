@@ -1,9 +1,9 @@
-"""A table and a figure that compare experiments: means over the seeds of each setting, with Student's t interval.
+"""A table and a figure that compare experiments: means over the seeds of each setting, with Student's t intervals.
 
-Each seed has its own trained model and sample of texts, so the means of seeds are independent and vary with both. The
-interval is mean ± t(n - 1) sd / sqrt(n). Two settings are compared in pairs of equal seeds. Changes by fine-tuning (the
-checkpoint `difference`) are tested against 0 by the two-sided t test; `p_holm` is adjusted for the layers by Holm's
-step-down method.
+Each seed has its own trained model and sample of texts. The results of seeds are therefore independent, and vary with
+the model and the sample. The interval is mean ± t(n - 1) sd / sqrt(n). Two settings are compared in pairs of runs with
+equal seeds. Changes by fine-tuning (the checkpoint `difference`) are tested against 0 by the two-sided t test; `p_holm`
+is the p value adjusted for the number of layers by Holm's step-down method.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from dvc.exceptions import DvcException
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
@@ -38,7 +39,10 @@ PANEL_HEIGHT = 1.9  # inches
 
 
 def write_table(names: Sequence[str], csv: str, to: Path) -> None:
-    """Write `<csv>.csv` and, for mixing ratios, a figure as png and pdf to the folder `to`."""
+    """Write the table `<csv>.csv` that compares the experiments `names` to the folder `to`.
+
+    For mixing ratios, also write a figure as png and pdf.
+    """
     experiments = read_experiments(names, csv)
     table = over_seeds(pd.concat([experiments, paired_differences(experiments)], ignore_index=True))
     to.mkdir(parents=True, exist_ok=True)
@@ -57,26 +61,29 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     are loaded. `setting` lists the parameters that differ between the experiments, except the seed.
     """
     path = f"reports/plots/{csv}.csv"
-    parameters, tables = {}, {}
+    parameters = {}
+    tables = {}
     for name in names or experiments_of_commit():
         try:
-            values, text = read(name, "params.yaml"), read(name, path)
-            parameters[name] = pd.json_normalize(yaml.safe_load(values)).iloc[0].map(str)
+            parameter_text = read(name, "params.yaml")
+            table_text = read(name, path)
+            parameters[name] = pd.json_normalize(yaml.safe_load(parameter_text)).iloc[0].map(str)
         except (OSError, DvcException, yaml.YAMLError) as error:
             print(f"omitted: {name}: {first_line(error)}", file=sys.stderr)
             continue
-        tables[name] = read_results(io.StringIO(text))
+        tables[name] = read_results(io.StringIO(table_text))
         _check_columns(csv, list(tables[name]))
     if not tables:
         advice = "create some with `dvc exp run` or `python -m experiments run`"
         raise InputError(f"no experiment with {path}; {advice}; allowed tables: {_allowed_tables()}")
-    by_name = pd.DataFrame(parameters).fillna("absent").T
-    differing = [key for key in by_name if key != "seed" and by_name[key].nunique() > 1]
-    parts = {}  # of several experiments with the same parameters and seed, the last one is kept
-    for name, row in by_name.iterrows():
+    by_experiment = pd.DataFrame(parameters).fillna("absent").T  # a column for each parameter
+    differing = [key for key in by_experiment if key != "seed" and by_experiment[key].nunique() > 1]
+    by_setting = {}  # of several experiments with the same parameters and seed, the last one is kept
+    for name, row in by_experiment.iterrows():
         setting = ", ".join(f"{key}={row[key]}" for key in differing) or "all"
-        parts[setting, int(row["seed"])] = tables[name]
-    return pd.concat(parts, names=["setting", "seed"]).droplevel(2).reset_index()
+        by_setting[setting, int(row["seed"])] = tables[name]
+    # The third level of the index contains the row numbers of the csv files.
+    return pd.concat(by_setting, names=["setting", "seed"]).droplevel(2).reset_index()
 
 
 def _check_columns(csv: str, columns: Sequence[str]) -> None:
@@ -88,50 +95,67 @@ def _check_columns(csv: str, columns: Sequence[str]) -> None:
 
 
 def _allowed_tables() -> str:
-    """Return text that lists the tables of the run in the current folder that have `REQUIRED_COLUMNS`."""
+    """Return the names of the tables with `REQUIRED_COLUMNS` in the current folder's run, for an error message.
+
+    If there are none, return a description of the required tables.
+    """
     folder = Path("reports/plots")
-    names = [
-        file.relative_to(folder).with_suffix("").as_posix()
-        for file in sorted(folder.rglob("*.csv"))
-        if {*REQUIRED_COLUMNS} <= {*read_results(file, nrows=0)}
-    ]
-    return ", ".join(names) or f"tables with the columns {' and '.join(REQUIRED_COLUMNS)}, such as {MIXING}"
+    names = []
+    for file in sorted(folder.rglob("*.csv")):
+        columns = set(read_results(file, nrows=0))
+        if columns.issuperset(REQUIRED_COLUMNS):
+            names.append(file.relative_to(folder).with_suffix("").as_posix())
+    if not names:
+        return f"tables with the columns {' and '.join(REQUIRED_COLUMNS)}, such as {MIXING}"
+    return ", ".join(names)
 
 
 def experiments_of_commit() -> list[str]:
     """Return the names of DVC's finished experiments that started from the current commit, and print the others."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
-    for name in filter(states.get, states):
-        print(f"omitted: {name}: {states[name].lower()}", file=sys.stderr)
-    return [name for name, state in states.items() if not state]
+    finished = []
+    for name, state in states.items():
+        if state:  # for example "Running" or "Failed"; empty for a finished experiment
+            print(f"omitted: {name}: {state.lower()}", file=sys.stderr)
+        else:
+            finished.append(name)
+    return finished
 
 
 def read(name: str, path: str) -> str:
-    """Return the content of a file of the experiment `name`, a folder or a name in DVC."""
-    return Path(name, path).read_text(encoding="utf-8") if Path(name).is_dir() else str(dvc.api.read(path, rev=name))
+    """Return the text of the file `path` in the experiment `name`, which is a folder, or an experiment or a commit."""
+    if Path(name).is_dir():
+        return Path(name, path).read_text(encoding="utf-8")
+    return str(dvc.api.read(path, rev=name))
 
 
 def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, interval, p and number of seeds for each setting and each combination of keys.
+    """Return the mean over seeds, its interval and p value, and the number of seeds, for each combination of keys.
 
-    The keys are the columns before `mean`. Interval and p are NaN for a single seed; p is also NaN if all seeds have
-    the same mean.
+    The keys are the columns before `mean`, except `seed`. The interval and p are NaN for a single seed; p is also NaN
+    if all seeds have the same mean.
     """
     table = table.dropna(subset="mean")
     keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "seed"]
     result = table.groupby(keys, sort=False, dropna=False)["mean"].agg(["mean", "sem", "count"]).reset_index()
-    mean, error, freedom = result["mean"], result.pop("sem"), result["count"] - 1
-    half = stats.t.isf((1 - LEVEL) / 2, freedom) * error
-    tested = (result["checkpoint"] == "difference") & (error > MIN_STANDARD_ERROR)
-    p = 2 * stats.t.sf(mean.abs() / error.where(tested), freedom)
-    result = result.assign(ci_low=mean - half, ci_high=mean + half, p=p, seeds=result.pop("count"))
-    others = [key for key in keys if key != "layer"]
-    result.insert(result.columns.get_loc("seeds"), "p_holm", result.groupby(others, dropna=False)["p"].transform(holm))
+    standard_error = result.pop("sem")
+    seeds = result.pop("count")
+    freedom = seeds - 1
+    mean = result["mean"]
+    half_width = stats.t.isf((1 - LEVEL) / 2, freedom) * standard_error
+    # Only changes by fine-tuning are tested.
+    is_tested = (result["checkpoint"] == "difference") & (standard_error > MIN_STANDARD_ERROR)
+    p = 2 * stats.t.sf(mean.abs() / standard_error.where(is_tested), freedom)
+    result = result.assign(ci_low=mean - half_width, ci_high=mean + half_width, p=p, seeds=seeds)
+    # p values are adjusted for the number of layers.
+    keys_without_layer = [key for key in keys if key != "layer"]
+    p_holm = result.groupby(keys_without_layer, dropna=False)["p"].transform(holm)
+    result.insert(result.columns.get_loc("seeds"), "p_holm", p_holm)
     return result
 
 
 def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences of two settings (first minus second) for their common seeds.
+    """Return the differences between two settings (first minus second) for their common seeds.
 
     Runs are compared in pairs because a seed determines the sample of texts and the new head of both runs. The result
     is empty unless there are two settings.
@@ -140,22 +164,27 @@ def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
     if len(settings) != 2:
         return table.iloc[:0]
     keys = [column for column in table.columns[: table.columns.get_loc("mean")] if column != "setting"]
-    first, second = (rows.set_index(keys)["mean"] for _, rows in table.groupby("setting", sort=False))
+    by_setting = table.groupby("setting", sort=False)
+    first, second = [rows.set_index(keys)["mean"] for _, rows in by_setting]
     difference = (first - second).dropna().reset_index()
     difference.insert(0, "setting", " minus ".join(settings))
     return difference
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Return the p values adjusted by Holm's step-down method; NaN values are not members of the family."""
+    """Return the p values adjusted by Holm's step-down method; NaN values are ignored and remain NaN.
+
+    Of n values in ascending order, the first is multiplied by n, the second by n - 1, and so on.
+    """
     ordered = p.dropna().sort_values()
-    return (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+    adjusted = (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1)
+    return adjusted.reindex(p.index)
 
 
 def draw_ratios(table: pd.DataFrame, path: Path) -> None:
-    """Save a figure of means and intervals as `path`.png and .pdf, with a row of panels for each method.
+    """Save a figure of mixing ratios by layer, with intervals, as `path`.png and .pdf.
 
-    `table` is a result of `over_seeds`.
+    The panels have a row for each method and a column for each setting. `table` is a result of `over_seeds`.
     """
     methods = [method for method in DRAWN_METHODS if method in set(table["method"])] or list(table["method"].unique())
     settings = list(table["setting"].unique())
@@ -167,10 +196,7 @@ def draw_ratios(table: pd.DataFrame, path: Path) -> None:
             row[0].set_ylabel(f"{RATIO_MARKS[method].label}\nmixing ratio", fontsize=7)
             for axes, setting in zip(row, settings, strict=True):
                 rows = table[(table["method"] == method) & (table["setting"] == setting)]
-                for checkpoint, (color, marker) in LOOKS.items():
-                    curve, label = rows[rows["checkpoint"] == checkpoint], CHECKPOINTS[checkpoint]
-                    axes.plot("layer", "mean", data=curve, color=color, marker=marker, markersize=3, label=label)
-                    axes.fill_between("layer", "ci_low", "ci_high", data=curve, color=color, alpha=0.2, lw=0)
+                _draw_panel(axes, rows)
         for axes, setting in zip(panels[0], settings, strict=True):
             axes.set_title(printable(setting).replace(", ", "\n"), fontsize=7)
         for axes in panels[-1]:
@@ -178,3 +204,12 @@ def draw_ratios(table: pd.DataFrame, path: Path) -> None:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         panels[0, 0].legend()
         save_figure(figure, path, ["png", "pdf"], 200)
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the mean and the interval by layer, with a curve for each checkpoint."""
+    for checkpoint, (color, marker) in LOOKS.items():
+        curve = rows[rows["checkpoint"] == checkpoint]
+        label = CHECKPOINTS[checkpoint]
+        axes.plot("layer", "mean", data=curve, color=color, marker=marker, markersize=3, label=label)
+        axes.fill_between("layer", "ci_low", "ci_high", data=curve, color=color, alpha=0.2, lw=0)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.compare_runs import differences, outputs
-from tools.verify import SURROUNDINGS, apply_profile, clone_commit, git, run_pipeline
+from tools.verify import SINGLE_THREADED, apply_profile, clone_commit, git, run_pipeline
 
 STALE = Path(__file__).parents[1] / ".ci/stale.py"
 INPUTS = ("params.yaml", "data", "reports/sources.json")
@@ -28,7 +28,7 @@ INPUTS = ("params.yaml", "data", "reports/sources.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the results were accepted, else 1."""
+    """Accept the results if the outputs of the two runs are identical; return 0 if they were accepted, else 1."""
     parser = argparse.ArgumentParser(
         "python -m tools.accept", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -41,9 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_lock(before)
         after = clone_commit(Path(temporary, "tree/clone"))
         copy_changes(tree, after)
-        for name, clone in (("the last commit", before), ("the working tree", after)):
+        clones = {"the last commit": before, "the working tree": after}
+        for name, clone in clones.items():
             apply_profile(clone, options.profile)
-            run_pipeline(SURROUNDINGS[0]._replace(name=name), clone, [])
+            run_pipeline(SINGLE_THREADED._replace(name=name), clone, [])
         compared = outputs(before, after)
         lines = differences(before, after, compared)
     if lines:
@@ -56,13 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check_tree(tree: Path) -> None:
     """Raise `SystemExit` if more than the code has changed, or if the outputs differ from `dvc.lock`."""
-    changed = git(tree, "diff", "--name-only", "HEAD", "--", *INPUTS).split("\n")
-    if changed[0]:
-        sys.exit(f"error: {changed[0]} has changed since the last commit, not only the code; run `dvc repro`")
+    changed_inputs = git(tree, "diff", "--name-only", "HEAD", "--", *INPUTS).splitlines()
+    if changed_inputs:
+        sys.exit(f"error: {changed_inputs[0]} has changed since the last commit, not only the code; run `dvc repro`")
     command = [sys.executable, "-m", "dvc", "status", "--json"]
     status = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     for entries in status.values():
         for entry in entries:
+            # An entry is a dictionary of changed dependencies or outputs, or a string for other changes.
             changed_outputs = entry.get("changed outs", {}) if isinstance(entry, dict) else {}
             for path, state in changed_outputs.items():
                 sys.exit(f"error: {path}: {state}; run `dvc checkout {path}` to restore the version in dvc.lock")
@@ -76,17 +78,18 @@ def check_lock(commit: Path) -> None:
 
 
 def copy_changes(tree: Path, clone: Path) -> None:
-    """Copy the changes of the working tree to a clone of the last commit, including untracked files."""
+    """Copy the uncommitted changes of the working tree to a clone of the last commit, including untracked files."""
     changed = git(tree, "diff", "--name-only", "--no-renames", "-z", "HEAD")
     new = git(tree, "ls-files", "--others", "--exclude-standard", "-z")
-    for name in (changed + new).split("\0"):
+    for name in (changed + new).split("\0"):  # the option -z ends each name with a null character
         if not name:
             continue
-        source, target = tree / name, clone / name
+        source = tree / name
+        target = clone / name
         if source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
-        else:
+        else:  # deleted in the working tree
             target.unlink(missing_ok=True)
 
 

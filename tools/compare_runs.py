@@ -2,8 +2,8 @@
 
     python -m tools.compare_runs ../before .
 
-Both folders must contain a finished run. In known formats, a difference is located by key, row or index, otherwise by
-byte offset. The exit status is 1 if any output differs.
+Both folders must contain a finished run. In files of known formats, a difference is located by key, row or index; in
+other files, by byte offset. The exit status is 1 if any output differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOCK = "dvc.lock"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the outputs of two runs are identical, else 1."""
+    """Print the differences between two runs; return 0 if their outputs are identical, else 1."""
     parser = argparse.ArgumentParser(
         "python -m tools.compare_runs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -40,45 +40,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def outputs(first: Path, second: Path) -> list[str]:
-    """Return the paths of all outputs that the `dvc.lock` of either folder lists."""
-    paths: dict[str, None] = {}
+    """Return the paths of all outputs that are listed in the `dvc.lock` of at least one of the two folders."""
+    paths: dict[str, None] = {}  # an ordered set
     for folder in (first, second):
         for stage in read_values(folder / LOCK)["stages"].values():
-            paths.update(dict.fromkeys(out["path"] for out in stage.get("outs", [])))
+            for output in stage.get("outs", []):
+                paths[output["path"]] = None
     return list(paths)
 
 
 def differences(first: Path, second: Path, compared: Iterable[str]) -> list[str]:
-    """Return a line for each of the `compared` files and folders that differs between two folders."""
+    """Return a line for each of the outputs `compared` that differs between the folders `first` and `second`."""
     lines = [output_difference(first, second, output) for output in compared]
     return [line for line in lines if line]
 
 
 def output_difference(first: Path, second: Path, output: str) -> str | None:
-    """Return text with the first file of an output that differs, and the location of the difference."""
-    files = {
-        path.relative_to(clone)
-        for clone in (first, second)
-        for path in [clone / output, *(clone / output).rglob("*")]
-        if path.is_file()
-    }
+    """Return the name of the first file that differs in an output, and a description of the difference.
+
+    `output` is the path of a file or folder within the folders `first` and `second`. Return None if it is equal.
+    """
+    files = set()
+    for folder in (first, second):
+        for path in [folder / output, *(folder / output).rglob("*")]:
+            if path.is_file():
+                files.add(path.relative_to(folder))
     for file in sorted(files):
-        one, other = first / file, second / file
-        if not (one.is_file() and other.is_file()):
-            return f"{file}: only in {first if one.is_file() else second}"
-        if not filecmp.cmp(one, other, shallow=False):
+        if not (first / file).is_file():
+            return f"{file}: only in {second}"
+        if not (second / file).is_file():
+            return f"{file}: only in {first}"
+        if not filecmp.cmp(first / file, second / file, shallow=False):
             return f"{file}: {file_difference(first, second, file)}"
     return None
 
 
 def file_difference(first: Path, second: Path, file: Path) -> str:
-    """Return text that locates the first difference of a file, in terms of its format or as a byte offset."""
-    one, other = first / file, second / file
-    store = next((parent for parent in file.parents if parent.suffix == ".zarr"), None)
+    """Describe the first difference between the versions of a file in two folders.
+
+    The difference is located by key, row or index in known formats, otherwise by byte offset.
+    """
+    one = first / file
+    other = second / file
+    zarr_folders = [parent for parent in file.parents if parent.suffix == ".zarr"]
     difference = None
     with suppress(OSError, ValueError, yaml.YAMLError):  # a damaged file can only be compared by its bytes
-        if store:
-            difference = array_difference(first / store, second / store)
+        if zarr_folders:
+            difference = array_difference(first / zarr_folders[0], second / zarr_folders[0])
         elif file.suffix in (".csv", ".parquet"):
             difference = table_difference(read_table(one), read_table(other))
         elif file.suffix in (".json", ".lock"):
@@ -87,7 +95,7 @@ def file_difference(first: Path, second: Path, file: Path) -> str:
 
 
 def array_difference(*stores: Path) -> str | None:
-    """Return the first difference of two Zarr arrays as text; None if they are equal."""
+    """Describe the first difference between two Zarr arrays; return None if they are equal."""
     one, other = (np.asarray(zarr.open_array(store, mode="r")[...]) for store in stores)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
@@ -106,7 +114,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def table_difference(one: pd.DataFrame, other: pd.DataFrame) -> str | None:
-    """Return the first difference of two tables as text; None if they are equal."""
+    """Describe the first difference between two tables; return None if they are equal."""
     if one.shape != other.shape or list(one) != list(other):
         return f"{len(one)} rows of {list(one)} and {len(other)} rows of {list(other)}"
     cells = np.argwhere((one != other) & ~(one.isna() & other.isna()))
@@ -122,30 +130,43 @@ def read_values(path: Path) -> Any:
 
 
 def flatten(value: Any, key: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries and lists by key. List items with a `path` have it as key."""
+    """Return the leaves of nested dictionaries and lists; the key of a leaf is the path to it, joined by commas.
+
+    In this path, the items of a list are identified by their index, or by their own entry "path" if there is one. `key`
+    is the path to `value`.
+    """
     if isinstance(value, dict):
-        items = list(value.items())
+        children = list(value.items())
     elif isinstance(value, list):
-        items = [(each.get("path", i) if isinstance(each, dict) else i, each) for i, each in enumerate(value)]
+        children = []
+        for index, item in enumerate(value):
+            name = item.get("path", index) if isinstance(item, dict) else index
+            children.append((name, item))
     else:
         return {key: value}
     prefix = f"{key}, " if key else ""
-    return {leaf: inner for name, each in items for leaf, inner in flatten(each, f"{prefix}{name}").items()}
+    leaves = {}
+    for name, child in children:
+        leaves.update(flatten(child, f"{prefix}{name}"))
+    return leaves
 
 
 def value_difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Return the first different key and its values as text; None if all are equal."""
+    """Return the first key whose values differ, with both values, as text; None if all values are equal."""
     for key in one | other:
-        values = [repr(leaves[key]) if key in leaves else "nothing" for leaves in (one, other)]
-        if values[0] != values[1]:
-            return f"{key}: {' and '.join(values)}"
+        first = repr(one[key]) if key in one else "nothing"
+        second = repr(other[key]) if key in other else "nothing"
+        if first != second:
+            return f"{key}: {first} and {second}"
     return None
 
 
 def byte_difference(one: np.ndarray, other: np.ndarray) -> str:
-    shared = min(one.size, other.size)
-    offsets = np.flatnonzero(one[:shared] != other[:shared])
-    return f"byte {offsets[0] if len(offsets) else shared} of {one.size} and {other.size}"
+    """Describe the first difference between two byte arrays, one of which can be the start of the other."""
+    shared_bytes = min(one.size, other.size)
+    offsets = np.flatnonzero(one[:shared_bytes] != other[:shared_bytes])
+    first_offset = offsets[0] if len(offsets) else shared_bytes
+    return f"byte {first_offset} of {one.size} and {other.size}"
 
 
 if __name__ == "__main__":

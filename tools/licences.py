@@ -2,7 +2,8 @@
 
     npm run build && python -m tools.licences > attnmix/page/licences.txt    # `make bundle`
 
-esbuild lists the bundled files in `node_modules/bundle.json`. Packages with the same licence text share one copy of it.
+esbuild lists the bundled files in `node_modules/bundle.json`. A licence text that several packages share is printed
+once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ COPYRIGHT = re.compile(r"^Copyright .*\n+", re.MULTILINE)
 
 
 def bundled_packages(metafile: Path) -> set[Path]:
-    """Return the folders of the packages with code in the bundle."""
+    """Return the folders of the packages with code in the bundle, from the `metafile` of esbuild."""
     (output,) = json.loads(metafile.read_text(encoding="utf-8"))["outputs"].values()
-    matches = (PACKAGE.match(file) for file, part in output["inputs"].items() if part["bytesInOutput"])
-    return {Path(match[1]) for match in matches if match}
+    folders = set()
+    for file, part in output["inputs"].items():
+        match = PACKAGE.match(file)
+        if match and part["bytesInOutput"]:
+            folders.add(Path(match[1]))
+    return folders
 
 
 def read_licence(package: Path) -> str:
@@ -33,13 +38,20 @@ def read_licence(package: Path) -> str:
 
 
 def format_licences(texts: dict[str, str]) -> str:
-    """Return the licence texts of all packages as one text. Equal licences occur once, below all their packages."""
-    owners = defaultdict(lambda: defaultdict(set))
+    """Return the licence texts of all packages (`texts`, by package) as one text.
+
+    A licence text shared by several packages is listed once, below the names of these packages. Licence texts that
+    differ only in their copyright line count as equal; their copyright lines are listed with the names.
+    """
+    owners = defaultdict(lambda: defaultdict(set))  # names of packages by licence text and copyright line
     for name, text in texts.items():
         copyrights = COPYRIGHT.findall(text)
-        is_simple = len(copyrights) == 1
-        body = COPYRIGHT.sub("", text) if is_simple else text
-        owners[body][copyrights[0].strip() if is_simple else ""].add(name)
+        body = text
+        copyright_line = ""
+        if len(copyrights) == 1:
+            body = COPYRIGHT.sub("", text)
+            copyright_line = copyrights[0].strip()
+        owners[body][copyright_line].add(name)
     blocks = ["Licences of the JavaScript packages in this bundle\n"]
     for body, names_by_copyright in owners.items():
         heads = []

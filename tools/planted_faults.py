@@ -1,4 +1,4 @@
-"""Check the tests by applying planted faults one at a time, and report the test that detects each.
+"""Check the tests by applying planted faults one at a time, and report the test that detects each fault.
 
     python -m tools.planted_faults
     python -m tools.planted_faults --only ratio_without_skip metric_ignored
@@ -32,9 +32,11 @@ TABLE = Path(__file__).with_suffix(".yaml")
 SCRIPT = Path("attnmix/page/src")
 BUNDLE = Path("attnmix/page/bundle.js")
 LOST = "LOST"
+"""The outcome of a fault that no test detects."""
 TESTS_PASSED = 0
 TESTS_FAILED = 1
 PLACES = "import attnmix, stages; print(attnmix.__file__, stages.__file__)"
+"""A program that prints where the tested packages are imported from."""
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -60,7 +62,7 @@ class Result(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, table: Path = TABLE) -> int:
-    """Return 0 if every selected fault is detected, else 1."""
+    """Apply the selected faults in the file `table`, and print the outcomes; return 0 if all are detected, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="names of faults; default: all")
     parser.add_argument("--marked", default="", metavar="EXPRESSION", help="run tests with these markers; default: all")
@@ -81,8 +83,12 @@ def main(arguments: Sequence[str] | None = None, table: Path = TABLE) -> int:
 
 def read_faults(table: Path) -> list[Fault]:
     """Return the faults in a yaml file."""
-    entries = yaml.safe_load(table.read_text(encoding="utf-8"))
-    return [Fault(**(entry | {"file": Path(entry["file"]), "tests": tuple(entry["tests"])})) for entry in entries]
+    faults = []
+    for entry in yaml.safe_load(table.read_text(encoding="utf-8")):
+        entry["file"] = Path(entry["file"])
+        entry["tests"] = tuple(entry["tests"])
+        faults.append(Fault(**entry))
+    return faults
 
 
 def run_faults(faults: Sequence[Fault], marked: str) -> list[Result]:
@@ -90,7 +96,9 @@ def run_faults(faults: Sequence[Fault], marked: str) -> list[Result]:
 
     Raise `SystemExit` if one of the tests fails without any fault.
     """
-    tests = {test: None for fault in faults for test in fault.tests}
+    tests: dict[str, None] = {}  # an ordered set
+    for fault in faults:
+        tests.update(dict.fromkeys(fault.tests))
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as temporary:
         copy = copy_tree(Path(temporary, "copy"))
         failure = first_failure(copy, list(tests), marked)
@@ -100,7 +108,10 @@ def run_faults(faults: Sequence[Fault], marked: str) -> list[Result]:
 
 
 def copy_tree(folder: Path) -> Path:
-    """Return a copy of the repository in the current folder, with the changes of the working tree."""
+    """Copy the repository in the current folder to `folder`, including uncommitted changes; return the copy.
+
+    Raise `SystemExit` if tests in the copy would import packages from elsewhere.
+    """
     copy = clone_commit(folder)
     copy_changes(Path.cwd(), copy)
     modules = Path.cwd() / "node_modules"
@@ -113,7 +124,11 @@ def copy_tree(folder: Path) -> Path:
 
 
 def run_fault(fault: Fault, copy: Path, marked: str) -> Result:
-    """Apply one fault to a copy of the repository, run its tests, restore the file, and return the outcome."""
+    """Apply one fault to a copy of the repository, run its tests, restore the file, and return the outcome.
+
+    Faults in TypeScript also need a build of the page's bundle, which is restored, too. `marked` selects tests by
+    their markers.
+    """
     path = copy / fault.file
     text = path.read_text(encoding="utf-8")
     occurrences = text.count(fault.before)

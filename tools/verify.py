@@ -4,10 +4,10 @@
     python -m tools.verify --profile profiles/tiny.txt       # a small input
     python -m tools.verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
 
-The last commit is cloned. The clones differ in folder, home, date, locale, hash seed, umask and number of threads. With
-`--cpus`, they differ in folder, home and processor, which qemu-user emulates. If an output differs, the exit status is
-1, and its first difference is printed (`tools/compare_runs.py`). With the default parameters, the results must also
-equal the committed results.
+Each clone contains the last commit. The clones differ in folder, home folder, date, locale, hash seed, umask and number
+of threads. With `--cpus`, they differ in folder, home folder and processor; qemu-user emulates the processors. If an
+output differs, the exit status is 1, and its first difference is printed (`tools/compare_runs.py`). With the default
+parameters, the results must also equal the committed results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_EMULATED = ("download", "tokenize")
 
 
 class Surroundings(NamedTuple):
-    """The environment of a clone, which must not affect the results."""
+    """The environment in which a clone is run, which must not affect the results."""
 
     name: str  # also the name of the clone's folder
     threads: int
@@ -45,21 +45,21 @@ class Surroundings(NamedTuple):
 
 
 # The time zones are 25 hours apart, so the dates always differ. Paths may contain spaces and non-ASCII letters.
+SINGLE_THREADED = Surroundings("one thread", 1, 0o022, {"TZ": "<-11>11", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"})
 SURROUNDINGS = (
-    Surroundings("one thread", 1, 0o022, {"TZ": "<-11>11", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}),
+    SINGLE_THREADED,
     Surroundings("two threads é", 2, 0o077, {"TZ": "<+14>-14", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "4711"}),
     Surroundings("four threads", 4, 0o027, {"TZ": "<+14>-14", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "99"}),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 if the outputs of all clones of the repository in the current folder are identical, else 1."""
+    """Run the pipeline in clones of the repository in the current folder, and compare their outputs.
+
+    Print the differences; return 0 if all outputs are identical, else 1.
+    """
     options = parse_options(arguments)
-    surroundings = list(SURROUNDINGS)
-    if options.cpus:
-        if shutil.which(EMULATOR) is None:
-            sys.exit(f"error: {EMULATOR} is not installed (Debian: apt install qemu-user)")
-        surroundings = [SURROUNDINGS[0], *(SURROUNDINGS[0]._replace(name=cpu, cpu=cpu) for cpu in options.cpus)]
+    surroundings = select_surroundings(options.cpus)
     if git(Path.cwd(), "status", "--short", "--untracked-files=no"):
         print("the last commit is cloned, without uncommitted changes")
 
@@ -71,18 +71,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A run uses little more than one core, but more than two parallel runs would need too much memory.
         with ThreadPoolExecutor(os.cpu_count() if options.cpus else 2) as executor:
             list(executor.map(lambda each, clone: run_pipeline(each, clone, options.until), surroundings, clones))
-        lines = [
-            f"{surroundings[0].name} and {each.name}: {line}"
-            for each, clone in zip(surroundings[1:], clones[1:], strict=True)
-            for line in differences(clones[0], clone, [*outputs(clones[0], clone), LOCK])
-        ]
+        lines = compare_clones(surroundings, clones)
         if not (options.profile or options.until):
+            # `git status --short` prints two characters and a space before each path.
             lines += [f"not as committed: {line[3:]}" for line in git(clones[0], "status", "--short").splitlines()]
     print("\n".join(lines or [f"dvc.lock and all outputs of {len(clones)} clones are identical"]))
     return bool(lines)
 
 
+def select_surroundings(cpus: Sequence[str]) -> list[Surroundings]:
+    """Return the environments of the clones: `SURROUNDINGS` or, if there are `cpus`, one for each emulated processor.
+
+    Emulated processors are compared with this machine's processor, which is the first environment.
+    Raise `SystemExit` if processors cannot be emulated.
+    """
+    if not cpus:
+        return list(SURROUNDINGS)
+    if shutil.which(EMULATOR) is None:
+        sys.exit(f"error: {EMULATOR} is not installed (Debian: apt install qemu-user)")
+    emulated = [SINGLE_THREADED._replace(name=cpu, cpu=cpu) for cpu in cpus]
+    return [SINGLE_THREADED, *emulated]
+
+
+def compare_clones(surroundings: Sequence[Surroundings], clones: Sequence[Path]) -> list[str]:
+    """Return a line for each output, including `dvc.lock`, that differs between the first clone and another one."""
+    first = clones[0]
+    lines = []
+    for each, clone in zip(surroundings[1:], clones[1:], strict=True):
+        for difference in differences(first, clone, [*outputs(first, clone), LOCK]):
+            lines.append(f"{surroundings[0].name} and {each.name}: {difference}")
+    return lines
+
+
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -107,10 +129,18 @@ def apply_profile(clone: Path, profile: Path | None) -> None:
 
 
 def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) -> None:
-    """Run the stages of a clone; if they fail, raise `SystemExit` with the end of the log."""
-    home, log, threads = clone.parent / "home", clone.parent / "log", str(surroundings.threads)
+    """Run the stages of a clone up to the stages `until`, or all stages; print the duration.
+
+    The home folder and the log are beside the clone. If a stage fails, raise `SystemExit` with the end of the log.
+    """
+    home = clone.parent / "home"
     home.mkdir()
-    emulated = [emulated_python(surroundings.cpu, clone.parent / "emulated")] if surroundings.cpu else []
+    log = clone.parent / "log"
+    threads = str(surroundings.threads)
+    # DVC runs the first `python` in these folders.
+    program_folders = [str(Path(sys.prefix, "bin")), os.environ["PATH"]]
+    if surroundings.cpu:
+        program_folders.insert(0, str(emulated_python(surroundings.cpu, clone.parent / "emulated")))
     environment = {
         **os.environ,
         **surroundings.variables,
@@ -119,7 +149,7 @@ def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) 
         "LOKY_MAX_CPU_COUNT": threads,
         "DVC_SITE_CACHE_DIR": str(home / "dvc"),
         "DVC_NO_ANALYTICS": "1",
-        "PATH": os.pathsep.join(map(str, [*emulated, Path(sys.prefix, "bin"), os.environ["PATH"]])),
+        "PATH": os.pathsep.join(program_folders),
     }
     command = [sys.executable, "-m", "dvc", "repro", "--force", *until]
     start = time.monotonic()
@@ -134,18 +164,22 @@ def run_pipeline(surroundings: Surroundings, clone: Path, until: Sequence[str]) 
 
 
 def emulated_python(cpu: str, folder: Path) -> Path:
-    """Return a folder with a command `python` that runs this environment's Python on an emulated processor.
+    """Write a command `python` that runs this environment's Python on an emulated processor, and return its folder.
 
-    All stages except `NOT_EMULATED`, and the processes that they start by `sys.executable`, are emulated; DVC is not.
+    DVC and the stages `NOT_EMULATED` are not emulated. The other stages and the processes that they start by
+    `sys.executable` are emulated.
     """
     command = folder / "bin/python"
     command.parent.mkdir(parents=True)
+    # With its configuration and library folder, the new folder is a virtual environment with the same packages.
     shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
     (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
     python = Path(sys.executable).resolve()
-    natively = "".join(f'[ "$*" = "-m stages {stage}" ] && exec "{sys.executable}" "$@"\n' for stage in NOT_EMULATED)
-    emulated = f'exec {EMULATOR} -cpu {cpu} -0 "$0" "{python}" "$@"\n'
-    command.write_text(f"#!/bin/sh\n{natively}{emulated}", encoding="utf-8")
+    lines = ["#!/bin/sh"]
+    for stage in NOT_EMULATED:
+        lines.append(f'[ "$*" = "-m stages {stage}" ] && exec "{sys.executable}" "$@"')
+    lines.append(f'exec {EMULATOR} -cpu {cpu} -0 "$0" "{python}" "$@"')
+    command.write_text("\n".join(lines) + "\n", encoding="utf-8")
     command.chmod(0o755)
     return command.parent
 

@@ -1,11 +1,12 @@
-"""Values of the measures of mixing for planted cases with known answers.
+"""The values of the measures of mixing for planted cases: models with known contributions of other tokens.
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
-A case fools a measure if its value exceeds `LIMIT` although nothing comes from other tokens, or if its value is missing
-or at most `LIMIT` although something does. If little comes from other tokens, the value must be below half of the value
-for the same message with uniform attention (`REFERENCE`); if all comes from other tokens, it must be above nine tenths
-of that value. Means are over tokens 2 to 8, because the first token is the source or the sink in some cases.
+A case fools a measure in two situations: nothing comes from other tokens, but the measure's value exceeds `LIMIT`; or
+something comes from other tokens, but the value is missing or at most `LIMIT`. If little comes from other tokens, the
+value must be below half of the value for the same message with uniform attention (the case `REFERENCE`). If everything
+comes from other tokens, the value must be above nine tenths of the value for `REFERENCE`. Means are over tokens 2 to 8,
+because the first token is the source or the sink in some cases.
 
 Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
 """
@@ -39,9 +40,9 @@ from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
 TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts for exchanges and probes, for ratios and matrices, for derivatives
-NOISE = 0.05  # standard deviation of noise on the input of probes, which could otherwise decode any weak signal
+NOISE = 0.05  # standard deviation of noise on the input of probes, which prevents the decoding of very weak signals
 LIMIT = 0.02
-ROUNDING = 1e-12  # vectors of smaller length are rounding errors
+ROUNDING = 1e-12  # vectors of a smaller length are rounding errors
 MAX_SHARE = 1e6  # shares with a larger absolute value are quotients of rounding errors
 REFERENCE = "uniform_average"
 DIGITS = 4
@@ -81,65 +82,82 @@ def planted_table(seed: int) -> pd.DataFrame:
 
 
 def fooled(case: Case, value: float, reference: float) -> bool:
-    """Return True if a value is wrong for the case. `reference` is the value for the case `REFERENCE`."""
+    """Return True if the `value` of a measure is wrong for the case.
+
+    `reference` is the measure's value for the case `REFERENCE`. A missing value (NaN) is wrong unless nothing comes
+    from other tokens.
+    """
     if case.comes == "nothing":
         return abs(value) > LIMIT
     if case.comes == "little":
         return not -LIMIT <= value < reference / 2
-    return not value > max(LIMIT, 0.9 * reference if case.comes == "all" else 0)
+    lower_limit = LIMIT
+    if case.comes == "all":
+        lower_limit = max(LIMIT, 0.9 * reference)
+    return not value > lower_limit
 
 
 def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
-    """Return the value of each measure for the case."""
+    """Return the value of each measure for the case, averaged over texts and over tokens 2 to 8."""
     contents = case.contents(TEXTS, generator)
-    base, others_TT = planted_model(case, contents), case.others_TT
+    base = planted_model(case, contents)
+    others_TT = case.others_TT
     ids = torch.arange(1, 1 + TEXTS * TOKENS).view(TEXTS, TOKENS)
     layers = document_chains(base, ids)[0].layers
     x_BTD = layers[0].whole.hidden
 
     def output(x_BTD: Tensor) -> Tensor:
+        """Return the output of the last layer for the input vectors of the first layer."""
         for call in layers:
             x_BTD = call.whole(x_BTD)
         return x_BTD
 
-    by_token = {} if case.two_before else ratio_scores(base, ids[:MEASURED], case.layers[0].bias)
+    by_token = {}  # values `[B, T]` or `[T]` of each measure
+    if not case.two_before:
+        by_token |= ratio_scores(base, ids[:MEASURED], case.layers[0].bias)
     by_token |= matrix_scores(base, ids[:MEASURED], others_TT)
-    freed = planted_model(case.without_value_bias(), contents)
-    freed_scores = matrix_scores(freed, ids[:MEASURED], others_TT, ["alti", "alti_rollout"])
-    by_token |= {f"{name}, {BIAS}": score for name, score in freed_scores.items()}
+    model_without_bias = planted_model(case.without_value_bias(), contents)
+    scores_without_bias = matrix_scores(model_without_bias, ids[:MEASURED], others_TT, ["alti", "alti_rollout"])
+    for name, score in scores_without_bias.items():
+        by_token[f"{name}, {BIAS}"] = score
     by_token |= parts_scores(case, base, ids[:MEASURED])
     by_token |= derivative_scores(case, base, ids[:DERIVED])
     by_token["conditional_derivative"] = conditional_derivative(output, x_BTD, others_TT)
-    by_token["swap"] = swap_ratio(output, x_BTD, x_BTD.roll(1, 0), others_TT.bool())
+    donors_BTD = x_BTD.roll(1, 0)  # each text has another text as donor
+    by_token["swap"] = swap_ratio(output, x_BTD, donors_BTD, others_TT.bool())
     by_token |= probe_scores(contents, output(x_BTD), case.givers_TT, generator)
     return {name: float(score[..., 1:].nanmean()) for name, score in by_token.items()}
 
 
 def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, Tensor]:
-    """Return each ratio `[B, T]` of a one-layer model, the ratio minus each control, and the ratio without b_V.
+    """Return, for a model with one layer, each ratio `[B, T]`, the ratio minus each control, and the ratio without b_V.
 
     If all contributions are rounding errors, `attn_n` and its controls are set to 0, because their ratio is
-    meaningless.
+    meaningless. `value_bias_E` is b_V.
     """
 
     def measure(layer_pass: LayerPass) -> Tensor:
+        """Return the ratios and their controls `[1 + C, M, B, T]`."""
         value_BTE = layer_pass.value
         corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
-        no_special_SB = ids_BT.new_empty(0, len(ids_BT))
-        values = ControlValues(value_bias_E, corpus_BTE, value_BTE.mean(1, keepdim=True), no_special_SB)
+        mean_B1E = value_BTE.mean(1, keepdim=True)
+        no_special_SB = ids_BT.new_empty(0, len(ids_BT))  # the texts have no special tokens
+        values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, no_special_SB)
         controls = control_ratios(
             list(RATIOS), layer_pass, split_layer(layer_pass), values, values.attended(layer_pass)
         )
         controls_CMBT = torch.stack([controls[name] for name in SAME_PASS])
+        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
         documents = [layer_pass.document(text) for text in range(len(ids_BT))]
         norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
-        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
-        ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(torch.stack(norms).sum(-1) < ROUNDING, 0)
+        is_rounding_BT = torch.stack(norms).sum(-1) < ROUNDING
+        ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(is_rounding_BT, 0)
         return ratios_CMBT
 
-    ((ratios_MBT, *controls_CMBT),) = map_layers(measure, base, _batch(ids_BT), POINTS)
+    (measured_CMBT,) = map_layers(measure, base, _batch(ids_BT), POINTS)  # a single layer
+    ratios_MBT, *controls = measured_CMBT
     by_token = dict(zip(RATIOS, ratios_MBT, strict=True))
-    for control, controls_MBT in zip(SAME_PASS, controls_CMBT, strict=True):
+    for control, controls_MBT in zip(SAME_PASS, controls, strict=True):
         if control == "without_special_sources":
             continue  # the planted texts have no special tokens
         for name, ratio_BT, control_BT in zip(RATIOS, ratios_MBT, controls_MBT, strict=True):
@@ -152,107 +170,138 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
 def matrix_scores(
     base: Any, ids_BT: Tensor, others_TT: Tensor, names: Collection[str] = tuple(MATRICES)
 ) -> dict[str, Tensor]:
-    """Return the share of other tokens in the rows `[B, T]` of each named matrix, or rollout for two layers.
+    """Return the share of other tokens `[B, T]` in the rows of each named matrix of the last layer.
 
+    For models with two layers, the shares are those in the rollouts instead. `others_TT` has ones for other tokens.
     `value_zeroing_sum` is the sum over other tokens in a row of Value Zeroing before normalization, with and without
     b_V.
     """
-    declared = select_layer_matrices(names)
+    layer_matrices = select_layer_matrices(names)
 
     def measure(layer_pass: LayerPass) -> list[dict[str, Tensor]]:
-        return [layer_contributions(declared, layer_pass.document(text)) for text in range(len(ids_BT))]
+        """Return the unnormalized matrices of each text."""
+        return [layer_contributions(layer_matrices, layer_pass.document(text)) for text in range(len(ids_BT))]
 
     by_layer = map_layers(measure, base, _batch(ids_BT), POINTS)
+    has_one_layer = len(by_layer) == 1
     by_text = []
-    for raw in zip(*by_layer, strict=True):
+    for text_layers in zip(*by_layer, strict=True):
         shares = {}
-        for name, rows_LTT in contributions(names, raw).items():
-            if (name in ROLLOUTS) == (len(by_layer) > 1):
-                rows_TT = rows_LTT[-1]
-                # If contributions cancel, attention's output and their shares in it are rounding errors.
-                is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
-                shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
-                shares[name] = shares_T.masked_fill(is_rounding_T, torch.nan)
-        if len(by_layer) == 1:
+        for name, rows_LTT in contributions(names, text_layers).items():
+            is_rollout = name in ROLLOUTS
+            if is_rollout != has_one_layer:
+                shares[name] = _share_of_others(rows_LTT[-1], others_TT)
+        if has_one_layer:
             for name in ("value_zeroing", "value_zeroing_without_bias"):
                 if name in names:
-                    shares[f"{name}_sum"] = (raw[0][name] * others_TT).sum(-1)
+                    shares[f"{name}_sum"] = (text_layers[0][name] * others_TT).sum(-1)
         by_text.append(shares)
     return {name: torch.stack([shares[name] for shares in by_text]) for name in by_text[0]}
 
 
-def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens `[B, T]` in the last vectors by parts, measured by length and by projection.
+def _share_of_others(rows_TT: Tensor, others_TT: Tensor) -> Tensor:
+    """Return the share of other tokens `[T]` in each row of a matrix.
 
+    If contributions cancel, the output of attention, and thus their shares in it, are rounding errors; these rows are
+    NaN.
+    """
+    is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
+    shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
+    return shares_T.masked_fill(is_rounding_T, torch.nan)
+
+
+def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
+    """Return the share of other tokens `[B, T]` in the last vectors, by the length and by the projection of parts.
+
+    A vector is the sum of one part for each source token, and a part for the biases.
     In cases about token i-2, the share by length is relative to the sum of the lengths of all parts.
     """
     reader = PartsReader(base)
-    lengths, projections = [], []
+    by_length = []
+    by_projection = []
     for ids_T in ids_BT:
         parts = {name: values[-1] for name, values in reader.read(_batch(ids_T[None])).items()}
-        from_others = (parts["length"] * case.others_TT).sum(-1)
-        lengths.append(_share(from_others, parts["length"].sum(-1)) if case.two_before else 1 - parts["own_share"])
-        projections.append((parts["projection"] * case.others_TT).sum(-1))
-    return {"parts": torch.stack(lengths), "parts_projection": torch.stack(projections)}
+        if case.two_before:
+            others_T = (parts["length"] * case.others_TT).sum(-1)
+            by_length.append(_share(others_T, parts["length"].sum(-1)))
+        else:
+            by_length.append(1 - parts["own_share"])
+        by_projection.append((parts["projection"] * case.others_TT).sum(-1))
+    return {"parts": torch.stack(by_length), "parts_projection": torch.stack(by_projection)}
 
 
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens in derivatives `[B, T]` by form; in cases about i-2, only by the first form."""
+    """Return the share of other tokens `[B, T]` in the derivatives of the last vectors, for each form in `FORMS`.
+
+    In cases about token i-2, only the first form is computed.
+    """
     norms = [derivative_norms(document_chains(base, ids_T[None]), "word_embedding", WIDTH, seed=0) for ids_T in ids_BT]
     if not case.two_before:
-        return dict(zip(FORMS, torch.stack([levels(each)[-1] for each in norms], 1), strict=True))
+        shares_FBT = torch.stack([levels(each)[-1] for each in norms], 1)  # F forms
+        return dict(zip(FORMS, shares_FBT, strict=True))
     entries_BTT = torch.stack([each.entries_LTT[-1] for each in norms])
     return {FORMS[0]: _share((entries_BTT * case.others_TT).sum(-1), entries_BTT.sum(-1))}
 
 
 def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from derivatives, weighted by the variation of inputs conditional on the own input.
+    """Return a / (a + o) `[T]` from derivatives, weighted by the variation of inputs conditional on the token's input.
 
         a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
 
-    e_j is the residual of x_j in a linear regression on x_i over texts, for the `others_TT` of i, and 0 for other j.
+    J_ij is the derivative of the output vector i with respect to the input vector x_j. e_j is the residual of x_j in a
+    linear regression on x_i over texts, for the tokens j that are ones in `others_TT`, and 0 for all other j.
     """
     centred_BTD = x_BTD - x_BTD.mean(0)
-    directions = []
+    directions = []  # for each i: e, then x - E x - e
     for i, others_T in enumerate(others_TT):
         own_BD = centred_BTD[:, i]
-        predicted_BTD = torch.einsum("bd,dte->bte", own_BD, torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD))
-        beyond_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
-        directions += [beyond_BTD, centred_BTD - beyond_BTD]
+        coefficients_DTE = torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD)
+        predicted_BTD = torch.einsum("bd,dte->bte", own_BD, coefficients_DTE)
+        residual_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
+        directions += [residual_BTD, centred_BTD - residual_BTD]
     with attention_by(explicit()):
         x_NTD = x_BTD.repeat(len(directions), 1, 1)
-        moves_NTD = jvp(output, (x_NTD,), (torch.cat(directions),))[1]
+        _, changes_NTD = jvp(output, (x_NTD,), (torch.cat(directions),))
     shares = []
-    for i, moves_2BTD in enumerate(moves_NTD.view(len(others_TT), 2, *x_BTD.shape)):
-        others, own = moves_2BTD[:, :, i].square().sum(-1).mean(-1).sqrt()
-        shares.append(_share(others, others + own))
+    for i, changes_2BTD in enumerate(changes_NTD.view(len(others_TT), 2, *x_BTD.shape)):
+        a, o = changes_2BTD[:, :, i].square().sum(-1).mean(-1).sqrt()
+        shares.append(_share(a, a + o))
     return torch.stack(shares)
 
 
 def probe_scores(
     contents_BT4: Tensor, y_BTD: Tensor, givers_TT: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the gains in R^2 `[T]` from a token's output for predicting the mean first content entry of its sources.
+    """Return the gain in R^2 `[T]` when a token's output vector is used to predict the content of its sources.
 
-    A gain is relative to the prediction from the token's own content alone, and at least 0. `probe` is a linear probe
-    on the full output; `head` only reads the first receiver dimension.
+    The predicted number is the mean, with the weights `givers_TT`, of the first entry of the sources' content vectors.
+    A gain is relative to the prediction from the token's own content alone, and at least 0. The linear regression
+    `probe` has the whole output vector as input; `head` has only its first receiver dimension.
     """
     noisy_BTD = y_BTD + NOISE * torch.randn(y_BTD.shape, generator=generator, dtype=y_BTD.dtype)
-    gains = []
+    probe_gains = []
+    head_gains = []
     for i, givers_T in enumerate(givers_TT):
-        target_B, own_B4, output_BD = contents_BT4[..., 0] @ givers_T, contents_BT4[:, i], noisy_BTD[:, i]
-        readings = own_B4, torch.cat([own_B4, output_BD], 1), torch.cat([own_B4, output_BD[:, [RECEIVER]]], 1)
-        alone, probe, head = (held_out_r2(each.numpy(), target_B.numpy()) for each in readings)
-        gains.append((probe - alone, head - alone))
-    return dict(zip(("probe", "head"), torch.tensor(gains).clamp_min(0).T, strict=True))
+        target_B = (contents_BT4[..., 0] @ givers_T).numpy()
+        own_B4 = contents_BT4[:, i]
+        output_BD = noisy_BTD[:, i]
+        own_r2 = held_out_r2(own_B4.numpy(), target_B)
+        probe_r2 = held_out_r2(torch.cat([own_B4, output_BD], 1).numpy(), target_B)
+        head_r2 = held_out_r2(torch.cat([own_B4, output_BD[:, [RECEIVER]]], 1).numpy(), target_B)
+        probe_gains.append(probe_r2 - own_r2)
+        head_gains.append(head_r2 - own_r2)
+    return {"probe": torch.tensor(probe_gains).clamp_min(0), "head": torch.tensor(head_gains).clamp_min(0)}
 
 
 def held_out_r2(features_BF: npt.NDArray[Any], target_B: npt.NDArray[Any]) -> float:
     """Return R^2 on the second half of the texts for a least-squares fit with intercept on the first half."""
-    design, half = np.column_stack([np.ones(len(target_B)), features_BF]), len(target_B) // 2
+    design = np.column_stack([np.ones(len(target_B)), features_BF])
+    half = len(target_B) // 2
     coefficients = np.linalg.lstsq(design[:half], target_B[:half], rcond=None)[0]
     held_out = target_B[half:]
-    return float(1 - ((held_out - design[half:] @ coefficients) ** 2).sum() / ((held_out - held_out.mean()) ** 2).sum())
+    squared_errors = (held_out - design[half:] @ coefficients) ** 2
+    squared_deviations = (held_out - held_out.mean()) ** 2
+    return float(1 - squared_errors.sum() / squared_deviations.sum())
 
 
 def _share(others: Tensor, total: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""Planted models with a known own share of every vector, and the values of each measure.
+"""Models constructed so that the own share of every vector is known, and the value that each measure gives for them.
 
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
-In each model, the last vector of token i is a x_i + b x_{i-1} + c up to the scale of its norm. The contents x have
+In each model, the last vector of token i is a x_i + b x_{i-1} + c, up to a factor from the norm. The contents x have
 equal length and are independent between tokens and texts; c is a constant. The own share by lengths is a / (a + b). If
-several tokens contribute, b is the length of their independent sum. Contents of three consecutive tokens are orthogonal
-and have mean 0. All vectors therefore have the same mean and standard deviation, and the norms are linear. Attention
-depends on positions only, without interactions of contents.
+several other tokens contribute, b is the length of the sum of their independent contributions. Contents of three
+consecutive tokens are orthogonal and have mean 0. All vectors therefore have the same mean and standard deviation, and
+the norms are linear. Attention depends only on positions, not on contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -50,14 +50,17 @@ SINK = (1 - SINK_WEIGHT) * BEFORE + SINK_WEIGHT * torch.zeros_like(EYE).index_fi
 
 @dataclass(frozen=True)
 class Amounts:
-    """A planted model, and the lengths of the contributions of the token itself and of other tokens."""
+    """A constructed model, and the lengths of a token's own contribution and of the contribution of other tokens."""
 
     name: str
     planted: str
+    """A description of the model's last vectors y."""
     own: float
     others: float
     weights_TT: Tensor = BEFORE
+    """The attention weights."""
     gain: float = 1.0
+    """The factor of the attended content in the output of attention."""
     layers: int = 1
     feed_forward: float = 0.0
     """Coefficient of the attended content in the output of the feed-forward network."""
@@ -107,57 +110,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def amounts_table(seed: int) -> pd.DataFrame:
-    """Return `case, measure, expected, value`: the expected own share and the value of each measure."""
+    """Return a table `[case, measure, expected, value]` with the known own share and the value of each measure."""
     rows = []
     for case in CASES:
         base = build_model(case, draw_contents(case, torch.Generator().manual_seed(seed)))
         for measure, value in own_shares(base).items():
-            rows.append((case.name, measure, round(case.own_share, DIGITS), round(value, DIGITS) + 0.0))
+            rounded = round(value, DIGITS) + 0.0  # avoids -0
+            rows.append((case.name, measure, round(case.own_share, DIGITS), rounded))
     return pd.DataFrame(rows, columns=["case", "measure", "expected", "value"])
 
 
 def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
-    """Return contents `[B, T, C]` of equal length: (u, -u) for a random u on a circle, in the group's dimensions."""
+    """Return random contents `[B, T, C]` of equal length.
+
+    The position determines one of `GROUPS` groups of four dimensions, which contain (u, -u) for a random point u on a
+    circle. The other dimensions are 0.
+    """
     angles_BT = 2 * torch.pi * torch.rand(TEXTS, TOKENS, generator=generator, dtype=torch.float64)
     points_BT2 = torch.stack([angles_BT.cos(), angles_BT.sin()], -1)
     contents = torch.zeros(TEXTS, TOKENS, GROUPS, 4, dtype=torch.float64)
-    for token in range(case.silent_first, TOKENS):
+    first = 1 if case.silent_first else 0
+    for token in range(first, TOKENS):
         contents[:, token, token % GROUPS] = torch.cat([points_BT2[:, token], -points_BT2[:, token]], -1)
     return contents.flatten(-2)
 
 
 def own_shares(base: Any) -> dict[str, float]:
-    """Return the own share of the last vector by each measure, averaged over texts and `POSITIONS`."""
+    """Return the own share in the last vectors by each measure, averaged over texts and `POSITIONS`."""
     ids_BT = np.arange(1, 1 + TEXTS * TOKENS, dtype=np.int32).reshape(TEXTS, TOKENS)
     shares = exchange_shares(base, ids_BT)
-    measured = {"input_ids": torch.as_tensor(ids_BT[:MEASURED].astype(np.int64))}
-    measured["attention_mask"] = torch.ones_like(measured["input_ids"])
-    shares |= parts_shares(base, measured)
-    shares |= layer_shares(base, measured)
+    measured_ids = torch.as_tensor(ids_BT[:MEASURED].astype(np.int64))
+    batch = {"input_ids": measured_ids, "attention_mask": torch.ones_like(measured_ids)}
+    shares |= parts_shares(base, batch)
+    shares |= layer_shares(base, batch)
     return shares
 
 
 def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
-    """Return the own share by exchange with all other texts."""
+    """Return two own shares by the exchange of tokens with all other texts: from lengths and from squared lengths."""
     totals = []
     for text in range(MEASURED):
         words = np.arange(TOKENS, dtype=np.int32)
         document = Document(f"text/{text}", ids_BT[text], np.zeros(TOKENS, np.int8), words)
-        donors = {"other_texts": [ids for place, ids in enumerate(ids_BT) if place != text]}
-        moves = measure_exchange(base, document, donors, POSITIONS, batch_tokens=2**15)
-        totals.append(exchange_sums(moves, torch.finfo(torch.float64).eps))
+        donors = {"other_texts": [ids for other, ids in enumerate(ids_BT) if other != text]}
+        displacements = measure_exchange(base, document, donors, POSITIONS, batch_tokens=2**15)
+        totals.append(exchange_sums(displacements, torch.finfo(torch.float64).eps))
     names = {"own_share": "exchange", "own_share_squared": "exchange, squared"}
     shares = {}
     for quantity, name in names.items():
+        # Sums over tokens and numbers of tokens, `[kinds of donors, layers]`.
         sums, counts = np.sum([total[quantity] for total in totals], axis=0)
         shares[name] = float(sums[0, -1] / counts[0, -1])
     return shares
 
 
 def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return the own share by parts, measured by length and by projection."""
+    """Return the own share by the lengths and by the projections of the parts that stem from each token."""
     reader = PartsReader(base)
-    by_length, by_projection = [], []
+    by_length = []
+    by_projection = []
     for ids_T in batch["input_ids"]:
         parts = reader.read({"input_ids": ids_T[None], "attention_mask": torch.ones_like(ids_T[None])})
         by_length.append(parts["own_share"][-1][POSITIONS])
@@ -166,45 +177,51 @@ def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return the mean of 1 - ratio for each mixing ratio of one layer, and of the diagonal of matrices or rollouts."""
-    declared = list(LAYER_MATRICES.values())
+    """Return the own share by mixing ratios (1 - ratio) and by contribution matrices (the share of the diagonal).
+
+    For models with two layers, return only the own share by the rollouts of the matrices.
+    """
+    layer_matrices = list(LAYER_MATRICES.values())
     texts = range(len(batch["input_ids"]))
 
     def measure(layer_pass: LayerPass) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        rows = [layer_contributions(declared, layer_pass.document(text)) for text in texts]
-        return mixing_ratios(list(RATIOS), layer_pass), rows
+        """Return the ratios of a layer, and the unnormalized matrices of each text."""
+        matrices = [layer_contributions(layer_matrices, layer_pass.document(text)) for text in texts]
+        return mixing_ratios(list(RATIOS), layer_pass), matrices
 
-    ratios, raw = zip(*map_layers(measure, base, batch, POINTS), strict=True)
+    ratios_by_layer, matrices_by_layer = zip(*map_layers(measure, base, batch, POINTS), strict=True)
+    has_one_layer = len(ratios_by_layer) == 1
     shares = {}
-    if len(ratios) == 1:
-        shares = {
-            name: float(1 - ratio_BT[:, POSITIONS].mean()) for name, ratio_BT in zip(RATIOS, ratios[0], strict=True)
-        }
+    if has_one_layer:
+        for name, ratio_BT in zip(RATIOS, ratios_by_layer[0], strict=True):
+            shares[name] = float(1 - ratio_BT[:, POSITIONS].mean())
     diagonals: dict[str, list[Tensor]] = {}
-    for rows in zip(*raw, strict=True):
-        for name, matrix_LTT in contributions(MATRICES, rows).items():
-            if (name in ROLLOUTS) == (len(ratios) > 1):
+    for text_layers in zip(*matrices_by_layer, strict=True):
+        for name, matrix_LTT in contributions(MATRICES, text_layers).items():
+            is_rollout = name in ROLLOUTS
+            if is_rollout != has_one_layer:
                 last_TT = matrix_LTT[-1]
                 share_T = last_TT.diagonal() / last_TT.sum(-1)
                 diagonals.setdefault(name, []).append(share_T[POSITIONS])
-    return shares | {name: float(torch.stack(values).mean()) for name, values in diagonals.items()}
+    for name, values in diagonals.items():
+        shares[name] = float(torch.stack(values).mean())
+    return shares
 
 
 def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
-    """Return the model of the case in float64. The token ID 1 + 8 b + j is token j of text b."""
-    vocabulary = {"vocab_size": 1 + TEXTS * TOKENS, "attn_implementation": OBSERVED}
-    base: Any
+    """Return the model of the case in float64: a GPT-2 (pre-LN) for decoders, otherwise a BERT (post-LN).
+
+    The token ID 1 + 8 b + j is token j of text b; its embedding is the token's content.
+    """
     if case.decoder:
-        sizes = {"n_embd": WIDTH, "n_layer": case.layers, "n_head": 1, "n_inner": 8 * GROUPS, "n_positions": TOKENS}
-        options = {"bos_token_id": None, "eos_token_id": None, "activation_function": "relu"}
-        base = GPT2Model(GPT2Config(**sizes, **options, **vocabulary, layer_norm_epsilon=1e-12))
-        words, positions, layers = base.wte, base.wpe, base.h
+        base = _create_gpt2(case)
+        words = base.wte
+        positions = base.wpe
+        layers = base.h
     else:
-        sizes = {"hidden_size": WIDTH, "num_hidden_layers": case.layers, "num_attention_heads": 1}
-        options = {"intermediate_size": 8 * GROUPS, "max_position_embeddings": TOKENS, "type_vocab_size": 1}
-        base = BertModel(BertConfig(**sizes, **options, **vocabulary, hidden_act="relu", layer_norm_eps=1e-12))
-        base.embeddings.LayerNorm = torch.nn.Identity()
-        words, positions = base.embeddings.word_embeddings, base.embeddings.position_embeddings
+        base = _create_bert(case)
+        words = base.embeddings.word_embeddings
+        positions = base.embeddings.position_embeddings
         layers = base.encoder.layer
     base.config.use_cache = False
     base.double().eval().requires_grad_(False)
@@ -212,12 +229,49 @@ def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
         parameter.zero_()
     words.weight[1:, CONTENT:] = contents_BTC.flatten(0, 1)
     positions.weight[:, :TOKENS] = case.position * EYE
-    x_TD = words.weight[1 : 1 + TOKENS] + positions.weight[:TOKENS]
+    x_TD = words.weight[1 : 1 + TOKENS] + positions.weight[:TOKENS]  # the input vectors of the first text
     for layer in layers:
         if case.decoder:
             _fill_gpt2(layer, case, x_TD)
         else:
             _fill_bert(layer, case)
+    return base
+
+
+def _create_gpt2(case: Amounts) -> Any:
+    """Return a GPT-2 with one attention head, ReLU, and the number of layers of the case."""
+    config = GPT2Config(
+        vocab_size=1 + TEXTS * TOKENS,
+        n_embd=WIDTH,
+        n_layer=case.layers,
+        n_head=1,
+        n_inner=8 * GROUPS,
+        n_positions=TOKENS,
+        bos_token_id=None,
+        eos_token_id=None,
+        activation_function="relu",
+        layer_norm_epsilon=1e-12,
+        attn_implementation=OBSERVED,
+    )
+    return GPT2Model(config)
+
+
+def _create_bert(case: Amounts) -> Any:
+    """Return a BERT with one attention head and ReLU, without the norm of the embeddings."""
+    config = BertConfig(
+        vocab_size=1 + TEXTS * TOKENS,
+        hidden_size=WIDTH,
+        num_hidden_layers=case.layers,
+        num_attention_heads=1,
+        intermediate_size=8 * GROUPS,
+        max_position_embeddings=TOKENS,
+        type_vocab_size=1,
+        hidden_act="relu",
+        layer_norm_eps=1e-12,
+        attn_implementation=OBSERVED,
+    )
+    base: Any = BertModel(config)
+    base.embeddings.LayerNorm = torch.nn.Identity()
     return base
 
 
@@ -233,18 +287,19 @@ class _Weights(NamedTuple):
 
 
 def _weights(case: Amounts) -> _Weights:
-    """Return matrices for attention by position that adds `gain` times the attended content.
+    """Return the matrices of a layer whose attention depends on positions and adds `gain` times the attended content.
 
     The feed-forward network computes factor * (relu(z) - relu(-z)) = factor * z for the content z.
     """
-    is_position_D = torch.arange(WIDTH) < CONTENT
+    is_position_D = torch.arange(WIDTH) < CONTENT  # the other dimensions contain contents
     query = torch.diag(is_position_D * WIDTH**0.5 / case.position).double()
     key = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
     key[:CONTENT, :CONTENT] = case.weights_TT.log().clamp_min(-SHARPNESS).T / case.position
     value = torch.diag((~is_position_D).double())
-    content = torch.diag((~is_position_D).double())[:, CONTENT:]
-    sides = torch.cat([content, -content], 1)
-    return _Weights(query, key, value, case.gain * value, sides, case.feed_forward * sides.T)
+    content = value[:, CONTENT:]
+    up = torch.cat([content, -content], 1)  # computes z and -z
+    down = case.feed_forward * up.T
+    return _Weights(query, key, value, case.gain * value, up, down)
 
 
 def _bias(case: Amounts) -> Tensor:
@@ -273,11 +328,15 @@ def _fill_bert(layer: Any, case: Amounts) -> None:
 
 
 def _fill_gpt2(layer: Any, case: Amounts, x_TD: Tensor) -> None:
-    """Set the weights of a pre-LN layer with input `x_TD`, such that its norms preserve the scale of vectors."""
+    """Set the weights of a pre-LN layer so that its norms do not change the scale of vectors.
+
+    `x_TD` are the input vectors of the layer for one text; all vectors have the same scale.
+    """
     weights = _weights(case)
-    layer.attn.c_attn.weight.copy_(torch.cat(weights[:3], 1))
-    for linear, weight in zip((layer.attn.c_proj, layer.mlp.c_fc, layer.mlp.c_proj), weights[3:], strict=True):
-        linear.weight.copy_(weight)
+    layer.attn.c_attn.weight.copy_(torch.cat([weights.query, weights.key, weights.value], 1))
+    layer.attn.c_proj.weight.copy_(weights.output)
+    layer.mlp.c_fc.weight.copy_(weights.up)
+    layer.mlp.c_proj.weight.copy_(weights.down)
     layer.attn.c_proj.bias.copy_(_bias(case))
     after_attention_TD = x_TD + case.gain * x_TD.roll(1, 0) * (torch.arange(WIDTH) >= CONTENT)
     layer.ln_1.weight.fill_(float(x_TD[-1].std(unbiased=False)))

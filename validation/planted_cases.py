@@ -5,8 +5,8 @@ vector of a token is
 
     x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
 
-Each token of each text has its own ID, with the content as embedding. The norm of the embedding, which would change x,
-is removed. Attention depends on positions, and values write contents to the receiver.
+Each token of each text has its own ID, whose embedding is the token's content. The norm of the embeddings, which would
+change x, is removed. Attention depends on positions, and its output adds contents to the receiver.
 
 Shapes: B texts, T tokens.
 """
@@ -25,18 +25,18 @@ from attnmix.models.attention import OBSERVED
 
 TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS
-CONTENT, RECEIVER = 8, 12  # the first dimension of each; both have 4 dimensions
+CONTENT, RECEIVER = 8, 12  # the first dimensions of the content and the receiver, which have 4 dimensions each
 LENGTH = 1.5  # Euclidean length of position vectors
 SHARPNESS = 60.0  # difference of the attention scores for weights 1 and 0
 STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
 
 
 def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
-    """Return a matrix `[16, 16]` with the values `entries`, and 0 elsewhere."""
-    made = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-    for place, entry in entries.items():
-        made[place] = entry
-    return made
+    """Return a matrix `[16, 16]` with the `entries` by row and column, and 0 elsewhere."""
+    result = torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
+    for row_and_column, entry in entries.items():
+        result[row_and_column] = entry
+    return result
 
 
 def copying(source: int, width: int = 4, head: int = 0) -> Tensor:
@@ -85,14 +85,18 @@ def silent_first(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def of_classes(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents with the first entry shifted by the class of the text, -1 or 1."""
+    """Return contents `[B, T, 4]` with the first entry shifted by the text's class, which is -1 or 1 in turn."""
     drawn = normal(texts, generator)
-    drawn[..., 0] += (torch.arange(texts) % 2 * 2 - 1).unsqueeze(-1)
+    classes_B = torch.arange(texts) % 2 * 2 - 1
+    drawn[..., 0] += classes_B.unsqueeze(-1)
     return drawn
 
 
 def on_a_circle(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents of equal length with entries that sum to 0, so norms divide all tokens by the same number."""
+    """Return contents `[B, T, 4]` of equal length whose entries sum to 0.
+
+    Norms therefore divide the vectors of all tokens by the same number.
+    """
     pair = normal(texts, generator)[..., :2]
     pair *= 2**0.5 / pair.norm(dim=-1, keepdim=True)
     return torch.cat([pair, -pair], -1)
@@ -107,35 +111,44 @@ class Layer:
     output: Tensor = GIVE  # W_O
     bias: Tensor = NOTHING[0]  # b_V
     output_bias: Tensor = NOTHING[0]  # b_O
-    takes_away: bool = False  # True for a feed-forward network that empties the receiver
+    takes_away: bool = False  # True for a feed-forward network that sets the receiver to 0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A planted case and its answer."""
+    """A model and the amount of its output that comes from other tokens."""
 
     name: str
     planted: str
+    """A description of the model."""
     comes: Literal["all", "some", "little", "nothing"]  # amount of attention's output that comes from other tokens
     layers: Sequence[Layer]
     contents: Callable[[int, torch.Generator], Tensor] = normal
     stream: float | None = None  # for a pre-LN model: a constant on the skip connection
-    two_before: bool = False  # True if the answer is about token i-2 alone
+    two_before: bool = False  # True if only token i-2 counts as another token
 
     @property
     def others_TT(self) -> Tensor:
-        """A 0/1 matrix of the tokens j that count as others for each token i."""
+        """A matrix with ones for the tokens j (columns) that count as other tokens for token i (rows), else zeros."""
         return TWO_BEFORE if self.two_before else 1 - EYE
 
     @property
     def givers_TT(self) -> Tensor:
-        """The shares of the tokens in `others_TT` in the actual or potential message to token i."""
+        """The attention weights of the tokens in `others_TT`, scaled to a sum of 1 for each token i.
+
+        If weights depend on contents, or tokens attend only to themselves, all other tokens have equal weights.
+        """
         weights_TT = TWO_BEFORE if self.two_before else self.layers[0].weights_TT
-        given_TT = self.others_TT * (UNIFORM if weights_TT is None or weights_TT is EYE else weights_TT)
-        return given_TT / given_TT.sum(-1, keepdim=True)
+        if weights_TT is None or weights_TT is EYE:
+            weights_TT = UNIFORM
+        others_weights_TT = self.others_TT * weights_TT
+        return others_weights_TT / others_weights_TT.sum(-1, keepdim=True)
 
     def without_value_bias(self) -> Case:
-        """Return a case with the same function of x, but with b_V W_O in b_O, because weights of a row sum to 1."""
+        """Return a case that computes the same function, but without b_V, whose effect b_V W_O is added to b_O.
+
+        This is possible because the attention weights of a token sum to 1.
+        """
         bias_free = [replace(each, bias=NOTHING[0], output_bias=each.bias @ each.output) for each in self.layers]
         return replace(self, layers=bias_free)
 
@@ -211,43 +224,97 @@ CASES = (
 
 
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
-    """Return the model of the case in float64. The token ID 1 + 8 b + j is token j of text b."""
-    vocabulary = {"vocab_size": 1 + contents_BT4[..., 0].numel(), "attn_implementation": OBSERVED}
-    base: Any
+    """Return the model of the case in float64: a BERT (post-LN), or a GPT-2 (pre-LN) if the case has a `stream`.
+
+    The token ID 1 + 8 b + j is token j of text b; its embedding is the token's content.
+    """
+    vocabulary_size = 1 + contents_BT4[..., 0].numel()
     if case.stream is None:
-        sizes = {"hidden_size": WIDTH, "num_hidden_layers": len(case.layers), "num_attention_heads": HEADS}
-        sizes |= {"intermediate_size": WIDTH, "max_position_embeddings": TOKENS, "type_vocab_size": 1}
-        base = BertModel(BertConfig(**sizes, **vocabulary, hidden_act="relu", layer_norm_eps=1e-12))
-        base.embeddings.LayerNorm = torch.nn.Identity()
-        embeddings, norms = base.embeddings, ("LayerNorm.weight",)
-        words, positions, modules = embeddings.word_embeddings, embeddings.position_embeddings, base.encoder.layer
+        base = _create_bert(len(case.layers), vocabulary_size)
+        words = base.embeddings.word_embeddings
+        positions = base.embeddings.position_embeddings
+        modules = base.encoder.layer
+        norm_weights: tuple[str, ...] = ("LayerNorm.weight",)
     else:
-        sizes = {"n_embd": WIDTH, "n_layer": len(case.layers), "n_head": HEADS, "n_inner": WIDTH, "n_positions": TOKENS}
-        sizes |= {"bos_token_id": None, "eos_token_id": None}
-        base = GPT2Model(GPT2Config(**sizes, **vocabulary, layer_norm_epsilon=1e-12))
-        words, positions, modules, norms = base.wte, base.wpe, base.h, ("ln_1.weight", "ln_2.weight", "ln_f.weight")
+        base = _create_gpt2(len(case.layers), vocabulary_size)
+        words = base.wte
+        positions = base.wpe
+        modules = base.h
+        norm_weights = ("ln_1.weight", "ln_2.weight", "ln_f.weight")
     base.config.use_cache = False
     base.double().eval().requires_grad_(False)
-    for name, parameter in base.named_parameters():
-        parameter.fill_(float(name.endswith(norms)))
+    for name, parameter in base.named_parameters():  # weights of norms are 1, all other parameters 0
+        parameter.fill_(float(name.endswith(norm_weights)))
     words.weight[1:, CONTENT:RECEIVER] = contents_BT4.flatten(0, 1)
     positions.weight[:, :TOKENS] = LENGTH * EYE
+    if case.stream is not None:
+        positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
     for layer, module in zip(case.layers, modules, strict=True):
-        key = KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)
-        if case.stream is not None:
-            positions.weight[:, -2:] = case.stream * torch.tensor([1.0, -1.0])
-            module.ln_1.weight.fill_(max(1.0, case.stream / (WIDTH / 2) ** 0.5))  # reverses the division by the norm
-            module.attn.c_attn.weight.copy_(torch.cat([QUERY, key, layer.value], 1))
-            module.attn.c_proj.weight.copy_(layer.output)
-            continue
-        attention = module.attention.self
-        for linear, weight in ((attention.query, QUERY), (attention.key, key), (attention.value, layer.value)):
-            linear.weight.copy_(weight.T)
-        attention.value.bias.copy_(layer.bias)
-        module.attention.output.dense.weight.copy_(layer.output.T)
-        module.attention.output.dense.bias.copy_(layer.output_bias)
-        if layer.takes_away:  # -(relu(z) - relu(-z)) = -z
-            sides = matrix({(RECEIVER + k, 4 * side + k): 1 - 2 * side for k in range(4) for side in (0, 1)})
-            module.intermediate.dense.weight.copy_(sides.T)
-            module.output.dense.weight.copy_(-sides)
+        if case.stream is None:
+            _fill_bert_layer(module, layer)
+        else:
+            _fill_gpt2_layer(module, layer, case.stream)
     return base
+
+
+def _create_bert(layers: int, vocabulary_size: int) -> Any:
+    """Return a BERT of the size of the planted cases, without the norm of the embeddings."""
+    config = BertConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=WIDTH,
+        max_position_embeddings=TOKENS,
+        type_vocab_size=1,
+        hidden_act="relu",
+        layer_norm_eps=1e-12,
+        attn_implementation=OBSERVED,
+    )
+    base: Any = BertModel(config)
+    base.embeddings.LayerNorm = torch.nn.Identity()
+    return base
+
+
+def _create_gpt2(layers: int, vocabulary_size: int) -> Any:
+    """Return a GPT-2 of the size of the planted cases."""
+    config = GPT2Config(
+        vocab_size=vocabulary_size,
+        n_embd=WIDTH,
+        n_layer=layers,
+        n_head=HEADS,
+        n_inner=WIDTH,
+        n_positions=TOKENS,
+        bos_token_id=None,
+        eos_token_id=None,
+        layer_norm_epsilon=1e-12,
+        attn_implementation=OBSERVED,
+    )
+    return GPT2Model(config)
+
+
+def _fill_bert_layer(module: Any, layer: Layer) -> None:
+    """Set the weights of a layer of BERT."""
+    attention = module.attention.self
+    attention.query.weight.copy_(QUERY.T)
+    attention.key.weight.copy_(_key_matrix(layer).T)
+    attention.value.weight.copy_(layer.value.T)
+    attention.value.bias.copy_(layer.bias)
+    module.attention.output.dense.weight.copy_(layer.output.T)
+    module.attention.output.dense.bias.copy_(layer.output_bias)
+    if layer.takes_away:  # the network computes -(relu(z) - relu(-z)) = -z for the receiver z
+        inner = {(RECEIVER + k, k): 1 for k in range(4)} | {(RECEIVER + k, 4 + k): -1 for k in range(4)}
+        module.intermediate.dense.weight.copy_(matrix(inner).T)
+        module.output.dense.weight.copy_(-matrix(inner))
+
+
+def _fill_gpt2_layer(module: Any, layer: Layer, stream: float) -> None:
+    """Set the attention weights of a layer of GPT-2, with a constant `stream` on the skip connection."""
+    module.ln_1.weight.fill_(max(1.0, stream / (WIDTH / 2) ** 0.5))  # reverses the division by the norm
+    module.attn.c_attn.weight.copy_(torch.cat([QUERY, _key_matrix(layer), layer.value], 1))
+    module.attn.c_proj.weight.copy_(layer.output)
+
+
+def _key_matrix(layer: Layer) -> Tensor:
+    """Return W_K of a layer, for attention weights that depend on positions or on contents."""
+    return KEY_IS_CONTENT if layer.weights_TT is None else by_position(layer.weights_TT)

@@ -1,10 +1,10 @@
-"""Pointing game: how often token scores rank the decisive word of a text first, in a trained classifier.
+"""Pointing game: how often a token score ranks the decisive word of a text first, in a trained classifier.
 
     python -m validation.planted_words [--seed 0] [--to docs/measures]
 
-A tiny BERT is trained to predict the class of texts. A text has filler words and, at a random position, one decisive
-word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts with the highest word
-score on the decisive word. Random scores succeed in about one of nine texts.
+A tiny BERT is trained to predict the class of texts. A text consists of filler words and, at a random position, one
+decisive word, which determines the class. The pointing game (Zhang et al., IJCV 2018) counts the texts in which the
+decisive word has the highest score of all words. Random scores succeed for about one in nine texts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DIGITS = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write `planted_words.csv`."""
+    """Train the classifier, and write `planted_words.csv`."""
     parser = argparse.ArgumentParser(
         prog="python -m validation.planted_words", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -58,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_classifier(folder: Path, seed: int) -> Path:
-    """Train a classifier, and write it with its tokenizer; raise `InputError` if it does not learn the task."""
+    """Train a classifier, and write it with its tokenizer to `folder`; return the folder.
+
+    Raise `InputError` if the classifier does not learn the task.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -77,6 +80,7 @@ def _train(model: Any, generator: np.random.Generator) -> None:
     for _ in range(MAX_STEPS):
         texts = [draw_text(generator) for _ in range(BATCH_TEXTS)]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids, _ in texts], batch_first=True)
+        # The class is the index of the decisive word in `DECISIVE`.
         labels = torch.tensor([ids[place] - FIRST_DECISIVE for ids, place in texts])
         loss = model(ids, attention_mask=(ids != PAD).long(), labels=labels).loss
         if loss < MAX_LOSS:
@@ -90,15 +94,18 @@ def _train(model: Any, generator: np.random.Generator) -> None:
 
 
 def draw_text(generator: np.random.Generator) -> tuple[list[int], int]:
-    """Return the token IDs of a text, and the position of its decisive word."""
-    words = generator.integers(FIRST_FILLER, len(VOCABULARY), generator.integers(MIN_WORDS, MAX_WORDS + 1))
+    """Return the token IDs of a random text, and the position of its decisive word."""
+    number = generator.integers(MIN_WORDS, MAX_WORDS + 1)
+    words = generator.integers(FIRST_FILLER, len(VOCABULARY), number)
     place = int(generator.integers(len(words)))
     words[place] = FIRST_DECISIVE + generator.integers(len(DECISIVE))
-    return [CLS, *words.tolist(), SEP], 1 + place
+    return [CLS, *words.tolist(), SEP], 1 + place  # [CLS] shifts the position by one
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(VOCABULARY)}, "[UNK]"))
+    """Return a word-level tokenizer that encodes texts as `[CLS] ... [SEP]`."""
+    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", CLS), ("[SEP]", SEP)])
     roles = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -106,7 +113,11 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
-    """Return `score, texts, hits`. `hits` is the share of correctly classified texts with the decisive word first."""
+    """Return a table `[score, texts, hits]` with a row for each token score.
+
+    `texts` is the number of correctly classified texts, and `hits` the share of these texts in which the decisive word
+    has the highest score.
+    """
     classifier = Classifier(folder, torch.device("cpu"), batch_tokens=1024)
     generator = np.random.default_rng([seed, 1])  # texts that were not used for training
     methods = present_attributions(classifier.family)
@@ -114,17 +125,20 @@ def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
     for number in range(TEXTS):
         ids, place = draw_text(generator)
         review = Review(classifier, _document(f"text/{number}", ids), generator)
-        if review.predicted != ids[place] - FIRST_DECISIVE:
+        label = ids[place] - FIRST_DECISIVE
+        if review.predicted != label:
             continue
         for name, method in methods.items():
             scores_T = method.scores(review)[0]
-            first = review.word_positions[scores_T[review.word_positions].argmax()]
-            hits[name].append(bool(first == place))
+            word_scores = scores_T[review.word_positions]
+            highest = review.word_positions[word_scores.argmax()]
+            hits[name].append(bool(highest == place))
     rows = [(name, len(values), round(float(np.mean(values)), DIGITS)) for name, values in hits.items()]
     return pd.DataFrame(rows, columns=["score", "texts", "hits"])
 
 
 def _document(name: str, ids: list[int]) -> Document:
+    """Return the text with the token IDs `[CLS] ... [SEP]`, in which every other token is a word."""
     names = ["cls", *["word"] * (len(ids) - 2), "sep"]
     classes = np.array([TOKEN_CLASSES.index(each) for each in names], np.int8)
     words = np.array([-1, *range(len(ids) - 2), -1], np.int32)

@@ -3,12 +3,12 @@
     python -m validation.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
 The protocol follows the authors' public scripts (`data_extract.py`, `mixing_ratio_stats_bert.py`): pairs of segments of
-at most 128 tokens, with 12 % of their tokens masked. `<texts>` is a json file of records with `tokens` of the form
-`[CLS] A [SEP] B [SEP]`; a parquet, csv or jsonl file with the columns `first` and `second`, or `text`; or a plain file
-with one text per line. Single texts are split after half of their words. `--protocol plain` measures unchanged texts as
-one segment, without masking. The program prints the mean, maximum and minimum of each method over all tokens and layers
-in per cent, the values of Kobayashi et al. (EMNLP 2021) for BERT-base and RoBERTa-base on Wikipedia, and the
-`attention_gain` and `expansion_rate` of each layer.
+at most 128 tokens, with 12 % of the tokens masked. `<texts>` is one of three kinds of files: a json file of records
+with `tokens` of the form `[CLS] A [SEP] B [SEP]`; a parquet, csv or jsonl file with the columns `first` and `second`,
+or `text`; or a plain file with one text per line. Single texts are split after half of their words. `--protocol plain`
+measures each unchanged text as one segment, without masking. The program prints the mean, maximum and minimum of each
+method over all tokens and layers in per cent, next to the values of Kobayashi et al. (EMNLP 2021) for BERT-base and
+RoBERTa-base on Wikipedia. It also prints the `attention_gain` and the `expansion_rate` of each layer.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from attnmix.data.files import read_file
 from attnmix.data.formats import data_suffix
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.contributions import attention_gain
-from attnmix.measures.layers import LayerPass, run_layers, value_map
+from attnmix.measures.layers import LayerPass, map_layers, run_layers, value_map
 from attnmix.measures.ratios import mixing_ratios
 from attnmix.measures.weights import Linear
 from attnmix.models.checkpoint import check_max_length, load_tokenizer
@@ -70,17 +71,12 @@ class Text(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("texts", type=Path)
-    parser.add_argument("--protocol", choices=("published", "plain"), default="published")
-    parser.add_argument("--documents", type=int, default=992)
-    parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    arguments = parser.parse_args()
+    """Measure the ratios, and print them next to the published values."""
+    arguments = _parse_arguments()
     folder = arguments.checkpoint
     check_max_length("--max-length", arguments.max_length, folder)
-    tokenizer, base = load_tokenizer(folder), load_base(folder).to(chosen_device())
+    tokenizer = load_tokenizer(folder)
+    base = load_base(folder).to(chosen_device())
     read = read_pairs if arguments.protocol == "published" else read_plain
     texts = read(arguments.texts, tokenizer, arguments.documents, arguments.max_length)
     if arguments.protocol == "published":
@@ -91,25 +87,44 @@ def main() -> None:
     print(f"{'':12s} {'measured':>30s}   {'BERT-base':>17s}   {'RoBERTa-base':>17s}")
     print(f"{'method':12s} {'mean':>10s}{'largest':>10s}{'smallest':>10s}" + 2 * f"   {'paper':>8s} {'notebook':>8s}")
     for method, values in zip(methods, 100 * ratios, strict=True):
-        others = "".join(f"   {PUBLISHED[method][model]:8.1f} {STORED[method][model]:8.2f}" for model in (0, 1))
-        print(f"{method:12s} {values.mean():10.2f}{values.max():10.2f}{values.min():10.2f}{others}")
+        published = ""
+        for in_paper, in_notebook in zip(PUBLISHED[method], STORED[method], strict=True):
+            published += f"   {in_paper:8.1f} {in_notebook:8.2f}"
+        print(f"{method:12s} {values.mean():10.2f}{values.max():10.2f}{values.min():10.2f}{published}")
         print(f"{'':12s} by layer: {' '.join(f'{value:.1f}' for value in values.mean(-1))}")
-    for name, of_layers in gains(base, folder).items():
-        print(f"{name:15s} {' '.join(f'{value:.3f}' for value in of_layers)}, mean {np.mean(of_layers):.3f}")
+    for name, by_layer in gains(base, folder).items():
+        print(f"{name:15s} {' '.join(f'{value:.3f}' for value in by_layer)}, mean {np.mean(by_layer):.3f}")
+
+
+def _parse_arguments() -> argparse.Namespace:
+    """Return the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--protocol", choices=("published", "plain"), default="published")
+    parser.add_argument("--documents", type=int, default=992)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    return parser.parse_args()
 
 
 def read_pairs(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, max_length: int) -> list[Text]:
-    """Return the first `documents` pairs of segments. Texts of a single word are skipped."""
+    """Return the first `documents` pairs of segments in a file, truncated to `max_length` tokens.
+
+    Texts that are not pairs are split after half of their words; texts of a single word are skipped.
+    """
     if path.suffix == ".json":
         return [_of_tokens(tokens, tokenizer, max_length, path) for tokens in _read_tokens(path)[:documents]]
     frame = _read_frame(path)
     if {"first", "second"} <= set(frame):
         pairs = list(zip(frame["first"].astype(str), frame["second"].astype(str), strict=True))
     else:
-        # Every word has at least one token, so further words would be truncated.
-        words = [text.split()[:max_length] for text in _texts(frame, path)]
-        halves = [(each[: (len(each) + 1) // 2], each[(len(each) + 1) // 2 :]) for each in words if len(each) > 1]
-        pairs = [(" ".join(first), " ".join(second)) for first, second in halves]
+        pairs = []
+        for text in _texts(frame, path):
+            words = text.split()[:max_length]  # every word has at least one token, so further words would be truncated
+            if len(words) > 1:
+                middle = (len(words) + 1) // 2
+                pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
     texts = []
     for first, second in pairs[:documents]:
         encoding = tokenizer(first, second, truncation=True, max_length=max_length).encodings[0]
@@ -125,10 +140,10 @@ def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 
 
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
-    """Return the texts with 12 % of their non-special tokens masked (rounded down, at least one).
+    """Return the texts with 12 % of the tokens masked, rounded down, but at least one per text.
 
-    If the tokens are the same as the authors', so are the masked positions, because one `random.Random(0)` samples them
-    text by text, without replacement.
+    Special tokens are not masked. As in the authors' script, a single `random.Random(0)` samples the positions of each
+    text without replacement. The same tokens therefore result in the same masked positions.
     """
     if tokenizer.mask_token_id is None:
         raise InputError("the tokenizer has no mask token; use --protocol plain")
@@ -137,8 +152,9 @@ def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Te
     changed = []
     for text in texts:
         candidates = [position for position, token in enumerate(text.ids) if token not in special]
+        number = max(1, int(len(candidates) * MASKED))
         ids = list(text.ids)
-        for position in generator.sample(candidates, max(1, int(len(candidates) * MASKED))):
+        for position in generator.sample(candidates, number):
             ids[position] = tokenizer.mask_token_id
         changed.append(text._replace(ids=ids))
     return changed
@@ -154,23 +170,19 @@ def measure(
 ) -> npt.NDArray[np.float32]:
     """Return the ratios `[methods, layers, tokens]` of all tokens, including special and masked tokens."""
     measurer = BatchMeasurer(base, methods, pad_token_id)
-    parts = []
+    ratios_by_batch = []
     batches = batches_by_tokens([len(text.ids) for text in texts], batch_tokens)
     for batch in tqdm(batches, unit="batch", disable=not sys.stderr.isatty()):
-        ratios: list[torch.Tensor] = []
-
-        def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor], found: list[torch.Tensor] = ratios) -> None:
-            found.append(mixing_ratios(measurer.methods, seen))
-
         inputs = _inputs(base, [texts[i] for i in batch], pad_token_id)
-        with torch.inference_mode():
-            run_layers(base, inputs, visit)
-            ratios_MLBT = torch.stack(ratios, dim=1)
-        parts.append(ratios_MLBT[:, :, inputs["attention_mask"].bool()].cpu().numpy())
-    return np.concatenate(parts, axis=-1)
+        ratios_by_layer = map_layers(partial(mixing_ratios, measurer.methods), base, inputs)
+        ratios_MLBT = torch.stack(ratios_by_layer, dim=1)  # M methods, L layers, B texts, T tokens
+        is_token_BT = inputs["attention_mask"].bool()  # False for padding
+        ratios_by_batch.append(ratios_MLBT[:, :, is_token_BT].cpu().numpy())
+    return np.concatenate(ratios_by_batch, axis=-1)
 
 
 def _inputs(base: PreTrainedModel, texts: Sequence[Text], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Return the padded inputs of the model, with segments if the model has segment embeddings."""
     inputs = padded([text.ids for text in texts], pad_token_id, base.device)
     if "token_type_ids" in inspect.signature(base.forward).parameters and base.config.type_vocab_size > 1:
         inputs["token_type_ids"] = padded([text.segments for text in texts], 0, base.device)["input_ids"]
@@ -178,24 +190,35 @@ def _inputs(base: PreTrainedModel, texts: Sequence[Text], pad_token_id: int) -> 
 
 
 def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
-    """Return the `attention_gain` of each layer, and the authors' `expansion_rate` if it is defined, by name."""
-    found: dict[str, list[float]] = {"attention_gain": [], "expansion_rate": []}
+    """Return the lists `attention_gain` and `expansion_rate`, with one value per layer.
 
-    def visit(seen: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
-        found["attention_gain"].append(attention_gain(seen))
-        if len(seen.block.output.W) == len(seen.block.output.b):
-            found["expansion_rate"].append(expansion_rate(value_map(seen), seen.block.output))
+    The authors' `expansion_rate` is defined only if W_O is square; otherwise, it is omitted.
+    """
+    attention_gains: list[float] = []
+    expansion_rates: list[float] = []
+
+    def visit(layer_pass: LayerPass, _features: Mapping[Any, torch.Tensor]) -> None:
+        """Append the values of one layer."""
+        attention_gains.append(attention_gain(layer_pass))
+        output = layer_pass.block.output
+        is_square = len(output.W) == len(output.b)
+        if is_square:
+            expansion_rates.append(expansion_rate(value_map(layer_pass), output))
 
     with torch.inference_mode():
         run_layers(base, padded([[1]], 0, base.device), visit)
-    return {name: values for name, values in found.items() if values}
+    results = {"attention_gain": attention_gains}
+    if expansion_rates:
+        results["expansion_rate"] = expansion_rates
+    return results
 
 
 def expansion_rate(value: Linear, output: Linear) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as in the authors' `expansion_rate_attn_f.py`.
 
-    The authors have b_O in the last column. In an affine map of [x, 1], it would be the last row, as in
-    `attention_gain`, which omits the last column (0, ..., 0, 1) because it maps the constant to itself.
+    d is the width of vectors. The authors have b_O in the last column. In an affine map of [x, 1], b_O would be in the
+    last row, as in `attention_gain`. That function omits the last column (0, ..., 0, 1), which maps the constant 1 to
+    itself.
     """
     W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
     square = (W_V @ W_O).square().sum() + (W_V @ b_O).square().sum() + (b_V @ W_O).square().sum()
@@ -203,7 +226,10 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 
 
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
-    """Return a text. The second segment starts after the first [SEP]."""
+    """Return the text that consists of these tokens; its second segment starts after the first [SEP].
+
+    Raise `InputError` for too many tokens or a missing [SEP]; `path` is the file for the error message.
+    """
     ids: list[int] = tokenizer.convert_tokens_to_ids(list(tokens))
     if len(ids) > max_length:
         raise InputError(f"{path}: a record has {len(ids)} tokens, more than --max-length {max_length}; increase it")
@@ -214,6 +240,7 @@ def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_le
 
 
 def _read_tokens(path: Path) -> list[list[str]]:
+    """Return the `tokens` of each record in a json file."""
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     records = json.loads(path.read_text(encoding="utf-8"))
@@ -223,6 +250,7 @@ def _read_tokens(path: Path) -> list[list[str]]:
 
 
 def _read_frame(path: Path) -> pd.DataFrame:
+    """Return the texts in a file as a table; a plain file has one text per line, in the column `text`."""
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     if not data_suffix(path.name):
@@ -232,6 +260,7 @@ def _read_frame(path: Path) -> pd.DataFrame:
 
 
 def _texts(frame: pd.DataFrame, path: Path) -> list[str]:
+    """Return the column `text`; raise `InputError` if it is missing in the file `path`."""
     if "text" not in frame:
         raise InputError(f"{path} has no column 'text'; it has {', '.join(map(str, frame.columns))}")
     return frame["text"].astype(str).tolist()

@@ -44,82 +44,111 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     """Write the model in the folder `base`, merged with the adapter in the folder `adapter`, to `output`.
 
-    Head weights missing from both folders are not saved. Raise `InputError` if the adapter `name` does not match the
-    base model.
+    Weights of the classification head that neither folder contains are not saved. Raise `InputError` if the adapter
+    `name` does not match the base model.
     """
     require_extra("pipeline", LORA)
     import peft
 
-    config_file = adapter / "adapter_config.json"
-    values = json.loads(config_file.read_text(encoding="utf-8"))
-    kind = getattr(transformers, AUTO_CLASSES[values["task_type"]])
     with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
         shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
-    model, new = load_weights(kind, base)
-    if values["task_type"] == "SEQ_CLS":
-        classes = _read_number_of_classes(shapes, model)
-        if classes:
-            labels = {number: f"LABEL_{number}" for number in range(classes)}
-            model, new = load_weights(kind, base, names=labels)
+    model, new_weights = _load_base_model(adapter, base, shapes)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
         with _suppress_warnings():
             adapted = peft.PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
-            read = set(peft.get_peft_model_state_dict(adapted))
+            used = set(peft.get_peft_model_state_dict(adapted))
             merged = adapted.merge_and_unload()
     except Exception as error:  # peft raises many exception types for mismatched weights
         raise InputError(f"{problem} ({in_one_line(error)})") from error
-    unused = sorted(shapes.keys() - read)
+    unused = sorted(shapes.keys() - used)
     if unused:
         raise InputError(
             f"{problem}, which has no modules for {len(unused)} of the adapter's tensors, such as {unused[0]}"
         )
+    # New weights that the adapter does not contain still have their random initial values.
     supplied = {weight.removeprefix("base_model.model.") for weight in shapes}
-    random = set(new) - supplied
+    random = set(new_weights) - supplied
     state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in random}
     merged.save_pretrained(output, state_dict=state)
 
 
+def _load_base_model(
+    adapter: Path, base: Path, shapes: Mapping[str, Sequence[int]]
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return the model in the folder `base`, and the names of its randomly initialised head weights.
+
+    If the adapter contains a classification head, the model's head gets the same number of classes. `shapes` are the
+    shapes of the adapter's tensors by name.
+    """
+    config_file = adapter / "adapter_config.json"
+    task = json.loads(config_file.read_text(encoding="utf-8"))["task_type"]
+    auto_class = getattr(transformers, AUTO_CLASSES[task])
+    model, new_weights = load_weights(auto_class, base)
+    if task == "SEQ_CLS":
+        classes = _read_number_of_classes(shapes, model)
+        if classes:
+            labels = {number: f"LABEL_{number}" for number in range(classes)}
+            model, new_weights = load_weights(auto_class, base, names=labels)
+    return model, new_weights
+
+
 def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes of the adapter's head, or None if it is the model's or the adapter has no head."""
-    name = f"base_model.model.{last_linear(model)[0]}.weight"
+    """Return the number of classes in the adapter's classification head, from the `shapes` of its tensors by name.
+
+    Return None if the adapter has no head, or if the model has the same number of classes.
+    """
+    head, _ = last_linear(model)
+    name = f"base_model.model.{head}.weight"
     classes = shapes[name][0] if name in shapes else None
     return None if classes == model.config.num_labels else classes
 
 
 def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] | str) -> Any:
-    """Return a classifier with new adapters on the Linears `targets` and a fully trainable head.
+    """Return the classifier `model` with new LoRA adapters and a fully trainable classification head.
 
-    Raise `InputError` if the model lacks these Linears.
+    `targets` are the names of the Linears with adapters, or "all-linear". Raise `InputError` for unknown names.
     """
     require_extra("pipeline", LORA)
     import peft
 
-    base: Any = model.base_model
-    head = []
-    for name, module in model.named_children():
-        if module is not base and list(module.parameters()):
-            head.append(name)
-    if hasattr(base, POOLER):
-        head.append(POOLER)
+    head = _list_head_modules(model)
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": rank, "lora_alpha": alpha, "modules_to_save": head}
     try:
         with _suppress_warnings():
             config = peft.LoraConfig(target_modules=targets, exclude_modules=head, **options)
             return peft.get_peft_model(model, config)
     except ValueError as error:
-        linears = set()
-        for path, module in base.named_modules():
-            if isinstance(module, torch.nn.Linear):
-                _, _, name = path.rpartition(".")
-                linears.add(name)
-        allowed = f"allowed: all-linear, or some of {', '.join(sorted(linears))}"
+        linears = _list_linears(model.base_model)
+        allowed = f"allowed: all-linear, or some of {', '.join(linears)}"
         raise InputError(f"finetune.lora.targets: {targets} ({first_line(error)}); {allowed}") from error
+
+
+def _list_head_modules(model: PreTrainedModel) -> list[str]:
+    """Return the names of the modules of a classifier's head, which includes the pooler of the base model."""
+    base: Any = model.base_model
+    names = []
+    for name, module in model.named_children():
+        if module is not base and list(module.parameters()):
+            names.append(name)
+    if hasattr(base, POOLER):
+        names.append(POOLER)
+    return names
+
+
+def _list_linears(base: Any) -> list[str]:
+    """Return the sorted names of the Linears in a base model, without the paths of their parent modules."""
+    names = set()
+    for path, module in base.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            _, _, name = path.rpartition(".")
+            names.add(name)
+    return sorted(names)
 
 
 @contextmanager
 def _suppress_warnings() -> Iterator[None]:
-    """Suppress harmless peft warnings; turn the warning about missing weights into an error."""
+    """Suppress harmless warnings of peft, but turn its warning about missing weights into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="`is_gradient_checkpointing` is deprecated"

@@ -1,8 +1,8 @@
-"""Edits of self-attention, attached to the modules of a network.
+"""Edits of self-attention (interventions), attached to the modules of a network.
 
-Every attention module has a `LayerEditor` with the layer's index, which applies the active edits of the network's
-`AttentionEdits`. An edit therefore applies to every call of a module: by the whole network, by `generate`, by an
-encoder alone, in another thread, and in copies and replicas of the network.
+Within an intervention, every attention module has a `LayerEditor` that stores the layer's index and applies the active
+edits of the network's `AttentionEdits`. An edit therefore applies to every call of a module: by the whole network, by
+`generate`, by an encoder alone, in another thread, and in copies and replicas of the network.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from attnmix.models.attention import EAGER, EDITOR, active_editor, dispatch_prod
 from attnmix.models.families import StackLayers, attention_modules, stack_layers
 
 AppliedEdit = Callable[[int, Tensor, Tensor, "int | None"], tuple[Tensor, Tensor]]
-"""A function of a layer's index, its weights and values, and the position of the first query among the keys."""
+"""A function that returns the edited weights and values of a layer.
+
+Its arguments are the layer's index, the weights and values, and the position of the first query among the keys.
+"""
 LAYER_INDICES = ("layer_idx", "layer_id")
-"""Attributes of attention modules for their layer index in a cache."""
+"""The attributes in which attention modules store the index of their layer in a key-value cache."""
 _changes = threading.Lock()
 """The lock for attaching and removing edits."""
 
@@ -37,11 +40,11 @@ class AttentionEdits:
     """
 
     def __init__(self, base: Module) -> None:
-        """Start without edits of the base model `base`."""
+        """Create an empty list of edits for the base model `base`."""
         self.base = ref(base)
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
-        """The identifier of the thread with active contexts."""
+        """The identifier of the thread that applied the active edits."""
         self._calls = threading.local()
         self._attached = ExitStack()
 
@@ -49,8 +52,9 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active edits; the context `preparation` remains active until the last edit ends.
+        """Apply `edit` after the active edits, until `end(edit)`.
 
+        The context `preparation` is entered before, and exited when the last edit of the network ends.
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
         if self.base() is not network.base_model:
@@ -65,15 +69,15 @@ class AttentionEdits:
         try:
             self._attached.enter_context(preparation)
         except InputError:
-            if not self.edits:
+            if not self.edits:  # the network was attached for this edit only
                 self._attached.close()
             raise
         self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`; after the last one, restore the network."""
-        places = [place for place, active in enumerate(self.edits) if active is edit]
-        last = places[-1]  # the same edit can be active in several nested contexts
+        indices = [index for index, active in enumerate(self.edits) if active is edit]
+        last = indices[-1]  # the same edit can be active in several nested contexts, of which the innermost ends
         self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
         if not self.edits:
             self._attached.close()
@@ -98,21 +102,28 @@ class AttentionEdits:
         return layer
 
     def _attach(self, network: PreTrainedModel) -> None:
-        """Attach an editor to every attention module and redirect the modules' attention to it."""
+        """Attach an editor to every attention module, and redirect the modules' attention computation to the editors.
+
+        `self._attached` collects the callbacks that restore the network.
+        """
         base: Any = network.base_model
         with ExitStack() as stack:
-            first = 1
+            first = 1  # layers are numbered from 1, continuing from the encoder to the decoder
             for layers in stack_layers(base):
                 self._attach_to_stack(layers, first, stack)
                 first += layers.count
             stack.enter_context(implementations(network, implementation_of(base.config)))
             if implementation_of(base.config) == EAGER:
+                # These modules compute attention themselves, without calling an attention function.
                 dispatch_products(attention_modules(base), stack)
             self._check_calls(network, stack)
-            self._attached = stack.pop_all()
+            self._attached = stack.pop_all()  # keeps the callbacks beyond this context
 
     def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
-        """Attach the editors of one stack; `first` is the index of its first layer."""
+        """Attach an editor to each attention module of one stack of layers.
+
+        `first` is the index of the stack's first layer; `hooks` receives the callbacks that remove the editors.
+        """
         if layers.are_shared:
             self._count_calls(layers, first, hooks)
         for index, layer in enumerate(layers.modules):
@@ -121,24 +132,25 @@ class AttentionEdits:
             setattr(attention, EDITOR, LayerEditor(self, number))
             hooks.callback(attention.__dict__.pop, EDITOR, None)
             hooks.enter_context(attention.register_forward_pre_hook(self._note_cache, with_kwargs=True))
+            # Without an editor, cross-attention would return no weights, unless the family has its own attention code.
             if layers.stack.cross_attention and not layers.stack.own_attention:
                 cross_attention = layer.get_submodule(layers.stack.cross_attention)
                 setattr(cross_attention, EDITOR, UneditedAttention(self))
                 hooks.callback(cross_attention.__dict__.pop, EDITOR, None)
 
     def _check_calls(self, network: PreTrainedModel, hooks: ExitStack) -> None:
-        """Raise `InputError` in forward passes that would bypass the edits or return unedited weights."""
+        """Register hooks that raise `InputError` if a call would bypass the edits or return unedited weights."""
         expected = implementation_of(network.base_model.config)
 
         def check_call(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
-            """Forward pre-hook of a model with a configuration."""
+            """Check one call of a model with a configuration (forward pre-hook)."""
             config = module.config
             if not self.is_active():
                 return
             if config._attn_implementation != expected:
                 problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
                 raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
-            if expected != EAGER:
+            if expected != EAGER:  # only eager attention returns the weights from before the edit
                 return
             wants_weights = options.get("output_attentions")
             if wants_weights is None:
@@ -152,13 +164,17 @@ class AttentionEdits:
                 hooks.enter_context(module.register_forward_pre_hook(check_call, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
-        """Count the calls of shared layers in each forward pass of their stack, separately for each thread."""
+        """Register hooks that count the calls of shared layers, separately for each thread.
+
+        Counting restarts in each forward pass of the stack; the index of the first call is `first`.
+        """
 
         def begin_stack(*_: Any) -> None:
-            self._calls.layer = first - 1
+            self._calls.layer = first - 1  # incremented by the first call of a layer
 
         def begin_layer(*_: Any) -> None:
-            if self._calls.__dict__.get("layer") is not None:
+            is_inside_stack = self._calls.__dict__.get("layer") is not None
+            if is_inside_stack:
                 self._calls.layer += 1
 
         def end_stack(*_: Any) -> None:
@@ -170,18 +186,27 @@ class AttentionEdits:
             hooks.enter_context(layer.register_forward_pre_hook(begin_layer))
 
     def _note_cache(self, _module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Store the key-value cache passed to a module (forward pre-hook)."""
+        """Store the key-value cache passed to an attention module, or None (forward pre-hook)."""
         values = [*arguments, *options.values()]
-        self._calls.cache = next((value for value in values if isinstance(value, Cache)), None)
+        self._calls.cache = None
+        for value in values:
+            if isinstance(value, Cache):
+                self._calls.cache = value
+                return
 
     def _find_first_query(self, module: Module, weights: Tensor) -> int | None:
-        """Return the position of the first query among the keys; None if a cache does not have one key per token."""
+        """Return the position of the first query among the keys of `weights` `[..., queries, keys]`.
+
+        Without a key-value cache, queries and keys belong to the same tokens, and the position is 0. With a cache, the
+        queries belong to the last tokens. Return None if the cache does not have exactly one key per token.
+        """
         queries, keys = weights.shape[-2:]
         cache = self._calls.__dict__.get("cache")
         if cache is None:
             return 0
-        indices = [vars(module)[name] for name in LAYER_INDICES if name in vars(module)]
-        layer_index = indices[0] if indices else 0
+        attributes = vars(module)
+        indices = [attributes[name] for name in LAYER_INDICES if name in attributes]
+        layer_index = indices[0] if indices else 0  # index within the cache
         tokens = int(cache.get_seq_length(layer_index))
         return keys - queries if tokens == keys else None
 
@@ -206,7 +231,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """An editor that leaves cross-attention unchanged, but makes its module return weights like edited modules."""
+    """An editor that leaves cross-attention unchanged; with it, the module returns weights, as edited modules do."""
 
     edits: AttentionEdits
 
@@ -240,7 +265,7 @@ def is_edited(network: PreTrainedModel) -> bool:
 
 
 def _get_edits(network: PreTrainedModel) -> AttentionEdits:
-    """Return the edits attached to a network, or a new object."""
+    """Return the `AttentionEdits` that are active in a network, or a new object without edits."""
     for module in network.modules():
         editor = active_editor(module)
         if isinstance(editor, LayerEditor):

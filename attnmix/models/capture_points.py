@@ -1,4 +1,4 @@
-"""Hooks that record a model's features by layer and capture point, based on the family table.
+"""Hooks that record a model's features by layer and capture point, based on the table of model families.
 
 Each call of a layer module counts as a layer, including repeated calls of shared modules.
 """
@@ -51,7 +51,10 @@ class LayerCall:
 
 
 class Recording(dict[Site, Tensor]):
-    """The features `[batch, tokens, width]` of a forward pass by layer and capture point, and the current layer."""
+    """The features `[batch, tokens, width]` of a forward pass by layer and capture point.
+
+    During the forward pass, the attributes `layer` and `paused` are its state.
+    """
 
     layer: LayerCall | None = None
     """The current layer; None before the first one."""
@@ -77,7 +80,8 @@ def recording(
     features = Recording()
     with ExitStack() as hooks:
         hooks.enter_context(base.register_forward_pre_hook(lambda *_: features.clear()))
-        _Recorder(points, features, taken or features.__setitem__, hooks).attach(base)
+        receive = taken or features.__setitem__
+        _Recorder(points, features, receive, hooks).attach(base)
         yield features
 
 
@@ -101,7 +105,7 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
-    """Return the vector width of each site of `points` in this model, in forward order."""
+    """Return the width of the vectors at each site in forward order; a site is a layer with one of the `points`."""
     ids = torch.ones(1, 1, dtype=torch.long, device=base.device)
     with torch.inference_mode(), recording(base, points) as features:
         base(ids)
@@ -114,11 +118,11 @@ class _Recorder:
 
     points: Collection[str]
     recorded: Recording
-    taken: Callable[[Site, Tensor], None]
+    receive: Callable[[Site, Tensor], None]  # called with each recorded feature
     hooks: ExitStack  # closing it removes the registered hooks
 
     def attach(self, base: PreTrainedModel) -> None:
-        """Register the hooks."""
+        """Register the hooks of all capture points in `points` on the modules of a base model."""
         family = family_of(base.config)
 
         def begin_pass(*_: Any) -> None:
@@ -127,22 +131,22 @@ class _Recorder:
         self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))
         self._record_point(base.get_submodule(family.word_embedding), "word_embedding", "output")
         for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
-            for path in stack.embedding[:1]:
-                self._record_point(base.get_submodule(path), point, "input")
+            if stack.embedding:  # the first of these modules receives the sum of the embeddings
+                self._record_point(base.get_submodule(stack.embedding[0]), point, "input")
         for stack, module in layer_modules(base):
             self._record_layer(module, stack)
 
     def _record_layer(self, layer: Module, stack: Stack) -> None:
-        """Register hooks for the calls of a layer and its attention modules, and for the layer's capture points."""
+        """Register hooks that record a layer's capture points, and the calls of the layer and its attention modules."""
 
         def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            """Forward pre-hook of the layer."""
+            """Record the call of the layer (forward pre-hook)."""
             if not self.recorded.paused:
                 call = _create_call(layer, arguments, options)
                 self._begin_layer(stack, call)
 
         def record_attention(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            """Forward pre-hook of an attention module."""
+            """Record the call of an attention module, `attention` or `cross_attention` (forward pre-hook)."""
             current = self.recorded.layer
             if current and not self.recorded.paused:
                 current.attending[name] = _create_call(module, arguments, options)
@@ -159,7 +163,10 @@ class _Recorder:
             self._record_point(module, point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
-        """Count the layer; in the first layer of a stack, also record the input of the stack."""
+        """Set the current layer; in the first layer of a stack, also record the layer's input as input of the stack.
+
+        `call` is the call of the layer. Layers are numbered from 1, across the encoder and the decoder.
+        """
         before = self.recorded.layer
         number = before.number if before else 0
         self.recorded.layer = LayerCall(number + 1, stack, call, {})
@@ -169,7 +176,7 @@ class _Recorder:
         elif before.stack is not stack:
             site = Site(number, DECODER_INPUT)
         if site is not None and site.point in self.points:
-            self.taken(site, call.hidden)
+            self.receive(site, call.hidden)
 
     def _record_point(self, module: Module, point: str, side: Literal["input", "output"]) -> None:
         """Register a hook that records the input or output of `module`, if `point` is selected."""
@@ -195,14 +202,17 @@ class _Recorder:
         layer = self.recorded.layer
         if layer is not None:
             number = layer.number
-            # OPT's feed-forward network merges the batch and token dimensions.
+            # OPT's feed-forward network merges the batch and token dimensions; separate them again.
             texts_and_tokens = layer.whole.hidden.shape[:-1]
             feature = feature.view(*texts_and_tokens, feature.shape[-1])
-        self.taken(Site(number, point), feature)
+        self.receive(Site(number, point), feature)
 
 
 def _create_call(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> ModuleCall:
-    """Return a repeatable call; hidden states are the first argument, or the keyword `hidden_states`."""
+    """Return the call of a module with these positional and keyword arguments, as a repeatable `ModuleCall`.
+
+    The hidden states are the first positional argument, or the keyword argument `hidden_states`.
+    """
     others = dict(options)
     hidden = arguments[0] if arguments else others.pop("hidden_states")
     return ModuleCall(module, hidden, arguments[1:], others)

@@ -1,4 +1,4 @@
-"""Reading of a checkpoint's configuration and tokenizer, without importing model code."""
+"""Loading and checking of a checkpoint's configuration and tokenizer, without importing model code."""
 
 import re
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "chunk_size_feed_forward": 0,
     "gradient_checkpointing": False,
 }
-"""Configuration keys for optional outputs and chunked computation, with the values that the measures require; none of
-them changes results."""
+"""Configuration keys for optional outputs and chunked computation, with the values that the measures require. These
+values do not change results."""
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """Return the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
 
-    Raise `InputError` for a missing file, for which transformers would query the hub.
+    Raise `InputError` if the file is missing; transformers would query the hub.
     """
     require_output(folder / "config.json", _name_stage(folder))
     try:
@@ -86,9 +86,9 @@ def padding_token(name: str, tokenizer: Any) -> str:
 
     Some classifiers read the last token that is not padding, so the padding token must not end a text.
     """
-    ends = tokenizer("a")["input_ids"][-1:]
+    last_ids = tokenizer("a")["input_ids"][-1:]  # the token at the end of a text
     for token in (tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token):
-        if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
+        if token is not None and tokenizer.convert_tokens_to_ids(token) not in last_ids:
             return str(token)
     raise InputError(
         f"{name}: its tokenizer has no special token for padding; define a pad token that does not end texts"
@@ -96,31 +96,36 @@ def padding_token(name: str, tokenizer: Any) -> str:
 
 
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Split names of special tokens within a text if they are also regular vocabulary entries.
+    """Change the tokenizer so that names of special tokens within a text are not encoded as special tokens.
 
-    `split_special_tokens` only disables the search for special tokens. The vocabulary of unigram models contains these
-    names, and "</s>" within a text would become the end token. A split after the name's first character prevents this.
+    `split_special_tokens` only disables the search for special tokens. The vocabulary of unigram models also contains
+    their names, so "</s>" within a text would become the end token. A split after the first character prevents this.
     """
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
-    pieces = []  # names that are tokenized as the special token itself
+    split_names = []  # names that are encoded as the special token itself
     for (name, number), encoding in zip(special.items(), encodings, strict=True):
-        tokens = zip(encoding.ids, encoding.offsets, strict=True)
-        if (number, (0, len(name))) in tokens:
-            pieces.append(name)
-    if pieces:
+        whole_name = (0, len(name))
+        tokens = list(zip(encoding.ids, encoding.offsets, strict=True))
+        if (number, whole_name) in tokens:
+            split_names.append(name)
+    if split_names:
         backend = tokenizer.backend_tokenizer
         # Each pattern matches the first character of a name, if the rest of the name follows.
-        patterns = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in pieces]
+        patterns = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in split_names]
         split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([step for step in (backend.pre_tokenizer, split) if step])
+        steps = [step for step in (backend.pre_tokenizer, split) if step]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the maximum number of tokens, including special tokens; None if there is no limit."""
+    """Return the maximum number of tokens per text, including special tokens; None if there is no limit."""
     positions: int | None = getattr(config, "max_position_embeddings", None)
-    offset = int(config.pad_token_id) + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
-    return positions and positions - offset
+    if not positions:
+        return None
+    if config.model_type in POSITIONS_AFTER_PADDING:
+        return positions - (int(config.pad_token_id) + 1)
+    return positions
 
 
 def check_max_length(key: str, max_length: int, folder: Path) -> None:

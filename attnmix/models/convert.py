@@ -28,15 +28,13 @@ STATE_KEYS = ("state_dict", "model_state_dict", "model")
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
-    """Write the checkpoint `folder`; raise `InputError` unless `file` is a classifier that matches `like`."""
+    """Write the classifier in `file` to the new model folder `folder`.
+
+    `like` is the hub identifier or the folder of a model of the same architecture; `classes` are the class names in
+    the order of their indices. Raise `InputError` unless `file` contains a classifier that matches `like`.
+    """
     check_new_folder("--to", folder)
-    try:
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-        state = _find_state_dict(loaded)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        problem = str(error) if type(error) is ValueError else type(error).__name__
-        allowed = "a state dict of tensors, or a checkpoint of plain values that contains one"
-        raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
+    state = _load_state_dict(file)
     labels = class_labels(dict(enumerate(classes)))
     try:
         config = AutoConfig.from_pretrained(like, **labels, trust_remote_code=False)
@@ -54,35 +52,55 @@ def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
     model.save_pretrained(folder)
 
 
+def _load_state_dict(file: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors in `file` by name; raise `InputError` if the file contains no usable state dict."""
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        return _find_state_dict(loaded)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        problem = str(error) if type(error) is ValueError else type(error).__name__
+        allowed = "a state dict of tensors, or a checkpoint of plain values that contains one"
+        raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
+
+
 def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state dict, renamed to match `model`."""
+    """Return the tensors of a state dict, renamed to match the transformers classifier `model`.
+
+    In the state dict, the base model can have any prefix, and the classification head can be a Linear of any name.
+    """
     body = f"{model.base_model_prefix}."
     body_names = [name for name in model.state_dict() if name.startswith(body)]
-    first = body_names[0].removeprefix(body)
-    encoders = [name.removesuffix(first) for name in state if name.endswith(first)]
+    first_name = body_names[0].removeprefix(body)
+    # The prefix of the base model in the state dict, such as "module.bert.".
+    encoders = [name.removesuffix(first_name) for name in state if name.endswith(first_name)]
     encoder = encoders[0] if encoders else body
-    prefixes = {
+    new_prefixes = {
         "": "",
         encoder.removesuffix(body): "",  # for example the prefix of DataParallel
         encoder: body,
     }
+    # A single module outside the base model is the last Linear of the classification head.
     heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(heads) == 1:
         linear, _ = last_linear(model)
-        prefixes[f"{heads.pop()}."] = f"{linear}."
+        new_prefixes[f"{heads.pop()}."] = f"{linear}."
     renamed = {}
     for name, tensor in state.items():
-        longest = max(filter(name.startswith, prefixes), key=len)
-        new_name = prefixes[longest] + name.removeprefix(longest)
+        longest = max(filter(name.startswith, new_prefixes), key=len)
+        new_name = new_prefixes[longest] + name.removeprefix(longest)
         renamed[new_name] = tensor
     return renamed
 
 
 def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors by name, without buffers, of a state dict or of a state dict nested in a dictionary."""
+    """Return the tensors of a state dict by name, without buffers.
+
+    `loaded` is a state dict, or a dictionary with a state dict under one of `STATE_KEYS`, or with only one state dict.
+    Otherwise, raise `ValueError`.
+    """
     states = {}
     if isinstance(loaded, Mapping):
-        candidates = {"": loaded, **loaded}
+        candidates = {"": loaded, **loaded}  # the empty key is for a state dict that is not nested
         states = {key: value for key, value in candidates.items() if _contains_tensors(value)}
     usual_keys = [key for key in ("", *STATE_KEYS) if key in states]
     other_keys = list(states)

@@ -22,12 +22,15 @@ SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE a
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 MAX_UNKNOWN_SHARE = 0.5
-"""Maximum share of unknown words; beyond it, most vectors belong to the unknown token."""
+"""Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
 PASS_COST_TOKENS = 128  # duration of an additional forward pass, in units of the time per token
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
-    """Return unpadded token IDs with special tokens, truncated to `max_length` (in pairs, the longer text first)."""
+    """Return the token IDs of each text or pair, with special tokens and without padding, truncated to `max_length`.
+
+    Pairs are truncated at the end of the longer text.
+    """
     first, second = _split_pairs(texts)
     encoding = tokenizer(first, second, truncation=True, max_length=max_length)
     ids: list[list[int]] = encoding["input_ids"]
@@ -35,7 +38,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length
 
 
 def _split_pairs(texts: Sequence[Text]) -> tuple[list[str], list[str] | None]:
-    """Return the first and second texts of pairs, or the texts and None; either all texts or none must be pairs."""
+    """Return the first and the second texts of pairs; for single texts, return the texts and None.
+
+    Single texts and pairs cannot be mixed.
+    """
     if not any(isinstance(text, tuple) for text in texts):
         return list(map(str, texts)), None
     first, second = zip(*texts, strict=True)
@@ -58,7 +64,7 @@ def tokenize_texts(
 ) -> list[TokenizedText]:
     """Return the tokens of each named text or pair, truncated to `max_length` if it is set.
 
-    Offsets in a pair refer to the joined text, `whole_text`; word indices continue in the second text.
+    In a pair, offsets refer to the joined text (`whole_text`), and word indices continue in the second text.
     """
     texts = list(texts)
     first, second = _split_pairs(texts)
@@ -68,18 +74,22 @@ def tokenize_texts(
     tokenized = []
     for name, text, encoding in zip(names, texts, encodings, strict=True):
         table = token_table(tokenizer, name, text, encoding, pairs=isinstance(text, tuple))
-        if isinstance(text, str):
-            truncated = sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
-        else:
-            truncated = len(tokenizer(*text)["input_ids"]) - len(table)
         counts = {
             "tokens": len(table),
-            "whole_tokens": len(table) + truncated,
+            "whole_tokens": len(table) + _count_truncated(tokenizer, text, encoding),
             "unknown_tokens": count_unknown(tokenizer, encoding.ids),
         }
         types = encoding.type_ids if has_types else [0] * len(table)
         tokenized.append(TokenizedText(table, counts, types))
     return tokenized
+
+
+def _count_truncated(tokenizer: PreTrainedTokenizerFast, text: Text, encoding: Any) -> int:
+    """Return the number of tokens of a text or pair that are not in its `encoding` because of truncation."""
+    if isinstance(text, str):
+        return sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
+    # The overflowing parts of a pair repeat tokens, so the pair is encoded again without truncation.
+    return len(tokenizer(*text)["input_ids"]) - len(encoding.ids)
 
 
 def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int:
@@ -90,27 +100,28 @@ def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int
 
 
 def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
-    """Return the table of a text's tokens from its `encoding` (IDs, segments and offsets).
+    """Return a table with a row for each token of a text, from its `encoding` (IDs, segments and offsets).
 
-    With `pairs`, the table includes the segment column, also for a single text among pairs.
+    If `pairs` is True, the table includes the segment column, even for single texts among the pairs.
     """
     is_special = np.array(encoding.special_tokens_mask, bool)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
     start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
     if isinstance(text, tuple):
+        # Convert the offsets of the second text to offsets in the joined text.
         second_start = len(text[0]) + len(PAIR_SEPARATOR)
         shift = (segments == 1) * second_start
         start = start + shift
         end = end + shift
     offsets = list(zip(start.tolist(), end.tolist(), strict=True))
     whole = whole_text(text)
-    words, labels = _label_tokens(tokenizer, whole, encoding, offsets)
+    words = _find_words(whole, encoding.special_tokens_mask, offsets)
     columns = {
         "document": name,
         "position": np.arange(len(words), dtype=np.int32),
         "token_id": np.array(encoding.ids, np.int32),
         "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-        "label": labels,
+        "label": _label_tokens(tokenizer, whole, encoding, offsets),
         "start": np.where(is_special, -1, start),
         "end": np.where(is_special, -1, end),
         "word": words,
@@ -121,51 +132,62 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
     return pd.DataFrame(columns)
 
 
+def _find_words(text: str, special_tokens_mask: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the word index of each token, from 0; -1 for special tokens.
+
+    A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
+    used, because words of some tokenizers span a whole text.
+    """
+    words = []
+    number = -1  # index of the current word
+    previous_end = 0  # end of the previous token
+    for is_special, (start, end) in zip(special_tokens_mask, offsets, strict=True):
+        if is_special:
+            words.append(-1)
+            continue
+        # A new word begins if there is a space or punctuation between the previous token and this token or in the
+        # first character of this token, or punctuation in the last character of the previous token.
+        last_character = text[max(previous_end - 1, 0) : previous_end].strip(" ")
+        seam = last_character + text[previous_end : start + 1]
+        is_separated = any(character.isspace() or _is_punctuation(character) for character in seam)
+        if number < 0 or is_separated:
+            number += 1
+        words.append(number)
+        previous_end = end
+    return words
+
+
 def _label_tokens(
     tokenizer: PreTrainedTokenizerFast,
     text: str,
     encoding: Any,
     offsets: Sequence[tuple[int, int]],
-) -> tuple[list[int], list[str]]:
-    """Return each token's word index (from 0; -1 for special tokens) and readable label.
-
-    A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
-    used, because words of some tokenizers span a whole text.
+) -> list[str]:
+    """Return a readable label for each token.
 
     A label is the token's part of the text, with `SPACE` for leading spaces. WordPiece tokens (`##ing`), special and
     unknown tokens keep their names. If byte-level BPE splits a character, its first token is labelled with the
-    character, and the others with `SAME_CHARACTER`.
+    character, and its other tokens with `SAME_CHARACTER`.
     """
-    names = tokenizer.convert_ids_to_tokens(encoding.ids)
+    labels = list(tokenizer.convert_ids_to_tokens(encoding.ids))
+    if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
+        return labels
     special_tokens_mask = encoding.special_tokens_mask  # each access copies the mask
     unknown_name = tokenizer.unk_token
-    is_word_piece = isinstance(tokenizer.backend_tokenizer.model, WordPiece)
-    words = [-1] * len(names)
-    labels = list(names)
-    number = -1  # index of the current word
-    word_end = 0
-    label_end = 0
-    for i, (name, (start, end)) in enumerate(zip(names, offsets, strict=True)):
-        if special_tokens_mask[i]:
+    labelled_end = 0  # end of the text that is already part of a label
+    for i, (start, end) in enumerate(offsets):
+        name = labels[i]
+        if special_tokens_mask[i] or name == unknown_name:
             continue
-        # A new word begins if there is a space or punctuation from the end of the last token to this token's start.
-        last_character = text[max(word_end - 1, 0) : word_end].strip(" ")
-        seam = last_character + text[word_end : start + 1]
-        is_parted = any(character.isspace() or _is_punctuation(character) for character in seam)
-        if number < 0 or is_parted:
-            number += 1
-        words[i] = number
-        word_end = end
-        if is_word_piece or name == unknown_name:
-            continue
-        if not name.strip(WHITESPACE):
+        is_whitespace = not name.strip(WHITESPACE)
+        if is_whitespace:
             labels[i] = name.translate(WHITESPACE_MARKS)
             continue
         leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
-        piece = text[max(start, label_end) : end].lstrip(" ") or SAME_CHARACTER
+        piece = text[max(start, labelled_end) : end].lstrip(" ") or SAME_CHARACTER
         labels[i] = SPACE * leading_spaces + piece.translate(WHITESPACE_MARKS)
-        label_end = end
-    return words, labels
+        labelled_end = end
+    return labels
 
 
 def _classify_tokens(
@@ -175,15 +197,19 @@ def _classify_tokens(
     offsets: Sequence[tuple[int, int]],
     words: Sequence[int],
 ) -> list[str]:
-    """Return the class of each token, one of `TOKEN_CLASSES`; spaces without a following word are `punctuation`."""
-    pieces_of_word = Counter(words)
+    """Return the class of each token: `cls`, `sep`, `punctuation`, `word`, or `subword` for a part of a word.
+
+    Spaces that do not belong to a word are `punctuation`. `words` contains the word index of each token, or -1.
+    """
+    tokens_per_word = Counter(words)
     start_id = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     end_id = tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
     classes = []
     for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, offsets, strict=True)):
         is_special = word < 0
+        # Some tokenizers have a single special token for the start and the end of texts.
         is_start = token == start_id and (position == 0 or start_id != end_id)
-        is_single_token = pieces_of_word[word] == 1
+        is_single_token = tokens_per_word[word] == 1
         piece = text[start:end].strip()
         is_punctuation = all(map(_is_punctuation, piece)) and (piece or is_single_token)
         if is_special:
@@ -204,23 +230,23 @@ def _is_punctuation(character: str) -> bool:
 
 
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
-    """Raise `InputError`, prefixed with `key`, if the vocabulary lacks most words of the texts.
+    """Raise `InputError`, prefixed with `key`, if most words of the texts are unknown to the model `name`.
 
-    Each occurrence of a word counts as the share of its characters that no known token covers.
+    A word counts with the share of its characters that are not covered by known tokens, for each occurrence.
     """
-    words: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for text in texts:
-        words.update(re.findall(r"\w+", text))
-    if not words:
+        occurrences.update(re.findall(r"\w+", text))
+    if not occurrences:
         return
-    encodings = tokenizer(list(words), add_special_tokens=False).encodings or []
-    unknown_shares: dict[str, float] = {}
-    for word, encoding in zip(words, encodings, strict=True):
+    encodings = tokenizer(list(occurrences), add_special_tokens=False).encodings or []
+    unknown_shares: dict[str, float] = {}  # of words that are at least partly unknown
+    for word, encoding in zip(occurrences, encodings, strict=True):
         known = _count_known_characters(encoding, tokenizer.unk_token_id)
         if known < len(word):
             unknown_shares[word] = 1 - known / len(word)
-    unknown_words = sum(words[word] * share for word, share in unknown_shares.items())
-    share = unknown_words / words.total()
+    unknown_words = sum(occurrences[word] * share for word, share in unknown_shares.items())
+    share = unknown_words / occurrences.total()
     noun = "text" if len(texts) == 1 else "texts"
     extent = f"{100 * share:.1f} % of the words of {len(texts)} {noun}"
     if share > MAX_UNKNOWN_SHARE:
@@ -243,25 +269,27 @@ def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
 
 
 def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int = PASS_COST_TOKENS) -> list[list[int]]:
-    """Return indices of texts grouped by length into batches of at most `batch_tokens` tokens including padding.
+    """Return batches of texts with similar lengths, as lists of text indices.
 
-    A longer text forms a batch by itself. Among all partitions of the texts sorted by length, the result minimises the
-    number of tokens including padding, plus `pass_cost` per batch.
+    A batch has at most `batch_tokens` tokens including padding, or a single longer text. Among all partitions of the
+    texts sorted by length, the result minimises the number of tokens including padding, plus `pass_cost` per batch.
     """
     order = np.argsort(lengths, kind="stable")
     ordered = np.asarray(lengths)[order]
     texts = len(ordered)
-    lowest_costs = np.zeros(texts + 1)  # of the first n texts, for each n
+    # Dynamic programming: for each n, the lowest cost of the first n texts, and the start of their last batch.
+    lowest_costs = np.zeros(texts + 1)
     last_batch_starts = np.zeros(texts + 1, dtype=int)
     for end in range(1, texts + 1):
-        # Costs of the first `end` texts without the last `pass_cost`, for each start of the last batch from `first` on.
         longest = int(ordered[end - 1])
         max_texts = max(1, batch_tokens // longest)
         first = max(0, end - max_texts)
+        # The cost for each start of the last batch, from `first` to `end - 1`, without the `pass_cost` of this batch.
         batch_sizes = np.arange(end - first, 0, -1)
         costs = lowest_costs[first:end] + longest * batch_sizes
         last_batch_starts[end] = first + int(costs.argmin())
         lowest_costs[end] = costs.min() + pass_cost
+    # Read off the batches of the best partition, from the last to the first.
     batches = []
     end = texts
     while end:

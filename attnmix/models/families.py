@@ -1,8 +1,8 @@
-"""The table of model families (`families.yaml`): the modules that contribute to the residual stream, by role."""
+"""The table of model families (`families.yaml`) with the modules that contribute to the residual stream, by role."""
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,13 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import PREACTIVATION, ROLLOUT
 
 PROJECTED = "projected"
-"""The output of W_O if a norm follows it; recorded, although it is not a capture point."""
+"""The name of W_O's output if a norm follows W_O; this output is recorded, although it is not a capture point."""
 HEADS = "heads"
-"""The stored inputs of single heads, for recomputing attention weights."""
+"""The name of the stored arrays of single attention heads, from which attention weights are recomputed."""
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
-"""The table entries by model type."""
+"""The table's entries by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
+"""The reasons why other model types are not supported."""
 
 NOT_HONOURED = {
     "quantization_config": "quantized weights are not supported; use weights in float32, float16 or bfloat16",
@@ -54,8 +55,12 @@ class Stack:
     gated: Sequence[str] = ()
 
     def places(self) -> dict[str, tuple[str, Literal["input", "output"]]]:
-        """Return the module path and the side (input or output) of each capture point of a layer."""
+        """Return, for each capture point of a layer, the path of a module and whether the point is its input or output.
+
+        The empty path is the layer itself. Capture points that the layer lacks are omitted.
+        """
         norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
+        # The input of the first of these modules is the vector after the skip connection of attention.
         after_skip = next(filter(None, norms), self.feed_forward[0])
         projected = self.output if self.attention_output_norm else None
         residual = None if self.parallel else after_skip
@@ -81,7 +86,7 @@ class Stack:
         return [path for path in paths if path]
 
     def parts(self) -> list[str]:
-        """Return the field names of a layer's norms, and `parallel` for parallel sublayers."""
+        """Return the names of the fields for norms that a layer has, and `parallel` if its sublayers are parallel."""
         names = []
         for name, value in vars(self).items():
             if value and (_is_layer_norm(name) or name == "parallel"):
@@ -90,7 +95,7 @@ class Stack:
 
     @property
     def network(self) -> Sequence[str]:
-        """The `feed_forward_network` if it follows attention sequentially; empty if it is parallel to attention."""
+        """The `feed_forward_network` if its input includes attention's output; empty if it is parallel to attention."""
         if self.parallel:
             return ()
         return self.feed_forward_network
@@ -105,7 +110,7 @@ class Stack:
         return ()
 
     def is_layer(self, path: str) -> bool:
-        """Return True for the module path of a layer."""
+        """Return True if `path` is the module path of a layer; in the path `layers`, * stands for the layer's index."""
         pattern = re.escape(self.layers).replace(r"\*", r"\d+")
         return re.fullmatch(pattern, path) is not None
 
@@ -137,7 +142,10 @@ class Family:
             )
 
     def absent(self) -> dict[str, str]:
-        """Return the reason for each capture point, ratio, matrix or `HEADS` that this family does not have."""
+        """Return the names of capture points, ratios and matrices that this family lacks, and why they are missing.
+
+        `HEADS` is included if queries and keys cannot be recorded.
+        """
         stack = self.stacks[0]
         reasons: dict[str, str] = {}
         if stack.own_attention:
@@ -160,7 +168,7 @@ class Family:
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Return the available `names`; a rollout is available if its matrix is."""
+        """Return those of the `names` that this family has; a rollout is available if its matrix is available."""
         absent = self.absent()
         return [name for name in names if name.removesuffix(ROLLOUT) not in absent]
 
@@ -173,30 +181,48 @@ def family_of(config: Any) -> Family:
         allowed = f"allowed: {', '.join(FAMILIES)} (attnmix/models/families.yaml)"
         raise InputError(f"model.name: the model family {model_type!r} is not supported{reason}; {allowed}")
     entry = dict(FAMILIES[model_type])
-    for key, needed in entry.pop("requires", {}).items():
+    _check_required_values(model_type, entry.pop("requires", {}), config)
+    word_embedding = entry.pop("word_embedding")
+    half_precision = entry.pop("half_precision", True)
+    return Family(model_type, word_embedding, _create_stacks(entry, config), half_precision)
+
+
+def _check_required_values(model_type: str, required: Mapping[str, Any], config: Any) -> None:
+    """Raise `InputError` if the configuration has a different value for one of the `required` keys."""
+    for key, needed in required.items():
         value = getattr(config, key, None)
         if value not in (needed, None):
             allowed = f"only models with {key}: {needed} are supported (attnmix/models/families.yaml)"
             raise InputError(f"model.name: in the model family {model_type}, {allowed}, but this one has {value}")
-    word_embedding, decoder = entry.pop("word_embedding"), entry.pop("decoder", None)
-    half_precision = entry.pop("half_precision", True)
-    gated = getattr(config, entry.pop("gated_where", ""), True)
-    parallel = bool(getattr(config, entry.pop("parallel", ""), False))
-    entries = [entry, entry | decoder] if decoder else [entry]
+
+
+def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
+    """Return the stacks of a table entry: a single stack, or encoder and decoder.
+
+    The configuration determines whether feed-forward networks are gated, and whether sublayers are parallel.
+    """
+    decoder_changes = entry.pop("decoder", None)
+    gated_key = entry.pop("gated_where", "")
+    is_gated = getattr(config, gated_key, True)
+    parallel_key = entry.pop("parallel", "")
+    is_parallel = bool(getattr(config, parallel_key, False))
+    entries = [entry]
+    if decoder_changes:
+        entries.append(entry | decoder_changes)
     for stack_entry in entries:
-        if gated and "gated" in stack_entry:
+        if is_gated and "gated" in stack_entry:
             network, _, _ = stack_entry["gated"][0].rpartition(".")  # the module that contains the first Linear
             stack_entry["feed_forward"] = [network]
         else:
             stack_entry.pop("gated", None)
-    stacks = tuple(Stack(**stack_entry, parallel=parallel) for stack_entry in entries)
-    return Family(model_type, word_embedding, stacks, half_precision)
+    return tuple(Stack(**stack_entry, parallel=is_parallel) for stack_entry in entries)
 
 
 def check_config(config: Any, name: str) -> None:
     """Raise `InputError` for an unsupported configuration of the model `name`.
 
-    Unknown families, keys of `NOT_HONOURED` and decoders without `decoder_start_token_id` are not supported.
+    Unsupported are unknown families, values for the keys of `NOT_HONOURED`, and encoder-decoder models without
+    `decoder_start_token_id`.
     """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
@@ -233,7 +259,7 @@ def stack_layers(base: Module) -> list[StackLayers]:
         count = len(layers)
         if hasattr(config, "num_hidden_groups"):  # ALBERT calls the layers of each group repeatedly
             count = config.num_hidden_layers * config.inner_group_num
-        # `encoder.layer.*` is called by `encoder`.
+        # The layers `encoder.layer.*` are called by the module `encoder`.
         list_path, _, _ = stack.layers.partition(".*")
         container, _, _ = list_path.rpartition(".")
         stacks.append(StackLayers(stack, base.get_submodule(container), layers, count))
@@ -290,10 +316,10 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
-    """Return the `names` that the model's family has, and log the reasons for the others.
+    """Return those of the `names` that the model's family has, and log why the others are missing.
 
-    Raise `InputError` for the parameter `key` if none of `names` remains. `needed` contains the names to suggest in
-    this error; if it is empty, no name is required.
+    If `needed` is not empty, raise `InputError` for the parameter `key` if none of the `names` remains; the error
+    suggests the names in `needed`.
     """
     absent = family.absent()
     present = family.present(names)

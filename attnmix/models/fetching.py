@@ -37,9 +37,11 @@ TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 CODE_KEY = "auto_map"
 """The key in `CONFIGURATION_FILES` for code of the repository, which transformers would offer to execute."""
 CONFIGURATION_FILES = ("config.json", "tokenizer_config.json")
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-"""The files of a peft adapter; the configuration refers to its base model."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The configuration file of a peft adapter, which contains the name of its base model."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE_KEY = "base_model_name_or_path"
+"""The key of `ADAPTER_CONFIG` for the base model."""
 DVC_CACHE = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
 """The end of a file path in DVC's cache; links to such files are permitted."""
 # Digests (sha256) of model.safetensors, for models whose weights are verified.
@@ -64,12 +66,12 @@ class Source(NamedTuple):
     @property
     def is_adapter(self) -> bool:
         """True for an adapter without a full model."""
-        return ADAPTER[0] in self.files and not self.has_model
+        return ADAPTER_CONFIG in self.files and not self.has_model
 
     @property
     def is_ambiguous(self) -> bool:
-        """True for an adapter's configuration in addition to a full model."""
-        return ADAPTER[0] in self.files and self.has_model
+        """True if the files include both a full model and an adapter's configuration."""
+        return ADAPTER_CONFIG in self.files and self.has_model
 
     @property
     def has_tokenizer(self) -> bool:
@@ -88,7 +90,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
         problem = f"{name} is not a hub model and has no revision {revision!r}"
         raise InputError(f"model.name: {problem}; leave the revision empty")
     if source.is_ambiguous:
-        problem = f"{name} contains a full model and an adapter ({ADAPTER[0]}), which transformers would apply"
+        problem = f"{name} contains a full model and an adapter ({ADAPTER_CONFIG}), which transformers would apply"
         allowed = "remove one of them, or merge the adapter into the model (peft: merge_and_unload)"
         raise InputError(f"model.name: {problem}; {allowed}")
     shutil.rmtree(output, ignore_errors=True)
@@ -108,7 +110,8 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
 def local_files(name: str) -> dict[str, Path]:
     """Return the files that `fetch_model` reads from a local folder `name`, by file name.
 
-    Files of an adapter's base model in a local folder are prefixed with the name of that folder.
+    The result is empty if the model is not in a local folder. If the folder contains an adapter, the files of a local
+    base model are included; their names are prefixed with the name of the base model's folder.
     """
     if not _is_folder(name):
         return {}
@@ -116,10 +119,10 @@ def local_files(name: str) -> dict[str, Path]:
     files = source.fetch(sorted(source.files))
     if not source.is_adapter:
         return files
-    adapter = _read_json(files[ADAPTER[0]])
-    base = adapter.get(BASE_KEY)
+    base = _read_json(files[ADAPTER_CONFIG]).get(BASE_KEY)
     if isinstance(base, str) and base != name:
-        files.update((f"{base}/{inside}", file) for inside, file in local_files(base).items())
+        for base_file, path in local_files(base).items():
+            files[f"{base}/{base_file}"] = path
     return files
 
 
@@ -130,18 +133,32 @@ def _is_folder(name: str) -> bool:
 
 def _find_source(name: str, revision: str | None) -> Source:
     """Return the location of a model in a package, a local folder or a hub repository."""
-    if name.startswith(PACKAGE_SCHEME) or _is_folder(name):
-        folder = _find_package_folder(name) if name.startswith(PACKAGE_SCHEME) else Path(name)
-        files = {file.name for pattern in CHECKPOINT_FILES for file in folder.glob(pattern)}
-        if not name.startswith(PACKAGE_SCHEME):  # installers may link package files to their caches
-            _check_links(name, folder, files)
-        return Source(files, lambda names: {file_name: folder / file_name for file_name in names}, None)
+    if name.startswith(PACKAGE_SCHEME):
+        # Links are not checked, because installers may link package files to their caches.
+        return _list_folder(_find_package_folder(name))
+    if _is_folder(name):
+        folder = Path(name)
+        source = _list_folder(folder)
+        _check_links(name, folder, source.files)
+        return source
     from attnmix.data.hub.repository import Repository  # slow import, not needed by `sources`
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]
     files = {path for path in paths if any(fnmatchcase(path, pattern) for pattern in CHECKPOINT_FILES)}
     return Source(files, repository.fetch, repository.commit)
+
+
+def _list_folder(folder: Path) -> Source:
+    """Return the model files in a folder of this machine as a `Source`."""
+
+    def locate_files(names: Iterable[str]) -> dict[str, Path]:
+        return {name: folder / name for name in names}
+
+    files: set[str] = set()
+    for pattern in CHECKPOINT_FILES:
+        files.update(file.name for file in folder.glob(pattern))
+    return Source(files, locate_files, commit=None)
 
 
 def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
@@ -161,75 +178,103 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
 
 
 def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
-    """Write a full model to the new folder `output`."""
+    """Write a full model to the new folder `output`. All other files are checked before the weights are fetched."""
     from attnmix.models.checkpoint import load_config, load_tokenizer  # slow import
     from attnmix.models.families import check_config
 
     _check_names(name, source, with_tokenizer)
     output.mkdir()
-    names = sorted(set(source.files) - set(ADAPTER))
+    names = sorted(set(source.files) - {ADAPTER_CONFIG, ADAPTER_WEIGHTS})
     files = source.fetch(file for file in names if not file.endswith(WEIGHTS))
     _check_code(name, files["config.json"])
     for file, path in files.items():
-        values = _read_json(path) if file in CONFIGURATION_FILES else {}
-        if CODE_KEY in values:
-            del values[CODE_KEY]
-            (output / file).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        else:
-            shutil.copyfile(path, output / file)
+        _copy_without_code(path, output / file)
     check_config(load_config(output), str(output))
     if with_tokenizer:
         load_tokenizer(output)
     weights = source.fetch(file for file in names if file.endswith(WEIGHTS))
     if name in DIGESTS:
-        with weights["model.safetensors"].open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if digest != DIGESTS[name]:
-            problem = f"the weights of {name} have sha256 {digest}, not {DIGESTS[name]}"
-            raise InputError(f"model.name: {problem}; reinstall the package")
+        _check_digest(name, weights["model.safetensors"])
     for file, path in weights.items():
         shutil.copyfile(path, output / file)
 
 
+def _copy_without_code(source: Path, target: Path) -> None:
+    """Copy a file of a checkpoint; configuration files are copied without the key `CODE_KEY`."""
+    values = _read_json(source) if target.name in CONFIGURATION_FILES else {}
+    if CODE_KEY not in values:
+        shutil.copyfile(source, target)
+        return
+    del values[CODE_KEY]
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    target.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _check_digest(name: str, weights: Path) -> None:
+    """Raise `InputError` if the weights of the model `name` do not have the digest in `DIGESTS`."""
+    with weights.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != DIGESTS[name]:
+        problem = f"the weights of {name} have sha256 {digest}, not {DIGESTS[name]}"
+        raise InputError(f"model.name: {problem}; reinstall the package")
+
+
 def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
-    """Write an adapter's base model, with the adapter merged into its weights, to the new folder `output`."""
+    """Write an adapter's base model, with the adapter merged into its weights, to the new folder `output`.
+
+    The tokenizer is that of the adapter or, if the adapter has none, that of the base model.
+    """
     from attnmix.models.adapters import check_adapter, merge_adapter  # slow import
 
-    if ADAPTER[1] not in source.files:
+    if ADAPTER_WEIGHTS not in source.files:
         raise InputError(
-            f"model.name: {name} has no {ADAPTER[1]}; other formats are not loaded, because they can execute code"
+            f"model.name: {name} has no {ADAPTER_WEIGHTS}; other formats are not loaded, because they can execute code"
         )
     files = source.fetch(sorted(source.files))
-    values = _read_json(files[ADAPTER[0]])
-    base, revision = values.get(BASE_KEY), values.get("revision")
+    values = _read_json(files[ADAPTER_CONFIG])
+    base = values.get(BASE_KEY)
     if not isinstance(base, str) or not base:
-        raise InputError(f"model.name: {name}: its {ADAPTER[0]} has no {BASE_KEY}; add it")
+        raise InputError(f"model.name: {name}: its {ADAPTER_CONFIG} has no {BASE_KEY}; add it")
     check_adapter(name, values)
-    base_folder, adapter = output.with_name("base"), output.with_name("adapter")
+
+    base_folder = output.with_name("base")
+    needs_base_tokenizer = with_tokenizer and not source.has_tokenizer
     try:
-        base_source = _find_source(base, revision)
-        if base_source.is_adapter:
-            raise InputError("it is also an adapter; allowed: a full model")
-        with model_errors("model.name", base, base_folder):
-            _fetch_checkpoint(base, base_source, base_folder, with_tokenizer and not source.has_tokenizer)
+        _fetch_base(base, values.get("revision"), base_folder, needs_base_tokenizer)
     except InputError as error:
         reason = str(error).removeprefix("model.name: ")
         raise InputError(f"model.name: {name} is an adapter of {base}: {reason}") from error
+
+    adapter = output.with_name("adapter")
     adapter.mkdir()
-    for file_name in ADAPTER:
+    for file_name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         shutil.copyfile(files[file_name], adapter / file_name)
     with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
-    # The tokenizer's files are the adapter's or, if it has none, the base model's.
-    candidates = files if source.has_tokenizer else {file.name: file for file in base_folder.iterdir()}
-    for file_name, path in candidates.items():
-        is_model_file = file_name in (*ADAPTER, "config.json") or "safetensors" in file_name
+
+    candidates = files.values() if source.has_tokenizer else base_folder.iterdir()
+    _copy_tokenizer(candidates, output)
+
+
+def _fetch_base(name: str, revision: str | None, output: Path, with_tokenizer: bool) -> None:
+    """Write the base model `name` of an adapter to the new folder `output`."""
+    source = _find_source(name, revision)
+    if source.is_adapter:
+        raise InputError("it is also an adapter; allowed: a full model")
+    with model_errors("model.name", name, output):
+        _fetch_checkpoint(name, source, output, with_tokenizer)
+
+
+def _copy_tokenizer(files: Iterable[Path], output: Path) -> None:
+    """Copy those of the `files` to the folder `output` that are neither weights nor the configuration of a model."""
+    for file in files:
+        is_model_file = file.name in (ADAPTER_CONFIG, "config.json") or "safetensors" in file.name
         if not is_model_file:
-            shutil.copyfile(path, output / file_name)
+            shutil.copyfile(file, output / file.name)
 
 
 def _find_package_folder(name: str) -> Path:
-    """Return the folder of a name `package://...`; raise `InputError` if it does not exist."""
+    """Return the folder of the model `package://<package>/<folder>`; raise `InputError` if there is no such folder."""
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None and package in EXTRA_MODULES["example-model"]:
@@ -247,6 +292,7 @@ def _find_package_folder(name: str) -> Path:
 
 
 def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
+    """Raise `InputError` if the model `name` lacks its configuration, its weights or (if needed) its tokenizer."""
     files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} has no config.json; choose another model or revision")
@@ -271,8 +317,9 @@ def _check_code(name: str, config: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a json file; return an empty one if the file is invalid or contains something else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # reported when the checkpoint is loaded
+    except ValueError:  # an error is raised later, when the checkpoint is loaded
         return {}
     return values if isinstance(values, dict) else {}

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -33,23 +33,33 @@ from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of, find_layers, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
-POOLER = "pooler"  # counts as part of the head: initialised and trained if the checkpoint lacks it
+POOLER = "pooler"  # counts as part of the classification head, which is initialised and trained if weights are missing
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a single-label classifier."""
 REGRESSION = "regression"
 """The `problem_type` that transformers assumes for a model with one output and no explicit type."""
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum allowed difference between the vectors of two forward passes, relative to their length, by dtype."""
-PROBE_TOKENS = 16
+PROBE_TOKENS = 16  # number of tokens from all parts of the vocabulary in a trial forward pass
 UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
+"""The allowed alternative to replaced methods, for error messages."""
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5 models that define the decoder input."""
 CHECKED_TEXTS = 1000  # maximum number of texts in the vocabulary check
 CHECKED_TOKENS = 32  # maximum number of tokens per text in trial forward passes
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
+"""Keys of config.json that must be equal in two models for a comparison by token and layer."""
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
-"""Positions, segments, rotary angles, causal masks, versions: buffers that older versions of transformers saved among
-the weights and newer ones compute from config.json."""
+"""Buffers that older versions of transformers saved among the weights, and newer versions compute from config.json:
+positions, segments, rotary frequencies, causal masks and version numbers."""
+
+
+class _Problem(NamedTuple):
+    """A reason why a model cannot be measured, for an error message."""
+
+    description: str
+    allowed: str
+    """The supported alternatives."""
 
 
 def load_base(folder: Path) -> PreTrainedModel:
@@ -68,11 +78,11 @@ def load_classifier(
     trained: bool = False,
     attn_implementation: str | None = None,
 ) -> PreTrainedModel:
-    """Return the checkpoint as a sequence classifier; a missing head is initialised from torch's seed.
+    """Return the checkpoint as a sequence classifier; a missing classification head is randomly initialised.
 
-    `names` maps class indices to names, and a head with a different number of classes is replaced; without `names`, the
-    checkpoint keeps its classes. Raise `InputError` for a model without a sequence classifier and, if `trained`, for a
-    missing head.
+    If there are `names` (class names by index), a head with a different number of classes is replaced; otherwise, the
+    classifier has the classes of the checkpoint. Raise `InputError` if the model's family has no sequence classifier,
+    or if the head is missing although `trained` is True.
     """
     config = load_config(folder)
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
@@ -102,16 +112,8 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     """
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
-    if len(classes) != len(names) or model.config.problem_type not in (None, SINGLE_LABEL):
-        assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION
-        problem_type = model.config.problem_type or assumed_type
-        kind = f"{problem_type} with {len(classes)} classes ({_shorten(list(classes))})"
-        allowed = f"{len(names)} classes ({_shorten(list(names.values()))})"
-        raise InputError(f"model.name: {folder} is trained for {kind}; allowed without fine-tuning: {allowed}")
-    if sorted(classes.values()) != list(range(len(classes))):
-        numbers = ", ".join(map(str, classes.values()))
-        problem = f"has the class indices {numbers} (id2label in config.json)"
-        raise InputError(f"model.name: {folder} {problem}; allowed: 0 to {len(classes) - 1}")
+    _check_classes(folder, model.config.problem_type, classes, names)
+    # Reorder the rows of the head's weight and bias, which belong to the classes.
     order = _match_classes(classes, names)
     _, linear = last_linear(model)
     with torch.no_grad():
@@ -121,8 +123,31 @@ def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     return model
 
 
+def _check_classes(
+    folder: Path, problem_type: str | None, classes: Mapping[str, int], names: Mapping[Any, str]
+) -> None:
+    """Raise `InputError` unless the checkpoint is a single-label classifier with as many classes as the data.
+
+    `classes` are the checkpoint's class indices by name, which must be consecutive; `names` are the names of the data's
+    classes by index.
+    """
+    if len(classes) != len(names) or problem_type not in (None, SINGLE_LABEL):
+        assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION
+        kind = f"{problem_type or assumed_type} with {len(classes)} classes ({_shorten(list(classes))})"
+        allowed = f"{len(names)} classes ({_shorten(list(names.values()))})"
+        raise InputError(f"model.name: {folder} is trained for {kind}; allowed without fine-tuning: {allowed}")
+    if sorted(classes.values()) != list(range(len(classes))):
+        numbers = ", ".join(map(str, classes.values()))
+        problem = f"has the class indices {numbers} (id2label in config.json)"
+        raise InputError(f"model.name: {folder} {problem}; allowed: 0 to {len(classes) - 1}")
+
+
 def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list[int]:
-    """Return the model's index of each class of the data, matched by name, or by order with a warning."""
+    """Return the model's class index for each class of the data, in the order of the data's class indices.
+
+    `classes` are the model's class indices by name, and `names` the data's class names by index. Classes are matched by
+    name, ignoring case. If a name has no match, they are matched by order, with a warning.
+    """
     numbers = {name.casefold(): number for name, number in classes.items()}
     names_in_order = [names[number].casefold() for number in sorted(names)]
     if all(name in numbers for name in names_in_order):
@@ -135,13 +160,13 @@ def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list
 
 
 def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
-    """Return the entries of `config.json` for the class `names` by index."""
+    """Return the entries `id2label` and `label2id` of `config.json` for class names by index."""
     numbers = {name: number for number, name in names.items()}
     return {"id2label": dict(names), "label2id": numbers}
 
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
-    """Return the name and the module of the head's last Linear, with one row per class."""
+    """Return the name and the module of the last Linear in the classification head, which outputs the logits."""
     encoder = set(model.base_model.modules())
     linears = []
     for name, module in model.named_modules():
@@ -155,9 +180,9 @@ def load_weights(
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the checkpoint as a model of the auto class `kind`, and the names of newly initialised head weights.
 
-    The model is in float32 and eval mode. `names` maps class indices to names. Raise `InputError` if the weights do not
-    match `config.json`, because transformers would randomly initialise missing and mismatched weights, and ignore
-    unexpected ones.
+    The model is in float32 and eval mode. `names` are the class names of a new head by index. Raise `InputError` if the
+    weights do not match `config.json`; transformers would randomly initialise missing and mismatched weights, and
+    ignore unexpected ones.
     """
     config = load_config(folder)
     check_config(config, str(folder))
@@ -184,7 +209,12 @@ def load_weights(
 
 
 def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
-    """Raise `InputError` for mismatched, missing and unused weights, except those of a head that will be trained."""
+    """Raise `InputError` for mismatched, missing and unused weights of a loaded model.
+
+    `info` is the loading info of transformers. Missing weights of the classification head are allowed, and mismatched
+    ones if `has_new_classes`, because the head is then trained.
+    """
+    # Names of weights in the base model begin with this prefix, unlike those in the head.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or not has_new_classes:
@@ -207,7 +237,10 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
 
 
 def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    """Return an explanation for weight names with an extra prefix; empty if there is none."""
+    """Return an addition to the error message if the file's weight names have an extra prefix, else an empty string.
+
+    `missing` are the names of weights that the file lacks, and `unexpected` the names of its unused weights.
+    """
     for wanted in missing:
         for name in unexpected:
             if name.endswith(f".{wanted}"):
@@ -217,7 +250,11 @@ def _explain_names(missing: Sequence[str], unexpected: Sequence[str]) -> str:
 
 
 def _find_unused(base: Any, unexpected: Sequence[str]) -> list[str]:
-    """Return the `unexpected` names within submodules of the base model, except the pooler and buffers."""
+    """Return the names of weights that the base model should use but does not.
+
+    These are the `unexpected` names of a file that belong to submodules of the base model, except the pooler and
+    buffers. Other unexpected weights belong to a head.
+    """
     submodules = {name for name, _ in base.named_children()} - {POOLER}
     buffers = {name for name, _ in base.named_buffers()}
     unused = []
@@ -238,9 +275,13 @@ def for_reading(model: PreTrainedModel) -> None:
 
 
 def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> Any:
-    """Add missing decoder inputs for T5, as BART does itself (forward pre-hook of the base model)."""
+    """Add missing decoder inputs for T5: the input IDs, shifted right (forward pre-hook of the base model).
+
+    BART adds them itself.
+    """
     ids = arguments[0] if arguments else options.get("input_ids")
-    if len(arguments) > 2 or any(options.get(name) is not None for name in DECODER_INPUTS):
+    has_positional_inputs = len(arguments) > 2  # the third positional argument contains decoder inputs
+    if has_positional_inputs or any(options.get(name) is not None for name in DECODER_INPUTS):
         return arguments, options
     if ids is not None and hasattr(base, "_shift_right"):
         decoder_ids = base._shift_right(ids)
@@ -265,7 +306,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
     whole_texts = [whole_text(text) for text in sample]
     check_words("model.name", str(folder), tokenizer, whole_texts)
     check_segments(base.config, tokenizer, pairs)
-    read_segments(base, tokenizer, bool(pairs))
+    read_segments(base, tokenizer, bool(pairs))  # the following forward pass then includes segments
     first_ids = encode(tokenizer, texts[:1], CHECKED_TOKENS)
     check_vectors(str(folder), base, torch.tensor(first_ids))
 
@@ -302,9 +343,9 @@ def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
 
 
 def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return token IDs `[1, T]` for a trial forward pass: a short text, and tokens spread over the vocabulary.
+    """Return token IDs `[1, T]` for a trial forward pass: a short text, and tokens from all parts of the vocabulary.
 
-    Different tokens produce different attention weights, which reveal a deviating attention function.
+    Different tokens produce different attention weights, so the output reveals a deviating attention function.
     """
     embeddings: Any = base.get_input_embeddings()
     padding_ids = {base.config.pad_token_id, tokenizer.pad_token_id}
@@ -340,57 +381,62 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
 
 def check_modules(name: str, base: PreTrainedModel) -> None:
     """Raise `InputError` if the modules or weights of the base model `name` cannot be measured."""
-    for problem, allowed in (*_find_type_problems(base), *_find_weight_problems(base)):
-        raise InputError(f"model.name: {name}: {problem}; allowed: {allowed}")
+    problems = [*_find_type_problems(base), *_find_weight_problems(base)]
+    if problems:
+        first = problems[0]
+        raise InputError(f"model.name: {name}: {first.description}; allowed: {first.allowed}")
 
 
-def _find_type_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield a problem and its allowed alternatives for each module that differs from a new model's module.
+def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
+    """Yield a problem for each module that differs from the same module in a new model with this configuration.
 
-    The measures use the weights of these modules directly and would ignore an adapter or a replaced module.
+    The measures use the weights of these modules directly, and would ignore an adapter or a replaced module.
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
     if "forward" in vars(base) and not hasattr(base, "_hf_hook"):
-        yield f"the method forward of {type(base).__name__} was replaced", UNHOOKED
-    with torch.device("meta"), without_library_messages():
+        yield _Problem(f"the method forward of {type(base).__name__} was replaced", UNHOOKED)
+    with torch.device("meta"), without_library_messages():  # needs no memory for weights
         reference = transformers.AutoModel.from_config(copy.deepcopy(config))
     expected_modules = dict(reference.named_modules(remove_duplicate=False))
     for path in _list_table_paths(base):
         if path not in modules:
             problem = f"{type(base).__name__} has no module {path}, which models of the family {config.model_type} have"
-            yield problem, f"{type(reference).__name__}, with or without a head of transformers"
+            yield _Problem(problem, f"{type(reference).__name__}, with or without a head of transformers")
             return
         if path not in expected_modules:
             problem = f"it has a module {path}, which its configuration does not describe"
-            yield problem, "a configuration with the actual number of layers (num_hidden_layers)"
+            yield _Problem(problem, "a configuration with the actual number of layers (num_hidden_layers)")
             return
         if "forward" in vars(modules[path]):
-            yield f"the method forward of {path} was replaced", UNHOOKED
+            yield _Problem(f"the method forward of {path} was replaced", UNHOOKED)
         given = type(modules[path])
         expected = type(expected_modules[path])
         if not issubclass(given, expected) or given.forward is not expected.forward:
             problem = f"{path} is a {given.__module__}.{given.__name__} instead of {expected.__name__}"
-            yield problem, "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
+            allowed = "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
+            yield _Problem(problem, allowed)
     for layers in stack_layers(base):
         if len(set(layers.modules)) < len(layers.modules):
-            yield "several of its layers share a module", "a separate module for each layer"
+            yield _Problem("several of its layers share a module", "a separate module for each layer")
 
 
-def _find_weight_problems(base: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield a problem and its allowed alternatives for weights not in memory or not stored in floating point."""
+def _find_weight_problems(base: PreTrainedModel) -> Iterator[_Problem]:
+    """Yield a problem for each weight that is not an ordinary floating-point tensor, and for several devices."""
     dtypes = ", ".join(_name_dtype(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
         if tensor.is_meta:
-            yield f"{path} is not in memory (device meta)", "a model with all weights loaded"
+            yield _Problem(f"{path} is not in memory (device meta)", "a model with all weights loaded")
         elif type(tensor) is not Tensor:
-            yield f"{path} is stored as {type(tensor).__name__}", "ordinary tensors, neither quantized nor sharded"
+            problem = f"{path} is stored as {type(tensor).__name__}"
+            yield _Problem(problem, "ordinary tensors, neither quantized nor sharded")
         elif tensor.dtype not in VECTOR_TOLERANCES:
-            yield f"{path} is stored as {_name_dtype(tensor.dtype)}", f"weights in {dtypes}"
+            yield _Problem(f"{path} is stored as {_name_dtype(tensor.dtype)}", f"weights in {dtypes}")
     devices = sorted({str(weight.device) for weight in base.parameters()})
     if len(devices) > 1:
-        yield f"its weights are on several devices ({', '.join(devices)})", "one device, as after model.to(device)"
+        problem = f"its weights are on several devices ({', '.join(devices)})"
+        yield _Problem(problem, "one device, as after model.to(device)")
 
 
 def _name_dtype(dtype: torch.dtype) -> str:
@@ -399,24 +445,27 @@ def _name_dtype(dtype: torch.dtype) -> str:
 
 
 def _list_table_paths(base: PreTrainedModel) -> list[str]:
-    """Return the paths of all modules that the family table requires of a base model."""
+    """Return the paths of all modules of a base model that the table of model families requires.
+
+    If the model has no layers, the paths of a first layer are included.
+    """
     family = family_of(base.config)
     modules = dict(base.named_modules(remove_duplicate=False))
     paths = [family.word_embedding]
     for stack in family.stacks:
-        for declared in (*stack.embedding, stack.final_norm):
-            if not declared:
+        for table_path in (*stack.embedding, stack.final_norm):
+            if not table_path:
                 continue
-            path = declared.removesuffix("?")
-            is_optional = declared.endswith("?")
+            path = table_path.removesuffix("?")
+            is_optional = table_path.endswith("?")
             if path in modules or not is_optional:
                 paths.append(path)
         layers = [path for path in modules if stack.is_layer(path)]
         if not layers:
             layers = [stack.layers.replace("*", "0")]
         for layer in layers:
-            for inside in stack.inner_paths():
-                paths.append(f"{layer}.{inside}")
+            for inner_path in stack.inner_paths():
+                paths.append(f"{layer}.{inner_path}")
     return paths
 
 
@@ -456,41 +505,42 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
     base_tokenizer = load_tokenizer(base)
     named_tokenizer = load_tokenizer(named)
     for text in texts[:CHECKED_TEXTS]:
-        sides = (text,) if isinstance(text, str) else text
-        base_ids = base_tokenizer(*sides)["input_ids"]
-        named_ids = named_tokenizer(*sides)["input_ids"]
+        single_texts = (text,) if isinstance(text, str) else text  # a pair consists of two texts
+        base_ids = base_tokenizer(*single_texts)["input_ids"]
+        named_ids = named_tokenizer(*single_texts)["input_ids"]
         if base_ids != named_ids:
-            problem = f"its tokenizer encodes {sides[0][:60]!r} differently from that of model.name"
+            problem = f"its tokenizer encodes {single_texts[0][:60]!r} differently from that of model.name"
             raise InputError(f"model.base: {problem}; choose models with the same tokenizer")
 
 
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
     """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
 
-    With `split_special_tokens`, names of special tokens within a text are not encoded as special tokens.
+    With the tokenizer's option `split_special_tokens`, names of special tokens within a text are not encoded as special
+    tokens, so only the special tokens that the tokenizer adds to a text are checked.
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)
     unreachable = set()
     if tokenizer.split_special_tokens:
         unreachable = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    known = {}
+    reachable = {}  # tokens by ID
     for token, number in tokenizer.get_vocab().items():
         if token not in unreachable:
-            known[number] = token
+            reachable[number] = token
     for number in tokenizer("")["input_ids"]:
-        known[number] = str(tokenizer.convert_ids_to_tokens(number))
-    outside = sorted(number for number in known if number >= rows)
+        reachable[number] = str(tokenizer.convert_ids_to_tokens(number))
+    outside = sorted(number for number in reachable if number >= rows)
     if outside:
         first = outside[0]
         raise InputError(
             f"model.name: the tokenizer of {name} has {len(outside)} tokens outside the embedding of {rows} rows, "
-            f"the first {known[first]!r} with the id {first}; use the tokenizer of these weights"
+            f"the first {reachable[first]!r} with the id {first}; use the tokenizer of these weights"
         )
 
 
 def freeze_layers(base: PreTrainedModel, count: int) -> None:
-    """Freeze the first `count` layers and the embeddings.
+    """Freeze the embeddings and the first `count` layers; if `count` is 0, freeze nothing.
 
     Raise `InputError` if the model has fewer than `count` layers with separate weights.
     """

@@ -18,25 +18,32 @@ from attnmix.core.errors import InputError
 if TYPE_CHECKING:  # models take seconds to import, which `tokenize` does not need
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-INPUT = "token_type_ids"
+TOKEN_TYPES = "token_type_ids"
+"""The name of the segments in a tokenizer's output and among a model's inputs."""
 
 
 def has_segments(config: Any, tokenizer: PreTrainedTokenizerFast) -> bool:
     """Return True for a model with segment embeddings and a tokenizer that returns segments."""
-    return (getattr(config, "type_vocab_size", None) or 0) > 1 and INPUT in tokenizer.model_input_names
+    return _has_segment_embeddings(config) and TOKEN_TYPES in tokenizer.model_input_names
+
+
+def _has_segment_embeddings(config: Any) -> bool:
+    """Return True for a model with different embeddings for the first and the second segment."""
+    return (getattr(config, "type_vocab_size", None) or 0) > 1
 
 
 def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
-    """Return the segments of token IDs, both `[..., T]`; 0 for padding."""
+    """Return the segments `[..., T]` of token IDs `[..., T]`: 0 up to the first `end_id`, then 1; 0 for padding."""
     ends = (ids == end_id).long()
     earlier_ends = ends.cumsum(-1) - ends  # number of texts that end before each token
     return earlier_ends.clamp(max=1) * (ids != pad_id)
 
 
 def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
-    """Register a hook that derives missing `token_type_ids` of `pairs` from the token IDs; return the hook or None.
+    """If `pairs` is True, register a hook that derives missing `token_type_ids` of a base model from the token IDs.
 
-    A single text needs no hook, because it has one segment even if it contains a separator token.
+    Return the hook; None if no hook is needed. A single text needs no hook, because it has one segment even if it
+    contains a separator token.
     """
     if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
         return None
@@ -49,41 +56,40 @@ def _add_segments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add `token_type_ids` derived from `input_ids`, unless they are specified (forward pre-hook)."""
     ids = arguments[0] if arguments else options.get("input_ids")
-    if ids is not None and options.get(INPUT) is None:
-        options = options | {INPUT: segments_of(ids, end_id, pad_id)}
+    if ids is not None and options.get(TOKEN_TYPES) is None:
+        options = options | {TOKEN_TYPES: segments_of(ids, end_id, pad_id)}
     return arguments, options
 
 
 def check_types(
     config: Any, tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], types: Sequence[int], pairs: bool, key: str
 ) -> None:
-    """Raise `InputError`, prefixed with `key`, if the segments `types` differ from those of `read_segments`.
+    """Raise `InputError`, prefixed with `key`, if the segments `types` differ from those that the model receives.
 
-    With `pairs`, segments are derived from the token IDs; otherwise all are 0.
+    If `pairs` is True, the model's segments are derived from the token IDs; otherwise, all segments are 0.
     """
-    reads_types = (getattr(config, "type_vocab_size", None) or 0) > 1
     derived = [0] * len(ids)
     if pairs and has_segments(config, tokenizer) and tokenizer.sep_token_id is not None:
         derived = segments_of(torch.tensor(ids), tokenizer.sep_token_id, tokenizer.pad_token_id).tolist()
     if not set(types) <= {0, 1}:
-        raise InputError(f"{key}: {INPUT} contains {max(types)}; allowed: 0 and 1")
-    if reads_types and list(types) != derived:
-        problem = f"{INPUT} do not match the ends of its texts ({tokenizer.sep_token or 'no sep_token'})"
+        raise InputError(f"{key}: {TOKEN_TYPES} contains {max(types)}; allowed: 0 and 1")
+    if _has_segment_embeddings(config) and list(types) != derived:
+        problem = f"{TOKEN_TYPES} do not match the ends of its texts ({tokenizer.sep_token or 'no sep_token'})"
         raise InputError(f"{key}: its {problem}; allowed: 0 to the end of the first text, then 1")
 
 
 def check_segments(config: Any, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[tuple[str, str]]) -> None:
-    """Raise `InputError` if the tokenizer's segments for text pairs differ from those derived from token IDs."""
+    """Raise `InputError` if the tokenizer's segments of a text pair differ from the segments derived from its IDs."""
     if not has_segments(config, tokenizer):
         return
-    for pair in pairs:
-        encoded = tokenizer(*pair, return_tensors="pt")
-        end_id = tokenizer.sep_token_id
-        is_derivable = False
-        if end_id is not None:
-            derived = segments_of(encoded["input_ids"], end_id, tokenizer.pad_token_id)
-            is_derivable = torch.equal(derived, encoded[INPUT])
-        if not is_derivable:
-            shown = f"{pair[0][:30]!r}, {pair[1][:30]!r}"
+    separator_id = tokenizer.sep_token_id
+    for first, second in pairs:
+        encoded = tokenizer(first, second, return_tensors="pt")
+        are_equal = False
+        if separator_id is not None:
+            derived_segments = segments_of(encoded["input_ids"], separator_id, tokenizer.pad_token_id)
+            are_equal = torch.equal(derived_segments, encoded[TOKEN_TYPES])
+        if not are_equal:
+            shown = f"{first[:30]!r}, {second[:30]!r}"
             problem = f"the tokenizer returns segments of the pair {shown} that do not match the ends of the texts"
             raise InputError(f"dataset.text_column: {problem}; use single texts with this model")

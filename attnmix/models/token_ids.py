@@ -29,7 +29,7 @@ class IdsEncoding(NamedTuple):
 def read_ids(
     tokenizer: PreTrainedTokenizerFast, given: Sequence[TokenIds], rows: int, max_length: int | None, key: str = "texts"
 ) -> list[TokenIds]:
-    """Return the texts without padding at their ends.
+    """Return the texts, given as token IDs, without padding at their ends.
 
     `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
     text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts with only
@@ -38,7 +38,7 @@ def read_ids(
     texts = []
     lengths = {len(text.ids) for text in given}
     has_equal_lengths = len(lengths) == 1 and len(given) > 1
-    batch = given if has_equal_lengths else ()
+    batch = given if has_equal_lengths else ()  # texts of equal length may be padded rows of one batch
     end_ids = _list_special_ids(tokenizer, END_ROLES)
     for number, text in enumerate(given):
         where = f"{key}: number {number}"
@@ -74,33 +74,46 @@ def _remove_padding(
     batch: Iterable[TokenIds],
     key: str,
 ) -> TokenIds:
-    """Remove a dedicated padding token from the ends of a text.
+    """Return a text without padding tokens at its ends.
 
-    A padding token with a second role, such as the end-of-text token of GPT-2, is kept if an attention mask was
-    applied. Without a mask, possible padding is an error: two or more such tokens at an end of the text, or one that
-    other texts of an equal-length `batch` lack at this end.
+    Only a dedicated padding token is removed. A padding token with a second role, such as the end-of-text token of
+    GPT-2, is kept. If no attention mask was applied, tokens that may be padding are an error
+    (`_check_ambiguous_padding`).
     """
     pad = tokenizer.pad_token_id
     if pad is None or pad not in text.ids:
         return text
-    padding_before = _count_leading(text.ids, pad)
-    padding_after = _count_leading(text.ids[::-1], pad)
     if has_own_padding(tokenizer):
-        part = slice(padding_before, len(text.ids) - padding_after)
-        check_no_padding(tokenizer, text.ids[part], key)
-        types = text.types and text.types[part]
-        return replace(text, ids=text.ids[part], types=types)
-    if text.masked:
-        return text
-    for end, repeated in ((0, padding_before), (-1, padding_after)):
-        others_lack_it = any(other.ids[end] != pad for other in batch)
-        if repeated > 1 or (repeated == 1 and others_lack_it):
-            problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
-            raise InputError(f"{key} has {problem}; pass the complete output of tokenizer(...), with its {MASK}")
+        padding_before = _count_leading(text.ids, pad)
+        padding_after = _count_leading(text.ids[::-1], pad)
+        content = slice(padding_before, len(text.ids) - padding_after)
+        check_no_padding(tokenizer, text.ids[content], key)
+        types = text.types and text.types[content]
+        return replace(text, ids=text.ids[content], types=types)
+    if not text.masked:
+        _check_ambiguous_padding(tokenizer, text, batch, key)
     return text
 
 
+def _check_ambiguous_padding(
+    tokenizer: PreTrainedTokenizerFast, text: TokenIds, batch: Iterable[TokenIds], key: str
+) -> None:
+    """Raise `InputError`, prefixed with `key`, if an end of a text may be padding, for a token with a second role.
+
+    This is the case for two or more such tokens at one end of the text, and for a single one if a text of the
+    equal-length `batch` has a different token at this end.
+    """
+    pad = tokenizer.pad_token_id
+    end_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}
+    for end, count in end_counts.items():
+        others_differ = any(other.ids[end] != pad for other in batch)
+        if count > 1 or (count == 1 and others_differ):
+            problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
+            raise InputError(f"{key} has {problem}; pass the complete output of tokenizer(...), with its {MASK}")
+
+
 def _count_leading(ids: Sequence[int], padding: int) -> int:
+    """Return the number of padding tokens at the start of a text."""
     for place, number in enumerate(ids):
         if number != padding:
             return place
@@ -124,7 +137,10 @@ def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key
 def tokenized_ids(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], texts: Iterable[TokenIds], pairs: bool
 ) -> list[tuple[Text, TokenizedText]]:
-    """Return the decoded text and the tokens of each list of token IDs; with `pairs`, also segments."""
+    """Return the decoded text and the tokens of each text that is given as token IDs.
+
+    If `pairs` is True, the tables of tokens include segments.
+    """
     tokenized = []
     for name, given in zip(names, texts, strict=True):
         text, encoding = _decode_text(tokenizer, given)
@@ -140,26 +156,26 @@ def tokenized_ids(
 
 
 def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
-    """Return the decoded text or pair, and an encoding with the offsets of its tokens."""
+    """Decode token IDs to a text or a pair, and return it with an encoding that contains the offsets of the tokens."""
     end_ids = _list_special_ids(tokenizer, END_ROLES)
     types = given.types or [0] * len(given.ids)
     special_mask: list[int] = []
-    segments: list[int | None] = []
+    segments: list[int | None] = []  # None for special tokens
     for number, segment in zip(given.ids, types, strict=True):
         is_special = number in end_ids
         special_mask.append(int(is_special))
         segments.append(None if is_special else segment)
     offsets = [(0, 0)] * len(given.ids)
-    sides = []
-    for side in (0, 1):
-        places = [place for place, segment in enumerate(segments) if segment == side]
-        side_ids = [given.ids[place] for place in places]
-        side_text, side_offsets = spell(tokenizer, side_ids)
-        sides.append(side_text)
-        for place, offset in zip(places, side_offsets, strict=True):
-            offsets[place] = offset
+    texts = []
+    for text_segment in (0, 1):  # the second text is empty for a single text
+        positions = [position for position, segment in enumerate(segments) if segment == text_segment]
+        text_ids = [given.ids[position] for position in positions]
+        decoded, text_offsets = spell(tokenizer, text_ids)
+        texts.append(decoded)
+        for position, offset in zip(positions, text_offsets, strict=True):
+            offsets[position] = offset
     encoding = IdsEncoding(given.ids, special_mask, segments, offsets)
-    first, second = sides
+    first, second = texts
     text = (first, second) if 1 in types else first
     return text, encoding
 
@@ -174,7 +190,7 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
     offsets: list[tuple[int, int]] = []
     anchor = 0  # index of the last decoded token, which is the context for the next ones
     for end in range(1, len(ids) + 1):
-        begin = len(offsets)
+        begin = len(offsets)  # index of the first token that is not decoded yet
         before = _decode(tokenizer, ids[anchor:begin])
         together = _decode(tokenizer, ids[anchor:end])
         if together.endswith(INCOMPLETE) and end < len(ids):  # the next token completes the character
