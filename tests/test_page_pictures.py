@@ -223,7 +223,7 @@ def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
 
 def test_sentence_with_terms_is_one_text(saved: dict[str, Saved]) -> None:
     lines = ["".join(element.itertext()) for element in saved["grid"].picture.elements("text")]
-    assert any("own share, by exchange; the same scale" in line for line in lines)
+    assert any("own share, by exchange; one scale for all" in line for line in lines)
     assert all(element.text is None for element in saved["grid"].picture.elements("text") if len(element))
 
 
