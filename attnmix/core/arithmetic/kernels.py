@@ -265,7 +265,10 @@ def _attend(
     log_sums = np.empty((batch, heads, length), outputs.dtype)
 
     def compute_block(block: tuple[slice, slice]) -> None:
-        """Fill the outputs and log-sum-exp of some texts and heads."""
+        """Fill the outputs and log-sum-exp of some texts and heads.
+
+        Axes: T texts, G heads, N queries, S sources, d width of a head.
+        """
         value_TGSd = attention.value[block]
         for rows, exponentials_TGNS, largest_TGN, sums_TGN in attention.compute_softmax(block):
             place = (*block, rows)
@@ -290,9 +293,10 @@ def _differentiate_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to query, key and value.
+    """Return the gradients with respect to query, key and value, like torch's fused kernel.
 
-    The weights are recomputed. `_sums` of the forward pass is an unused argument of torch's operator.
+    The weights are recomputed in blocks: T texts, G heads, N queries, S sources, d width of a head. `out` is the output
+    of the forward pass, and torch's operator also passes its log-sum-exp `_sums`, which is not needed.
     """
     attention = _Attention(query, key, value, dropout_p, is_causal, attn_mask, scale)
     grad_BHTd = _to_numpy(_arrange_for_blas(grad))
@@ -302,7 +306,10 @@ def _differentiate_attention(
     grad_value_by_head = np.zeros_like(attention.value)
 
     def compute_block(block: tuple[slice, slice]) -> None:
-        """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i) for scores s."""
+        """Fill the gradients of some texts and heads: dL/ds_ij = a_ij (dL/do_i . v_j - dL/do_i . o_i).
+
+        s_ij are the scores, a_ij the weights, v_j the values, and o_i the outputs.
+        """
         key_TGSd = attention.key[block]
         value_TGdS = attention.value[block].swapaxes(-1, -2)
         for rows, weights_TGNS, _, sums_TGN in attention.compute_softmax(block):
