@@ -97,6 +97,15 @@ def test_arrow_keys_move_over_tokens_layers_and_models(opened: Opened) -> None:
     ]
 
 
+def test_tooltip_of_a_cell_disappears_after_a_key(opened: Opened) -> None:
+    page = opened.page
+    page.locator("#grid-canvas").click()
+    page.mouse.move(*(page.locator("#grid-canvas").bounding_box()[side] + 60 for side in "xy"))
+    assert page.locator(".pointed").is_visible()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => !document.querySelector('.pointed')")
+
+
 def test_explanations_follow_the_measure(opened: Opened) -> None:
     page = opened.page
     choose(page, "document", "0")

@@ -123,7 +123,7 @@ def test_lines_match_weights_and_norms(family: tuple[Opened, Reference, str]) ->
     page = shown.page
     layer = reference.layers[1]
     page.locator("#heads-all button[aria-label='Layer 2, head 2']").click()
-    assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 2 of 4")
+    assert page.locator("#heads h3").inner_text().startswith("Heads: Layer 2, head 2 (0 to 3), ")
     page.locator("#token-2").click()
     W_O = layer.weights.arrays["out"][:-1].reshape(4, layer.weights.head_size, -1)[2]
     f = np.linalg.norm(layer.value[2] @ W_O, axis=-1)

@@ -369,7 +369,9 @@ def test_names_on_map_cover_neither_dots_nor_names(opened: Opened) -> None:
         distances_N2 = np.abs(own_N2 - np.clip(own_N2, low_N2, high_N2))
         assert distances_N2.max() < 10  # pixels between a dot and its name
     page.locator("#token-3").click()
-    assert 3 in [name["token"] for name in opened.drawn()["names"]]
+    names = [name["token"] for name in opened.drawn()["names"]]
+    assert 3 in names
+    assert not any(re.fullmatch(r"[^\w\s]", tokens()["label"][token]) for token in names if token != 3)
 
 
 def test_click_on_map_selects_word_everywhere(opened: Opened) -> None:
@@ -594,6 +596,25 @@ def test_explanations_follow_pointer_not_scrolling(opened: Opened) -> None:
     assert not term.locator("[role=tooltip]").is_visible()
     page.mouse.move(place["x"] + 3, place["y"])
     assert term.locator("[role=tooltip]").is_visible()
+
+
+def test_explanations_open_and_close_by_tap(run: Path, chromium: Any) -> None:
+    touched = Opened(chromium, Run(run).page, viewport={"width": 390, "height": 844}, has_touch=True)
+    term = touched.page.locator(".lead .term").first
+    for is_open in (True, False, True):
+        term.locator("button").tap()
+        touched.page.wait_for_function("() => new Promise((resolve) => setTimeout(resolve, 100, true))")
+        assert term.locator("[role=tooltip]").is_visible() == is_open
+    touched.page.locator("h1").tap()
+    term.locator("[role=tooltip]").wait_for(state="hidden")
+    touched.close()
+
+
+def test_link_to_folded_charts_scrolls_to_their_heading(opened: Opened) -> None:
+    page = opened.page
+    page.locator("nav a[href='#more']").click()
+    page.locator("#more svg.chart").first.wait_for()
+    assert page.locator("#bar").bounding_box()["height"] < page.locator("#more").bounding_box()["y"] < 120
 
 
 @pytest.mark.parametrize("width", [400, *(pytest.param(each, marks=pytest.mark.long) for each in (640, 768, 1280))])

@@ -209,6 +209,13 @@ def test_text_typed_while_the_page_loads_is_measured(tab: Any, server: Server) -
     assert shown(page).locator("#grid h2").inner_text().startswith("“an early text”")
 
 
+def test_long_texts_are_visible_in_their_field(shell: Any) -> None:
+    field = shell.get_by_label("Type a text")
+    field.fill("the film was good . " * 6)
+    assert field.bounding_box()["height"] > 60
+    assert field.evaluate("field => field.scrollHeight <= field.clientHeight")
+
+
 def test_selection_is_kept_for_the_next_text(shell: Any) -> None:
     page = shell
 

@@ -388,6 +388,12 @@ test("unknown own shares and empty columns are explained", async () => {
   assert.equal(said(lost.starts[3] + 1), reasons.none);
   assert.equal(missing.emptyCellsText([0]), `Empty columns: ${reasons.special}; ${reasons.same}.`);
   assert.equal(missing.emptyCellsText([2]), `Empty columns: ${reasons.special}.`);
+  state.set({ document: 0, compare: 3 }); // the unknown “film” of the first text is in a gap of the other text
+  const gaps = "In the gaps of a text, only the other text has tokens.";
+  assert.equal(missing.emptyCellsText([0, 3]), `Empty columns: ${reasons.special}; ${reasons.none}. ${gaps}`);
+  state.set({ share: "parts" });
+  assert.equal(missing.emptyCellsText([0, 3]), gaps);
+  state.set({ compare: null, share: "own_share" });
   data.data.exchangeLimit = 3; // less than the length of the first text
   assert.equal(said(lost.starts[0] + 2), reasons.sampled);
   state.set({ share: "parts" });

@@ -9,7 +9,7 @@ import { PRINTED_WIDTH } from "./ui";
 import { nameOf } from "./words";
 
 export const LEVELS_WIDTH = 44; // pixels, width of the layer numbers
-const CELL_WIDTH = [15, 120]; // pixels, minimum and maximum
+const CELL_WIDTH = { least: 15, leastCompared: 12, most: 120 }; // pixels; two texts have more columns
 const ROOM = { text: 0.38, comparison: 0.42, paper: 330 }; // for all rows, in window heights; on paper in pixels
 const ABOVE_PICTURE = 290; // pixels of a wide window above the picture, excluded from the space for a comparison
 const ROW_HEIGHT = [9, 30]; // pixels, minimum and maximum, including the gap
@@ -87,10 +87,11 @@ export type Cell = { block: Block; column: number; layer: number };
 function layoutOf(width: number) {
   const shown = blocks.value;
   const columnCount = shown[0].tokens.length;
-  const least = printing.value ? 0 : CELL_WIDTH[0];
+  const leastOnScreen = comparison.value ? CELL_WIDTH.leastCompared : CELL_WIDTH.least;
+  const least = printing.value ? 0 : leastOnScreen;
   const marginWidth = width < LEAST_WITH_MARGIN ? 0 : MARGIN_WIDTH;
   const room = width - LEVELS_WIDTH - marginWidth - 2 * INDENT;
-  const cellWidth = Math.min(CELL_WIDTH[1], Math.max(least, room / columnCount));
+  const cellWidth = Math.min(CELL_WIDTH.most, Math.max(least, room / columnCount));
   const rowsOf = ({ lowest }: Block) => layerCount + 1 - lowest;
   const rightToLeft = data.documents[state.document.value].direction === "rtl";
   const tokens = shown.flatMap((block) => block.tokens).filter((token) => token !== null);

@@ -106,7 +106,7 @@ function placer(): (token: number) => [number, number] {
 const theme = computed(() => {
   void dark.value;
   const style = getComputedStyle(document.getElementById("map-canvas")!);
-  return ["--ink", "--paper", "--mark", "--took"].map((name) => style.getPropertyValue(name).trim());
+  return ["--ink", "--paper", "--mark", "--took", "--soft"].map((name) => style.getPropertyValue(name).trim());
 });
 const widthOf = once((name: string, bold: boolean) => textWidth(name, FONT_SIZE, bold));
 
@@ -141,13 +141,14 @@ class Boxes {
   }
 }
 
+const isMark = (name: string) => /^[\p{P}\p{S}]$/u.test(name);
 const radiusOfDots = () => (shown.peek().length > MANY ? 2.4 : 4);
 
 /**
  * The names that fit next to their dots without covering dots or other names.
  *
  * Names are placed in order of priority: selected token, its neighbours, its text, all other tokens. The selected
- * token always has its name.
+ * token always has its name; other punctuation marks have none, because they would look like small dots.
  */
 function labels(place: (token: number) => [number, number]): Label[] {
   const { width, height } = frame.peek();
@@ -167,7 +168,7 @@ function labels(place: (token: number) => [number, number]): Label[] {
   const first = selected === null ? [] : [selected, ...nearestTo(selected, state.point.peek())];
   const placed: Label[] = [];
   for (const token of new Set([...first, ...tokensOf(state.document.peek()), ...dotOf.keys()])) {
-    if (!dotOf.has(token)) continue;
+    if (!dotOf.has(token) || (token !== selected && isMark(nameHere(token)))) continue;
     const candidates = labelsAt(token, place(token)).filter(({ box }) => isInside(box) && !names.hasIn(box));
     const free = candidates.find(({ box }) => !dots.hasIn(box));
     const label = free ?? (token === selected ? candidates[0] : undefined);
@@ -199,7 +200,7 @@ function axisNames(width: number, height: number): Name[] {
   const [across, up] = data.variances[state.point.peek()];
   if (state.layout.peek() !== "pca" || across === null || up === null) return [];
   const right = `component 1: ${percent(across)} of the variance →`;
-  const looks = { colour: SOFT, bold: false };
+  const looks = { colour: theme.peek()[4], bold: false };
   return [
     { text: right, x: width - 8, y: height - 8, anchor: "end", ...looks },
     { text: `↑ component 2: ${percent(up)}`, x: 8, y: 18, anchor: "start", ...looks },
@@ -209,7 +210,7 @@ function axisNames(width: number, height: number): Name[] {
 /** The current contents of the map. */
 function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; rings: Ring[] } {
   const { width } = frame.peek();
-  const [ink, paper, mark, took] = theme.peek();
+  const [ink, paper, mark, took, soft] = theme.peek();
   const [place, token] = [placer(), state.token.peek()];
   const radius = radiusOfDots();
   const dots = [...groups.peek()].map(([key, group]) => {
@@ -217,7 +218,7 @@ function scene(): { radius: number; paper: string; dots: Dots[]; names: Name[]; 
     return { colour, opacity: Number(opacity), places: group.map(place) };
   });
   const names = labels(place).map(({ token: each, x, y }): Name => {
-    const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : SOFT;
+    const colour = each === token ? mark : documentOf[each] === state.document.peek() ? ink : soft;
     return { text: nameHere(each), x, y, anchor: "start", colour, bold: each === token };
   });
   names.push(...axisNames(width, frame.peek().height));

@@ -93,9 +93,9 @@ function boxMarks(painted: Painted[]): Mark[] {
 /** The numbers of cells, if there is enough space. */
 function numberMarks(painted: Painted[], { cellWidth, rowHeight }: Layout): Mark[] {
   if (cellWidth < NUMBERED || rowHeight < NUMBERED_ROW) return [];
-  return painted.map(({ box: [left, top, , height], ink, text }): Mark => {
+  return painted.map(({ box: [left, top, , height], colour, ink, text }): Mark => {
     const place = { x: left + 6, y: top + height / 2 };
-    return { kind: "text", text, ...place, fill: ink, size: 11, anchor: "start" };
+    return { kind: "text", text, ...place, fill: ink, halo: colour, size: 11, anchor: "start" };
   });
 }
 
@@ -140,9 +140,11 @@ const flowMarks = (drawnLayout: Layout, colours: Colours): Mark[] =>
     const half = (start[1] + end[1]) / 2;
     const d = `M${start}${isBent ? `C${start[0]},${half} ${end[0]},${half} ` : "L"}${end}`;
     const width = 1.4 + 4 * share;
+    // On a dark background, transparent orange would look brown.
+    const opacity = dark.value ? 1 : 0.4 + 0.6 * strength(share);
     return [
       { kind: "path", d, stroke: colours.paper, width: width + 2, opacity: 0.9 },
-      { kind: "path", d, stroke: colours.took, width, opacity: 0.4 + 0.6 * strength(share) },
+      { kind: "path", d, stroke: colours.took, width, opacity },
     ];
   });
 

@@ -175,6 +175,7 @@ export function Layers() {
   const measure = state.measure.value;
   const lines = isDerivative(measure) ? meanLines(measure) : ratioLines(measure);
   const model = modelText(state.checkpoint.value);
+  const controls = CONTROLS.filter(([control]) => data.controls[control]);
   return (
     <section id="layers" aria-labelledby="layers-title">
       <h2 id="layers-title">Layers</h2>
@@ -188,10 +189,14 @@ export function Layers() {
         ) : (
           <>
             The chart below shows the <Term name="mixing ratio of one layer">mixing ratio</Term> by layer
-            {CONTROLS.filter(([control]) => data.controls[control]).map(([control], n) => (
+            {controls.length > 0 && " with its controls: "}
+            {controls.map(([control], n) => (
               <>
-                {n === 0 ? ", with its controls: " : ", "}
-                <ControlName control={control} />
+                <span class="listed">
+                  <ControlName control={control} />
+                  {n < controls.length - 1 && ","}
+                </span>
+                {n < controls.length - 1 && " "}
               </>
             ))}
             .

@@ -132,6 +132,7 @@ function Canvas() {
     const [right, down] = ARROWS[e.key] ?? [0, 0];
     const { tokens } = chosenBlock.value;
     const known = tokens.filter((token) => token !== null);
+    pointed.value = null; // the pointer may be on another cell
     if (e.key === "Escape") set({ token: null });
     else if (e.key === "Home" || e.key === "End") set({ token: known.at(e.key === "Home" ? 0 : -1) });
     else if (right || down) choose(cellBeside(right, down));

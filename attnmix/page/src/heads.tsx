@@ -234,7 +234,7 @@ export function Heads() {
   const heads = headsOf(number, model);
   const matrix = useMemo(() => heads && headRows(heads, layer, head, kind), [heads, layer, head, kind]);
   if (!matrix || !heads) return <MissingHeads />;
-  const where = `${data.labels.layers[layer]}, head ${head} of ${headCount}, ${modelText(model)}`;
+  const where = `${data.labels.layers[layer]}, head ${head} (0 to ${headCount - 1}), ${modelText(model)}`;
   const measure = kind === "weight" ? "attention weight" : "weight times length";
   const rows = () =>
     rowsOf(headColumns(layer, head), {
@@ -266,7 +266,7 @@ export function Heads() {
           <Lines rows={matrix} />
           <Matrix rows={matrix} />
           <div class="overview">
-            <h4>All heads: rows are layers, columns heads</h4>
+            <h4>Attention weights of all heads: rows are layers, columns heads</h4>
             <p class="small">
               Layers are numbered from 1 and heads from 0, as in the function attnmix.interventions.without_heads.
             </p>

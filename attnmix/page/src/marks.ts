@@ -17,9 +17,11 @@ export type Mark =
       bold?: boolean;
       anchor: "start" | "middle" | "end";
       upright?: boolean; // rotated: reads from bottom to top
+      halo?: string; // colour around the letters, which separates them from lines below
     };
 
 const ALIGNS = { start: "left", middle: "center", end: "right" } as const;
+const HALO = 4; // pixels, width of the lines around letters, half of which is outside of the letters
 const BASELINE = 0.35; // in font sizes, from the middle of a letter down to its baseline
 
 function paint(context: CanvasRenderingContext2D, mark: Mark): void {
@@ -39,6 +41,10 @@ function paint(context: CanvasRenderingContext2D, mark: Mark): void {
     context.save();
     context.translate(mark.x, mark.y);
     if (mark.upright) context.rotate(-Math.PI / 2);
+    if (mark.halo) {
+      Object.assign(context, { strokeStyle: mark.halo, lineWidth: HALO, lineJoin: "round" });
+      context.strokeText(mark.text, 0, BASELINE * mark.size);
+    }
     context.fillText(mark.text, 0, BASELINE * mark.size);
     context.restore();
   }
@@ -70,8 +76,10 @@ function shapeOf(mark: Mark): SVGElement {
   const turn = mark.upright ? `translate(${x.toFixed(2)} ${y.toFixed(2)}) rotate(-90)` : null;
   const place = { x: turn ? 0 : x, y: (turn ? 0 : y) + BASELINE * size, transform: turn };
   const looks = { fill: mark.fill, "font-size": size, "font-weight": mark.bold ? 700 : null };
+  const halo = { stroke: mark.halo, "stroke-width": HALO, "stroke-linejoin": "round", "paint-order": "stroke" };
   const width = widthAttributes(textWidth(mark.text, size, mark.bold));
-  return shape("text", { ...place, ...looks, ...width, "text-anchor": mark.anchor }, mark.text);
+  const attributes = { ...place, ...looks, ...(mark.halo ? halo : {}), ...width, "text-anchor": mark.anchor };
+  return shape("text", attributes, mark.text);
 }
 
 /** Return the marks as SVG shapes. */

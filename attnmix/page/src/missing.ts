@@ -1,5 +1,6 @@
 // Reasons for missing own shares by exchange, whose cells are empty in the picture.
 
+import { comparison } from "./comparison";
 import { checkpoints, data, documentOf, isSpecial, layers, OWN_SHARE, ratioOf, tokensOf } from "./data";
 import { state } from "./state";
 
@@ -21,10 +22,14 @@ function whyNoExchange(token: number): string {
 export const missingText = (token: number | null) =>
   token !== null && state.share.value === OWN_SHARE ? `not known, because ${whyNoExchange(token)}` : "not known";
 
-/** A sentence with the reasons for empty columns; an empty string if no column is empty, or for other measures. */
+/** The reasons for empty columns, and for gaps in compared texts; an empty string if there are none. */
 export function emptyCellsText(texts: number[]): string {
-  if (state.share.value !== OWN_SHARE) return "";
-  const empty = texts.flatMap(tokensOf).filter((token) => !isKnown(token));
-  const reasons = [...new Set(empty.map(whyNoExchange))];
-  return reasons.length > 0 ? `Empty columns: ${reasons.join("; ")}.` : "";
+  const columns = comparison.value?.columns ?? [];
+  const shared = columns.filter(({ first, second }) => first !== null && second !== null);
+  const gaps = shared.length < columns.length ? "In the gaps of a text, only the other text has tokens." : "";
+  if (state.share.value !== OWN_SHARE) return gaps;
+  const tokens = comparison.value ? shared.flatMap(({ first, second }) => [first!, second!]) : texts.flatMap(tokensOf);
+  const reasons = [...new Set(tokens.filter((token) => !isKnown(token)).map(whyNoExchange))];
+  const empty = reasons.length > 0 ? `Empty columns: ${reasons.join("; ")}.` : "";
+  return `${empty} ${gaps}`.trim();
 }

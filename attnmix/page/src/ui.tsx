@@ -273,6 +273,9 @@ export const GLOSSARY = {
 /** True if the pointer moved, rather than the page under it. */
 const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
 
+/** False for taps, after which the browser reports that the pointer left, although the finger is still in place. */
+const isMouse = ({ pointerType }: PointerEvent) => pointerType === "mouse";
+
 const MARGIN = 16; // pixels between an explanation and the window's edge
 
 /** Move an explanation that reaches beyond the window to the left. */
@@ -283,7 +286,7 @@ function moveInside(element: HTMLElement | null) {
   if (excess > 0) element.style.left = `${-excess}px`;
 }
 
-/** A glossary term, explained on hover and on keyboard focus; Escape hides the explanation. */
+/** A glossary term, explained on hover, on keyboard focus and by a tap; Escape or another tap hides the explanation. */
 export function Term(props: {
   name: keyof typeof GLOSSARY;
   withoutNote?: boolean; // omit the run's sample size, which does not apply to a single text
@@ -295,13 +298,14 @@ export function Term(props: {
   return (
     <span
       class="term"
-      onMouseMove={(e) => (open.value = open.value || isMoved(e))}
-      onMouseLeave={() => (open.value = false)}
+      onPointerMove={(e) => (open.value = open.value || (isMouse(e) && isMoved(e)))}
+      onPointerLeave={(e) => isMouse(e) && (open.value = false)}
     >
       <button
         aria-describedby={id}
         onFocus={() => (open.value = true)}
         onBlur={() => (open.value = false)}
+        onPointerUp={(e) => !isMouse(e) && (open.value = !open.value)}
         onKeyDown={(e) => e.key === "Escape" && (open.value = false)}
       >
         {children ?? name}
