@@ -97,12 +97,17 @@ def test_arrow_keys_move_over_tokens_layers_and_models(opened: Opened) -> None:
     ]
 
 
-def test_tooltip_of_a_cell_disappears_after_a_key(opened: Opened) -> None:
+@pytest.mark.parametrize("action", ["key", "click"])
+def test_tooltip_of_a_cell_disappears_after_a_selection(opened: Opened, action: str) -> None:
     page = opened.page
     page.locator("#grid-canvas").click()
-    page.mouse.move(*(page.locator("#grid-canvas").bounding_box()[side] + 60 for side in "xy"))
-    assert page.locator(".pointed").is_visible()
-    page.keyboard.press("ArrowRight")
+    place = [page.locator("#grid-canvas").bounding_box()[side] + 60 for side in "xy"]
+    page.mouse.move(*place)
+    page.locator(".pointed").wait_for()
+    if action == "key":
+        page.keyboard.press("ArrowRight")
+    else:
+        page.mouse.click(*place)
     page.wait_for_function("() => !document.querySelector('.pointed')")
 
 

@@ -165,6 +165,7 @@ function Canvas() {
       onClick={(e) => {
         const cell = cellAt(e);
         if (cell) choose(cell);
+        pointed.value = null; // the lines under the pointer change
       }}
     />
   );
