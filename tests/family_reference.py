@@ -348,9 +348,10 @@ def bucket(distance: int, both: bool = True) -> int:
 class ReferenceLayer:
     """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5.
 
-    `visible` [tokens, tokens] is the attention mask, `rotary` the parameters of the rotary embedding. The result
-    consists of `points` and of the contributions `F`, `R`, `T` and `E` [token, source, width]: of attention, with skip
-    connection, after the first LayerNorm, and after the second LayerNorm without the feed-forward network.
+    `visible` [tokens, tokens] is the attention mask, and `rotary` contains the parameters of the rotary embedding. The
+    results are the vectors `points` and the contributions [token, source, width]: `F` to the attention output, `R` with
+    the skip connection, `T` after the first LayerNorm, and `E` after the second LayerNorm, without the feed-forward
+    network.
     """
 
     weights: Weights
@@ -452,7 +453,7 @@ class ReferenceLayer:
         return values
 
     def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
-        """Return the ratios with other values; `corpus` contains the values of other texts."""
+        """Return the ratios by control, with replaced value vectors; `corpus` contains the values from other texts."""
         values = {}
         if not self.parallel:
             self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
@@ -467,9 +468,9 @@ class ReferenceLayer:
         return values | {"without_special_sources": self.without_sources(special)}
 
     def without_sources(self, sources: list[int]) -> dict[str, Array]:
-        """Return the ratios without contributions of some sources to other tokens.
+        """Return the ratios computed after removing the contributions of some source tokens to other tokens.
 
-        The attention weights are renormalised over the remaining sources.
+        The attention weights of the remaining sources are rescaled to a sum of 1.
         """
         if not self.parallel:
             self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
@@ -488,8 +489,8 @@ class ReferenceLayer:
         """Return parts of the layer output by source [token, source, width], and the remaining part [token, width].
 
         The remaining part contains the biases and, in a decoder, cross-attention. The first call stores the
-        preactivations, the slope of the activation and the output of the feed-forward network, which copies of this
-        layer with other contributions reuse.
+        preactivations, the slope of the activation and the output of the feed-forward network. Copies of this layer
+        with other contributions reuse these three arrays.
         """
         w, tokens = self.weights, len(self.x)
         output_bias = w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))

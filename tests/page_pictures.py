@@ -101,7 +101,7 @@ def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int1
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
     """Return the share of squares in which two pictures differ, allowing a vertical shift of up to one pixel.
 
-    A pixel of the screen has `ZOOM` rows.
+    Each pixel of the screen is drawn `ZOOM` rows high.
     """
     assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
     height, width = np.minimum(one.shape, other.shape)[:2]

@@ -81,7 +81,7 @@ def output(case: Case, x: Array) -> Array:
 
 
 def moved(case: Case) -> float:
-    """Return the distance of TOKEN's vectors in two texts that differ only in the tokens of interest."""
+    """Return the distance between TOKEN's vectors in two texts that differ only in the tokens of interest."""
     of_interest = case.others_TT[TOKEN].numpy() == 1
     first, second = contents_of(case.name, 2).numpy()
     mixed = np.where(of_interest[:, None], second, first)
@@ -179,7 +179,7 @@ def test_probe_gains_match_regression() -> None:
     target = np.delete(contents[:, :, 0], TOKEN, axis=1).mean(1)  # mean over the other tokens
 
     def score(features: Array) -> float:
-        """Return the R² on 100 texts of a regression fitted on 100 others."""
+        """Return the R² on the last 100 texts for a regression fitted on the first 100 texts."""
         return float(LinearRegression().fit(features[:100], target[:100]).score(features[100:], target[100:]))
 
     alone = score(own)
