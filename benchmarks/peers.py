@@ -514,7 +514,7 @@ def zero_values(model: attnmix.Model, texts: Sequence[str]) -> Array:
     whole = [f"{prompt} {text}" for text in cut_texts(list(texts))]
     result = attnmix.measure(model, whole, methods="attn_w")
     matrices = [result.matrix("value_zeroing", text=number).to_numpy() for number in range(len(whole))]
-    return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]
+    return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]  # [texts, layers, tokens, sources]
 
 
 class PlainCase(NamedTuple):

@@ -140,7 +140,7 @@ RMS = (*CAUSAL_RMS, *T5S)
 CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *CAUSAL_RMS)
 BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value are concatenated per head
 ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")  # positions start after the padding index
-OFFSETS = {"opt": 2, "bart": 2}
+OFFSETS = {"opt": 2, "bart": 2}  # rows of the position embedding before the row of the first position
 
 
 def first_of(config: Any, *keys: str, default: Any = None) -> Any:
@@ -298,7 +298,7 @@ def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
 
     def find_row(distance: int) -> int:
         """Return the row of a distance in the table; in version 2, large distances are in logarithmic buckets."""
-        half = middle // 2
+        half = middle // 2  # up to this distance, each distance has its own row
         if getattr(config, "position_buckets", -1) > 0 and abs(distance) > half:
             furthest = config.max_position_embeddings
             steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
@@ -372,9 +372,10 @@ class ReferenceLayer:
         scores = query @ key.transpose(0, 2, 1)
         if self.position_scores is not None:
             scores = scores + self.position_scores(w, query, key)
-        if w.name not in ("gpt_neo", *T5S):
+        if w.name not in ("gpt_neo", *T5S):  # these families do not scale scores by the head size
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
+            # DeBERTa also scales by the number of summed scores: content, and each kind of position score.
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
         cap = getattr(config, "attn_logit_softcapping", None)
         if cap:

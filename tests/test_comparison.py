@@ -145,9 +145,9 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
     Texts with a token class that occurs in no other text are omitted.
     """
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
-    classes = []  # token classes, position groups and values of each text
-    groups = []
-    values = []
+    classes = []  # by text: the class of each token
+    groups = []  # by text: the group of each token's position
+    values = []  # by text: the value vector of each token
     for document in result.documents:
         classes.append(document.classes.tolist())
         groups.append([place.bit_length() for place in range(len(document))])  # 0, 1, 2-3, 4-7, ...

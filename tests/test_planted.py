@@ -60,7 +60,7 @@ def output(case: Case, x: Array) -> Array:
         for text, vectors in enumerate(x):
             inputs = vectors
             if case.stream is not None:
-                scale = max(1, case.stream / 8**0.5)
+                scale = max(1, case.stream / 8**0.5)  # the weight of the norm, which reverses its division
                 inputs = np.array([scale * norm(each) for each in vectors])
             for i in range(8):
                 if layer.weights_TT is None:
@@ -72,7 +72,7 @@ def output(case: Case, x: Array) -> Array:
                 z = vectors[i] + sum(weights[j] * ((inputs[j] @ W_V + b_V) @ W_O) for j in range(8)) / weights.sum()
                 if not is_pre_ln:
                     z = norm(z)
-                    if layer.takes_away:  # the feed-forward network removes what attention writes
+                    if layer.takes_away:  # the feed-forward network sets the receiver (dimensions 12 to 15) to 0
                         z = np.where(np.arange(16) < 12, z, 0)
                     z = norm(z)
                 result[text, i] = z
