@@ -159,7 +159,7 @@ def same_numbers(name: str) -> Callable[[Card], str]:
 
 
 def same_numbers_of_a_checkpoint(card: Card) -> str:
-    """Return the largest difference from the CPU for a real model."""
+    """Return the largest difference between the results on this device and on the CPU for a real model."""
     if card.checkpoint is None:
         raise NotHereError("no --checkpoint")
     if not card.checkpoint.is_file():

@@ -100,8 +100,8 @@ def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
 def run_inseq(folder: Path, texts: list[str]) -> Program:
     """Load the decoder, and return a function for its Value Zeroing `[texts, layers - 1, tokens, sources]`.
 
-    The last layer is omitted, because inseq measures it after the final norm. inseq has no values for the last token of
-    a text, and among the tokens of the prompt, only for the last one.
+    The last layer is omitted, because inseq measures it after the final norm. The tokens are those that inseq measures:
+    the last token of the prompt and all later tokens, except the last token of the text.
     """
     import inseq
 

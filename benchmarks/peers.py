@@ -266,8 +266,8 @@ def run_peer(
 def create_environment(package: str, environments: Path) -> Path:
     """Create a virtual environment with a package in the folder `environments`, and return its Python.
 
-    The environment also finds the packages of the current one. An existing environment is reused. Raise `PeerError` if
-    the package cannot be installed.
+    The new environment can also import the packages of the current environment. An existing environment is reused.
+    Raise `PeerError` if the package cannot be installed.
     """
     folder = environments / package
     python = folder / "bin" / "python"
@@ -367,7 +367,7 @@ def measure_peak(function: Callable[..., Any], model: attnmix.Model, texts: Sequ
 
 
 def read_memory(name: str) -> int:
-    """Return the field `name` of this process's status, in bytes; the file has the unit kB."""
+    """Return the field `name` of this process's status file in bytes (the file gives it in kB)."""
     (line,) = [line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 
@@ -506,14 +506,15 @@ def share(own: Tensor, others: Tensor) -> Tensor:
 def zero_values(model: attnmix.Model, texts: Sequence[str]) -> Array:
     """Return Value Zeroing `[texts, layers - 1, tokens, sources]` for the tokens and layers that inseq measures.
 
-    These are all layers except the last, and all tokens from the last one of the prompt to the last but one.
+    These are all layers except the last, and the tokens from the last token of the prompt to the second-to-last token
+    of the text.
     """
     prompt = texts[0].split()[0]
     prompt_tokens = len(model.tokenizer(prompt)["input_ids"])
     whole = [f"{prompt} {text}" for text in cut_texts(list(texts))]
     result = attnmix.measure(model, whole, methods="attn_w")
     matrices = [result.matrix("value_zeroing", text=number).to_numpy() for number in range(len(whole))]
-    return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]
+    return np.stack(matrices)[:, :-1, prompt_tokens - 1 : -1]  # [texts, layers, tokens, sources]
 
 
 class PlainCase(NamedTuple):

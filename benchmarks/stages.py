@@ -95,7 +95,7 @@ class Case(NamedTuple):
     check: Callable[[], str]
     """A function that returns a description of the compared results, or raises an error if they differ."""
     references: Sequence[str] = ()
-    """The ways to which the table has ratios; by default the first one."""
+    """The ways whose times are the divisors of the ratios in the table; by default the first way."""
     growing: bool = False
     """True if the ways differ only in the amount of work, which increases.
 
@@ -319,7 +319,7 @@ def _lay_out_texts(name: str, folder: Path, reviews: list[str], size: Size, arit
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return a text that joins `count` reviews, from index `first` on; the first review follows the last."""
+    """Return `count` reviews as one text, from the index `first` on; after the last review, the first one follows."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 

@@ -123,7 +123,7 @@ def experiments_of_commit() -> list[str]:
 
 
 def read(name: str, path: str) -> str:
-    """Return the text of the file `path` in the experiment `name`, which is a folder, or an experiment or a commit."""
+    """Return the text of the file `path` at `name`, which is a folder, a DVC experiment or a commit."""
     if Path(name).is_dir():
         return Path(name, path).read_text(encoding="utf-8")
     return str(dvc.api.read(path, rev=name))

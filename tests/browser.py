@@ -26,7 +26,7 @@ NAMES = {
     "chromium": ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
     "firefox": ("firefox-esr", "firefox"),
 }
-# Playwright does not report downloads of unmodified Firefox builds, and Chromium blocks many downloads in a row. The
+# Playwright does not report downloads made in unmodified Firefox builds, and Chromium blocks repeated downloads. The
 # files that a page saves are therefore collected in a list.
 KEEP_SAVED_FILES = """() => {
   window.savedFiles = [];

@@ -84,7 +84,7 @@ TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a WordPiece tokenizer of a few words."""
+    """Write a WordPiece tokenizer with a vocabulary of a few words."""
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(vocabulary)})
     tokenizer.save_pretrained(folder)
@@ -230,8 +230,8 @@ def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: in
 def tokens_table(labels: Sequence[str], special: Mapping[str, str], document: str = "test/0") -> pd.DataFrame:
     """Return rows of `features/tokenize/tokens.parquet` for tokens with these labels.
 
-    `special` maps the labels of special tokens to their classes. Labels follow WordPiece or, if any begins with a
-    space, tokenizers that mark spaces.
+    `special` maps the labels of special tokens to their classes. Labels are those of WordPiece or, if any label
+    begins with a space, those of a tokenizer that marks spaces.
     """
     marks_spaces = any(label.startswith(SPACE) for label in labels)
     rows = []

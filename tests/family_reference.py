@@ -140,7 +140,7 @@ RMS = (*CAUSAL_RMS, *T5S)
 CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "bloom", "opt", *CAUSAL_RMS)
 BY_HEAD = ("gpt_neox", "bloom", "deberta")  # query, key and value are concatenated per head
 ROBERTA = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text")  # positions start after the padding index
-OFFSETS = {"opt": 2, "bart": 2}
+OFFSETS = {"opt": 2, "bart": 2}  # rows of the position embedding before the row of the first position
 
 
 def first_of(config: Any, *keys: str, default: Any = None) -> Any:
@@ -298,7 +298,7 @@ def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
 
     def find_row(distance: int) -> int:
         """Return the row of a distance in the table; in version 2, large distances are in logarithmic buckets."""
-        half = middle // 2
+        half = middle // 2  # up to this distance, each distance has its own row
         if getattr(config, "position_buckets", -1) > 0 and abs(distance) > half:
             furthest = config.max_position_embeddings
             steps = np.log(abs(distance) / half) / np.log((furthest - 1) / half) * (half - 1)
@@ -348,9 +348,10 @@ def bucket(distance: int, both: bool = True) -> int:
 class ReferenceLayer:
     """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5.
 
-    `visible` [tokens, tokens] is the attention mask, `rotary` the parameters of the rotary embedding. The result
-    consists of `points` and of the contributions `F`, `R`, `T` and `E` [token, source, width]: of attention, with skip
-    connection, after the first LayerNorm, and after the second LayerNorm without the feed-forward network.
+    `visible` [tokens, tokens] is the attention mask, and `rotary` contains the parameters of the rotary embedding. The
+    results are the vectors `points` and the contributions [token, source, width]: `F` to the attention output, `R` with
+    the skip connection, `T` after the first LayerNorm, and `E` after the second LayerNorm, without the feed-forward
+    network.
     """
 
     weights: Weights
@@ -371,9 +372,10 @@ class ReferenceLayer:
         scores = query @ key.transpose(0, 2, 1)
         if self.position_scores is not None:
             scores = scores + self.position_scores(w, query, key)
-        if w.name not in ("gpt_neo", *T5S):
+        if w.name not in ("gpt_neo", *T5S):  # these families do not scale scores by the head size
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
+            # DeBERTa also scales by the number of summed scores: content, and each kind of position score.
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
         cap = getattr(config, "attn_logit_softcapping", None)
         if cap:
@@ -452,7 +454,7 @@ class ReferenceLayer:
         return values
 
     def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
-        """Return the ratios with other values; `corpus` contains the values of other texts."""
+        """Return the ratios by control, with replaced value vectors; `corpus` contains the values from other texts."""
         values = {}
         if not self.parallel:
             self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
@@ -467,9 +469,9 @@ class ReferenceLayer:
         return values | {"without_special_sources": self.without_sources(special)}
 
     def without_sources(self, sources: list[int]) -> dict[str, Array]:
-        """Return the ratios without contributions of some sources to other tokens.
+        """Return the ratios computed after removing the contributions of some source tokens to other tokens.
 
-        The attention weights are renormalised over the remaining sources.
+        The attention weights of the remaining sources are rescaled to a sum of 1.
         """
         if not self.parallel:
             self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
@@ -488,8 +490,8 @@ class ReferenceLayer:
         """Return parts of the layer output by source [token, source, width], and the remaining part [token, width].
 
         The remaining part contains the biases and, in a decoder, cross-attention. The first call stores the
-        preactivations, the slope of the activation and the output of the feed-forward network, which copies of this
-        layer with other contributions reuse.
+        preactivations, the slope of the activation and the output of the feed-forward network. Copies of this layer
+        with other contributions reuse these three arrays.
         """
         w, tokens = self.weights, len(self.x)
         output_bias = w.linear("out", np.zeros((tokens, len(w.arrays["out"]) - 1)))

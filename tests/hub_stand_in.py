@@ -1,6 +1,7 @@
 """A fake hub on the loopback interface, which serves listings and files, and can fail in several ways.
 
-Large files are redirected to a second origin, as on the real hub. That origin serves ranges and rejects tokens.
+Large files are redirected to a second origin, as on the real hub. That origin supports range
+requests and rejects requests with access tokens.
 """
 
 from __future__ import annotations

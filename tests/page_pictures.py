@@ -101,7 +101,7 @@ def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int1
 def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> float:
     """Return the share of squares in which two pictures differ, allowing a vertical shift of up to one pixel.
 
-    A pixel of the screen has `ZOOM` rows.
+    Each pixel of the screen is drawn `ZOOM` rows high.
     """
     assert np.abs(np.subtract(one.shape, other.shape)).max() <= ZOOM, (one.shape, other.shape)
     height, width = np.minimum(one.shape, other.shape)[:2]
@@ -110,5 +110,5 @@ def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> floa
         up, down = max(0, -shift), max(0, shift)
         lower, upper = one[down : height - up, :width], other[up : height - down, :width]
         distances = np.abs(blurred(lower) - blurred(upper)).max(axis=-1)
-        shares.append((distances > 40).mean())
+        shares.append((distances > 40).mean())  # of 255; smoothing of edges causes smaller distances
     return float(min(shares))

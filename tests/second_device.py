@@ -58,7 +58,7 @@ class Counts:
     """Numbers converted to Python (`.item()`, `float(tensor)`); the CPU waits for each of them."""
     to_device: int = 0
     from_device: int = 0
-    """Copies to the device and from it to the CPU."""
+    """Copies from the CPU to the device, and from the device to the CPU."""
     waits: Counter[str] = field(default_factory=Counter)
     """Calls of operators for which the CPU waits: `WAITING`, and masks as indices."""
 

@@ -26,8 +26,8 @@ MAX_WORDS = 20  # in a summary sentence
 class PlantedRun:
     """Stub of a run with two layers and only the tables that the summary sentences use.
 
-    The mean ratio rises by `change` from 0.25, and the own share in the last layer by `own` from 0.5. In layer 2 after
-    fine-tuning, the predicted class has the `share` of the contributions, and `chance` with permuted classes.
+    The mean ratio rises by `change` from 0.25, and the own share in the last layer by `own` from 0.5. `share` is the
+    variance share of the class in layer 2 after fine-tuning, and `chance` the same share with permuted classes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ def create_mean_ratios(change: float, documents: int) -> pd.DataFrame:
 
 
 def create_class_shares(share: float, chance: float, documents: int) -> pd.DataFrame:
-    """Return the rows of `geometry.csv` for the share of the class; layer 1 has a tenth of that of layer 2."""
+    """Return the rows of `geometry.csv` for the share of the class, which is ten times smaller in layer 1."""
     rows = []
     for layer, size in ((1, 0.1), (2, 1.0)):
         means = (

@@ -109,7 +109,7 @@ def test_batches_and_shards_match_single_texts(
 
 
 def test_group_reads_one_number_for_all_passes_and_points(tiny_bert: Path) -> None:
-    """Each number that the CPU reads from a GPU waits for the device, so a group of batches reads only one."""
+    """The CPU waits for a GPU whenever it reads a number, so it reads only one number per group of batches."""
     numbers = []
 
     class Numbers(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""`attnmix.load` and the pipeline interpret configuration, weights and tokenizer of a checkpoint in the same way."""
+"""`attnmix.load` and the pipeline interpret the configuration, weights and tokenizer of a checkpoint identically."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ def test_classes_must_be_numbered_from_0(own: Path, key: str, value: dict[str, s
 
 
 def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **changes: Any) -> Path:
-    """Write a LoRA adapter for two classes, with changes of its configuration."""
+    """Write a LoRA adapter for two classes, with changes to its configuration."""
     torch.manual_seed(1)
     model = AutoModelForSequenceClassification.from_pretrained(base)
     options: dict[str, Any] = {"task_type": "SEQ_CLS", "r": 2, "target_modules": targets}

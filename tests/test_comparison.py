@@ -145,9 +145,9 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
     Texts with a token class that occurs in no other text are omitted.
     """
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
-    classes = []  # token classes, position groups and values of each text
-    groups = []
-    values = []
+    classes = []  # by text: the class of each token
+    groups = []  # by text: the group of each token's position
+    values = []  # by text: the value vector of each token
     for document in result.documents:
         classes.append(document.classes.tolist())
         groups.append([place.bit_length() for place in range(len(document))])  # 0, 1, 2-3, 4-7, ...
@@ -159,7 +159,7 @@ def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, A
         corpus = []
         for token_class, group in zip(classes[number], groups[number], strict=True):
             of_class = []  # values of tokens of the class in other texts
-            of_group = []  # those that are also in the position group
+            of_group = []  # the part of `of_class` that is also in the token's position group
             for other in range(len(values)):
                 for place, value in enumerate(values[other]):
                     if other == number or classes[other][place] != token_class:
@@ -320,10 +320,11 @@ def compute_vectors(base: Any, ids: Any) -> Any:
 
 
 def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, Any]:
-    """Return squared displacements `[layers, tokens]` if the own token, and if all other tokens are exchanged.
+    """Return two arrays of squared displacements `[layers, tokens]`, by the own token and by all other tokens.
 
-    The displacements are relative to the length of the vector. `donor` contains the token IDs of the donor text. The
-    values are NaN for tokens that are not sampled or equal the token of the donor.
+    The first results from exchanging the own token, the second from exchanging all other tokens. The displacements are
+    relative to the length of the vector. `donor` contains the token IDs of the donor text. The values are NaN for
+    tokens that are not sampled or equal the token of the donor.
     """
     y = compute_vectors(base, document.ids)
     squares = np.full((2, len(y), len(document)), np.nan)
@@ -341,7 +342,7 @@ def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, 
 
 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
-    """Return the own share by exchange `[layers]` by kind of donors, computed for one donor and token at a time."""
+    """Return the own share by exchange `[layers]` for each kind of donor, for one donor and token at a time."""
     model: Any = result.model
     base = model.network.base_model
     documents = [document.cut(max_length) for document in result.documents]
@@ -571,7 +572,8 @@ def test_false_claims_stay_below_five_percent(
 ) -> None:
     """Simulate means of 6 cells over 24 texts in three tables `a`, `b` and `c`, without any true difference.
 
-    The first model of a `fixed` side equals the mean of all training runs; other runs deviate from it by seed.
+    If a side has several training runs, each run deviates at random. With `fixed`, the first side is a single model
+    without deviation.
     """
     generator = np.random.default_rng(0)
     claims = 0

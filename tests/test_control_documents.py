@@ -56,7 +56,7 @@ class FinishedRun(NamedTuple):
         return Run(self.folder).table(f"measure/{name}")
 
     def texts_with(self, quantity: str) -> list[int]:
-        """Return the sorted indices of the texts with a quantity."""
+        """Return the sorted indices of the texts for which a quantity is available."""
         return sorted({number for (_, _, number), sums in self.sums.items() if quantity in sums})
 
 

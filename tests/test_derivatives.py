@@ -66,7 +66,7 @@ def exact_levels(jacobian: np.ndarray) -> np.ndarray:
 
     The forms are the sum of norms, the norm of the block, and the norm of the sum.
     """
-    shares = np.zeros((3, 5))
+    shares = np.zeros((3, 5))  # three forms, and the five tokens of `IDS`
     for i in range(5):
         norms = [np.sqrt((jacobian[i, :, j] ** 2).sum()) for j in range(5)]
         block = np.delete(jacobian[i], i, axis=1)
@@ -79,7 +79,7 @@ def exact_levels(jacobian: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("reference", REFERENCES)
 def test_norms_and_levels_match_autograd(base: Any, jacobians: dict[str, np.ndarray], reference: Any) -> None:
     exact, chains = jacobians[reference], document_chains(base, IDS)
-    entries = np.sqrt((exact**2).sum((2, 4)))
+    entries = np.sqrt((exact**2).sum((2, 4)))  # over the hidden dimensions of output and input
     with torch.no_grad():
         norms = derivative_norms(chains, reference, WIDTH, seed=0)
         # Norms from a single direction are not corrected, but their squares are unbiased over seeds.
@@ -120,7 +120,7 @@ def test_agreement_is_rank_correlation_with_autograd(jacobians: dict[str, np.nda
     matrices = {name: matrix.numpy() for name, matrix in measurer.contributions(ids).items()}
     names = [*RATIOS, *MATRICES]
     for (place, reference), layer in product(enumerate(REFERENCES), range(3)):
-        norms = np.sqrt((jacobians[reference][layer] ** 2).sum((1, 3)))
+        norms = np.sqrt((jacobians[reference][layer] ** 2).sum((1, 3)))  # over both hidden dimensions
         for method in ("attention", "alti", "globenc_rollout"):
             rows = zip(matrices[method][layer], norms, strict=True)
             expected = np.mean([stats.spearmanr(row, row_of_norms).statistic for row, row_of_norms in rows])

@@ -75,7 +75,10 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 
 
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
-    """Return squared displacements by own, other and all tokens, and |y|^2, `[4, levels]`, averaged over donors."""
+    """Return four quantities of a token's vector y at each level `[4, levels]`, averaged over donors.
+
+    They are the squared displacements of y if the own token, all other tokens, or all tokens are exchanged, and |y|^2.
+    """
     by_donor = []
     for donor in donors:
         own, others = ids.copy(), donor.copy()

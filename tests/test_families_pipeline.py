@@ -57,7 +57,9 @@ pytestmark = pytest.mark.families  # every family has a pipeline run with a page
 
 
 def shown_content(name: str) -> tuple[object, ...]:
-    """Return the quantities that figures and page show for a family, and its kind of tokenizer, which affects words."""
+    """Return the quantities that the figures and the page show for a family, and the kind of its tokenizer.
+
+    The kind of tokenizer determines which tokens start a word."""
     family = tiny_family(name)
     quantities = frozenset([*family.present([*POINTS, *RATIOS, *MATRICES]), *present_attributions(family)])
     return quantities, parts_obstacle(family) is None, len(family.stacks), TOKENS[name].kind

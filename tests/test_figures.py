@@ -108,12 +108,12 @@ def joint_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_joint_pages_accumulate_points(joint_pages: Path) -> None:
     with pypdfium2.PdfDocument(joint_pages) as document:
-        assert len(document) == 2 + 2 * len(POST_LN)
+        assert len(document) == 2 + 2 * len(POST_LN)  # two points of the embedding, and those of two layers
         texts = [page.get_textpage().get_text_bounded() for page in document]
         pages = [page.render(scale=DPI / 72).to_numpy() for page in document]
     assert "(1 of 14)" in texts[0]
     assert "(14 of 14)" in texts[-1]
-    panel_width = int(0.68 * pages[0].shape[1])
+    panel_width = int(0.68 * pages[0].shape[1])  # without the legend on the right
     drawn = [(page[30:, :panel_width] < 250).any(axis=-1) for page in pages]  # without titles
     # Only the newest points have an edge. Its pixels may be missing on later pages.
     for earlier, later in pairwise(drawn):

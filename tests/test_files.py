@@ -130,7 +130,9 @@ def test_folder_round_trip(suffix: str, rows: Any, generator: random.Random, par
 
 
 def rfc_records(text: str) -> list[list[str]] | None:
-    """Return the records of a csv text, parsed by character without empty lines, or None for a stray quote.
+    """Parse a csv text character by character and return its records without empty lines.
+
+    Return None if the text has a stray quote.
 
     The state of a field is `start` (no character yet), `plain`, `quoted`, or `closed` after a second quote, which is
     the end of the field or, before a third quote, part of it.

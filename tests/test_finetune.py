@@ -259,7 +259,7 @@ def test_killed_training_resumes_to_identical_bytes(
     curves = pd.read_csv(folder / "reports/plots/finetune/finetune.csv")
     assert curves["step"].max() == 14, "the curves are not written during training"
     assert (half / "model.safetensors").exists()
-    # Mark the history of the first checkpoint by a loss that training cannot produce.
+    # Mark the first checkpoint's history with a loss value that training cannot produce.
     state_file = half.parent / "checkpoint-7/trainer_state.json"
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0

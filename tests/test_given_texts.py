@@ -467,7 +467,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def has_page(family: attnmix.Model) -> bool:
-    """Return True for one family per kind of tokenizer, the only property of a family that pages use."""
+    """Return True for one family per kind of tokenizer; pages depend on no other property of a family."""
     return family.network.config.model_type in one_of_each_tokenizer()
 
 

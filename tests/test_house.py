@@ -39,7 +39,10 @@ STAGES = {name: stage.get("do", stage) for name, stage in PIPELINE["stages"].ite
 CODE = ("attnmix", "stages")
 MODULES = sorted(path.relative_to(REPOSITORY) for folder in CODE for path in (REPOSITORY / folder).rglob("*.py"))
 PORTABLE_DECOMPOSITIONS = {"eigh", "eigvalsh", "qr", "vector_norm"}
-"""`vector_norm`, and decompositions that `kernels.py` computes with NumPy; others depend on the processor."""
+"""The allowed functions of `torch.linalg`: results of all others would depend on the processor.
+
+`kernels.py` computes the decompositions with NumPy.
+"""
 
 
 def parsed(module: Path) -> ast.Module:

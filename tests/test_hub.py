@@ -77,7 +77,9 @@ class Served(NamedTuple):
     stop: Callable[[], None]
 
     def download(self, folder: Path, token: str | None = None, *, checks_model: bool = True, **changes: Any) -> Path:
-        """Run the stage in `folder`, by default with a model and a dataset without failures, and return the folder.
+        """Run the stage in `folder`, by default with a model and a dataset for which it succeeds.
+
+        Return the folder.
 
         Tests that compare all bytes of a model need not load it, which takes a third of their time.
         """

@@ -33,7 +33,7 @@ Layers = Mapping[int, Sequence[int]]
 
 
 class InDouble(TorchFunctionMode):
-    """Uses float64 where a model's code requests float32, for accurate finite differences."""
+    """A mode of torch that uses float64 where a model's code requests float32, for accurate finite differences."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -148,7 +148,7 @@ def test_derivatives_of_edited_network_match_finite_differences(family: str) -> 
             if each is not None
         )
         sums = []
-        for distance in (step, -2 * step):  # one step forwards, then to one step backwards
+        for distance in (step, -2 * step):  # to one step above the parameters, then to one step below
             move(distance)
             with torch.no_grad():
                 sums.append(float((vectors(network, inputs) * weights).sum()))

@@ -167,7 +167,7 @@ def test_aligned_maps_match_umap_graphs_and_quality(chain: list[Any]) -> None:
 def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
     """A tie of a token between two of five points is the Jaccard index of its neighbours, weighted by distance.
 
-    The first axis of `strength` is the distance between the points, from -3 to 3.
+    The first axis of `strength` is the signed offset between the points, from -3 to 3.
     """
     graphs: list[Any] = [neighbourhood(vectors, "euclidean", 8, seed=2).graph for vectors in chain]
     strength = ties(graphs).reshape(7, 5, 60)
@@ -301,7 +301,10 @@ def test_stability_of_equal_shapes_and_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return vectors and maps of 40 tokens at three points; `heads` shifts both at the second, in a different basis."""
+    """Return vectors and maps of 40 tokens at three points; `heads` is a shift of both at the second point.
+
+    The second point is `attention_heads`, whose vectors have a different basis than those of the other points.
+    """
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]
     vectors_STD = generator.normal(size=(3, 40, 8)).astype(np.float32)
@@ -312,7 +315,7 @@ def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
 
 
 def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any) -> pd.DataFrame:
-    """Return the scores of a joint map of the vectors, with a map by another seed that differs in scale only.
+    """Return the scores of a joint map of the vectors; the map of the second seed differs only in scale.
 
     The axes are sites, tokens and dimensions.
     """
@@ -417,8 +420,8 @@ def test_principal_components_match_svd_for_any_shape(vectors: int, width: int) 
 
 def test_ties_of_equal_vectors_are_averaged() -> None:
     strength = np.zeros((7, 3, 4))
-    strength[4, 0], strength[2, 1] = [1, 2, 3, 0], [1, 2, 3, 0]  # the first point to the second, and back
-    strength[5, 0] = [4, 4, 4, 4]  # the first to the third
+    strength[4, 0], strength[2, 1] = [1, 2, 3, 0], [1, 2, 3, 0]  # ties from the first point to the second, and back
+    strength[5, 0] = [4, 4, 4, 4]  # from the first point to the third
     places = [np.array([0, 0, 1, 1]), np.array([2, 3, 4, 5]), np.array([6, 6, 6, 6])]
     expected = np.zeros((7, 7))
     expected[0, [2, 3, 6]] = [0.5, 1, 4]

@@ -125,9 +125,9 @@ def peak(workspace: Workspace, documents: int, run: int) -> int:
 def test_memory_does_not_grow_with_documents(
     workspace: Workspace, quick: None, little_garbage: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Occasional reallocations of tables increase a peak: use the minimum of two runs, of many texts only if necessary.
+    """Occasional reallocations of tables increase a peak, so the smaller peak of two runs is compared.
 
-    Tracing makes the runs slow.
+    Tracing makes the runs slow, so the second run with many texts is omitted if the first is within the limit.
     """
     monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few = min(peak(workspace, FEW, run) for run in range(2))

@@ -191,7 +191,8 @@ def test_spearman_with_depth_uses_layer_ranks() -> None:
 
 @pytest.mark.parametrize("documents", [8, 20, 40])
 def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
-    # Families of 42 independent or correlated cells without any effect. There are no intervals below 20 texts.
+    # Families of 42 independent or correlated cells without any effect. No intervals are computed for fewer
+    # than 20 texts.
     generator = np.random.default_rng(0)
     for shared in (0.0, 0.5):
         alarms = 0

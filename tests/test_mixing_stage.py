@@ -495,7 +495,7 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> tuple[Any, Any]:
-    """Return squared relative displacements of a vector `[layers]` if the own token, or all others, are exchanged."""
+    """Return squared relative displacements `[layers]` of a vector: by its own token, and by all other tokens."""
 
     def compute_vectors(text: Any) -> Any:
         with torch.no_grad():

@@ -54,7 +54,7 @@ def test_picture_colours_are_distinguishable_and_readable(theme: str, picture: s
     for one, other in combinations(PICTURES[picture], 2):
         assert are_far_apart(colours[one], colours[other]), (one, other)
     for name in PICTURES[picture]:
-        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name  # the minimum for text in WCAG (AA)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -63,7 +63,7 @@ def test_map_colours_are_distinguishable(theme: str) -> None:
     assert len(dots) == 8
     pairs = [*combinations(dots, 2), *product(dots, [colours[name] for name in RINGS])]
     assert [pair for pair in pairs if not are_far_apart(*pair)] == []
-    assert min(contrast(dot, colours["paper"]) for dot in dots) >= 3
+    assert min(contrast(dot, colours["paper"]) for dot in dots) >= 3  # the minimum for graphics in WCAG (AA)
 
 
 def test_figures_use_page_colours() -> None:

@@ -23,8 +23,8 @@ from attnmix.core.store.runs import Run
 TOKEN = 14  # index in the first text, with a short name
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
-# Allowed shares of different squares in the browser, and in other programs, which smooth edges and small images
-# differently.
+# Largest allowed share of squares that differ: in the browser, and in other programs (which smooth edges and small
+# images differently).
 ALIKE, NEARLY_ALIKE = 0.01, 0.03
 WHITE = (255, 255, 255)
 POINTS_BY_PIXEL = 0.75  # size of a CSS pixel in print
@@ -253,8 +253,9 @@ def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: st
         if is_apart.sum() < 10:
             continue  # covered by another curve
         places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(is_apart)]
+        # Smoothing changes colours by less than 60 of 255.
         hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
-        assert np.mean(hits) > 0.5, name  # a third of a dotted line is drawn
+        assert np.mean(hits) > 0.5, name  # less than 1, because dotted lines have gaps
         # Pixels next to the curve have a different colour.
         beside = [picture.distance(left, y - 4, as_colour(legend[name]), 0.5) < 60 for left, y in places]
         assert np.mean(beside) < 0.2, name

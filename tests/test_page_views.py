@@ -34,7 +34,7 @@ def first(opened: Opened) -> Opened:
 
 
 def shares(checkpoint: str, layer: int, document: str = "test/0", method: str = "alti") -> np.ndarray:
-    """Return the share of each source `[tokens, sources]` by a contribution matrix."""
+    """Return the share of each source `[tokens, sources]` according to a contribution matrix."""
     matrix = np.asarray(Run(Path()).matrix(checkpoint, document, method)[layer - 1], dtype=float)
     return np.asarray(matrix / matrix.sum(axis=1, keepdims=True))
 

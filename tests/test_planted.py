@@ -60,7 +60,7 @@ def output(case: Case, x: Array) -> Array:
         for text, vectors in enumerate(x):
             inputs = vectors
             if case.stream is not None:
-                scale = max(1, case.stream / 8**0.5)
+                scale = max(1, case.stream / 8**0.5)  # the weight of the norm, which reverses its division
                 inputs = np.array([scale * norm(each) for each in vectors])
             for i in range(8):
                 if layer.weights_TT is None:
@@ -72,7 +72,7 @@ def output(case: Case, x: Array) -> Array:
                 z = vectors[i] + sum(weights[j] * ((inputs[j] @ W_V + b_V) @ W_O) for j in range(8)) / weights.sum()
                 if not is_pre_ln:
                     z = norm(z)
-                    if layer.takes_away:  # the feed-forward network removes what attention writes
+                    if layer.takes_away:  # the feed-forward network sets the receiver (dimensions 12 to 15) to 0
                         z = np.where(np.arange(16) < 12, z, 0)
                     z = norm(z)
                 result[text, i] = z
@@ -81,7 +81,7 @@ def output(case: Case, x: Array) -> Array:
 
 
 def moved(case: Case) -> float:
-    """Return the distance of TOKEN's vectors in two texts that differ only in the tokens of interest."""
+    """Return the distance between TOKEN's vectors in two texts that differ only in the tokens of interest."""
     of_interest = case.others_TT[TOKEN].numpy() == 1
     first, second = contents_of(case.name, 2).numpy()
     mixed = np.where(of_interest[:, None], second, first)
@@ -179,7 +179,7 @@ def test_probe_gains_match_regression() -> None:
     target = np.delete(contents[:, :, 0], TOKEN, axis=1).mean(1)  # mean over the other tokens
 
     def score(features: Array) -> float:
-        """Return the R² on 100 texts of a regression fitted on 100 others."""
+        """Return the R² on the last 100 texts for a regression fitted on the first 100 texts."""
         return float(LinearRegression().fit(features[:100], target[:100]).score(features[100:], target[100:]))
 
     alone = score(own)

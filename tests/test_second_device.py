@@ -127,7 +127,7 @@ def measures(folder: Path, device: torch.device) -> Arrays:
     random = BatchMeasurer(random_base(folder, 1).to(device), list(RATIOS), tokenizer.pad_token_id)
     arrays["random"] = random.control_sums("random_weights", documents[:2])
 
-    # The first 7 tokens of the first text, and for the derivatives also those of a second one.
+    # Use 7 tokens of the first text; the derivatives also need 7 tokens of another text as donor.
     measurer = DocumentMeasurer(base, list(RATIOS), list(MATRICES))
     ids, other_ids = [each.ids[:7] for each in documents[:2]]
     arrays["matrices"] = {name: matrix.cpu().numpy() for name, matrix in measurer.contributions(ids).items()}

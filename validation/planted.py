@@ -126,6 +126,7 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
     donors_BTD = x_BTD.roll(1, 0)  # each text has another text as donor
     by_token["swap"] = swap_ratio(output, x_BTD, donors_BTD, others_TT.bool())
     by_token |= probe_scores(contents, output(x_BTD), case.givers_TT, generator)
+    # Token 1 is omitted, because it is the source or the sink in some cases.
     return {name: float(score[..., 1:].nanmean()) for name, score in by_token.items()}
 
 
@@ -172,9 +173,9 @@ def matrix_scores(
 ) -> dict[str, Tensor]:
     """Return the share of other tokens `[B, T]` in the rows of each named matrix of the last layer.
 
-    For models with two layers, the shares are those in the rollouts instead. `others_TT` has ones for other tokens.
-    `value_zeroing_sum` is the sum over other tokens in a row of Value Zeroing before normalization, with and without
-    b_V.
+    For models with two layers, the shares are those in the rollouts instead. `others_TT[i, j]` is 1 if token j counts
+    as another token for token i, and 0 otherwise. `value_zeroing_sum` is the sum of a row of Value Zeroing over other
+    tokens, before normalization; `value_zeroing_without_bias_sum` is the same sum without b_V.
     """
     layer_matrices = select_layer_matrices(names)
 
@@ -189,7 +190,7 @@ def matrix_scores(
         shares = {}
         for name, rows_LTT in contributions(names, text_layers).items():
             is_rollout = name in ROLLOUTS
-            if is_rollout != has_one_layer:
+            if is_rollout != has_one_layer:  # rollouts for two layers, the other matrices for one layer
                 shares[name] = _share_of_others(rows_LTT[-1], others_TT)
         if has_one_layer:
             for name in ("value_zeroing", "value_zeroing_without_bias"):
@@ -202,8 +203,8 @@ def matrix_scores(
 def _share_of_others(rows_TT: Tensor, others_TT: Tensor) -> Tensor:
     """Return the share of other tokens `[T]` in each row of a matrix.
 
-    If contributions cancel, the output of attention, and thus their shares in it, are rounding errors; these rows are
-    NaN.
+    If contributions cancel, the output of attention is a rounding error, and shares of it are meaningless; these rows
+    are NaN.
     """
     is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
     shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
@@ -248,11 +249,11 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
 
         a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
 
-    J_ij is the derivative of the output vector i with respect to the input vector x_j. e_j is the residual of x_j in a
-    linear regression on x_i over texts, for the tokens j that are ones in `others_TT`, and 0 for all other j.
+    J_ij is the derivative of the output vector i with respect to the input vector x_j, and E is the mean over texts.
+    e_j is the residual of a linear regression of x_j on x_i over texts if `others_TT[i, j]` is 1, and 0 otherwise.
     """
     centred_BTD = x_BTD - x_BTD.mean(0)
-    directions = []  # for each i: e, then x - E x - e
+    directions = []  # two for each token i: e, then x - E x - e
     for i, others_T in enumerate(others_TT):
         own_BD = centred_BTD[:, i]
         coefficients_DTE = torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD)
@@ -264,6 +265,7 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
         _, changes_NTD = jvp(output, (x_NTD,), (torch.cat(directions),))
     shares = []
     for i, changes_2BTD in enumerate(changes_NTD.view(len(others_TT), 2, *x_BTD.shape)):
+        # The changes of the output vector i along its two directions.
         a, o = changes_2BTD[:, :, i].square().sum(-1).mean(-1).sqrt()
         shares.append(_share(a, a + o))
     return torch.stack(shares)
@@ -305,7 +307,7 @@ def held_out_r2(features_BF: npt.NDArray[Any], target_B: npt.NDArray[Any]) -> fl
 
 
 def _share(others: Tensor, total: Tensor) -> Tensor:
-    """Return others / total; 0 if the total is a rounding error."""
+    """Return others / total, or 0 if the total is a rounding error."""
     return (others / total).masked_fill(total < ROUNDING, 0)
 
 

@@ -1,4 +1,4 @@
-"""Models constructed so that the own share of every vector is known, and the value that each measure gives for them.
+"""Models with a known own share of every vector, and the values of all measures for these models.
 
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
@@ -38,7 +38,7 @@ from validation.planted import POINTS
 from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS
 
 TEXTS, MEASURED = 64, 8
-POSITIONS = np.arange(2, TOKENS, dtype=np.int32)
+POSITIONS = np.arange(2, TOKENS, dtype=np.int32)  # the tokens with two preceding tokens, counted from 0
 GROUPS = 3  # number of orthogonal subspaces of contents, which are assigned by position
 CONTENT, WIDTH = TOKENS, TOKENS + 4 * GROUPS  # content dimensions follow the position dimensions
 SINK_WEIGHT = 0.9
@@ -160,7 +160,7 @@ def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
     for quantity, name in names.items():
         # Sums over tokens and numbers of tokens, `[kinds of donors, layers]`.
         sums, counts = np.sum([total[quantity] for total in totals], axis=0)
-        shares[name] = float(sums[0, -1] / counts[0, -1])
+        shares[name] = float(sums[0, -1] / counts[0, -1])  # the only kind of donor, in the last layer
     return shares
 
 

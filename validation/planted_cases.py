@@ -27,7 +27,7 @@ TOKENS, WIDTH, HEADS = 8, 16, 2
 HEAD = WIDTH // HEADS
 CONTENT, RECEIVER = 8, 12  # the first dimensions of the content and the receiver, which have 4 dimensions each
 LENGTH = 1.5  # Euclidean length of position vectors
-SHARPNESS = 60.0  # difference of the attention scores for weights 1 and 0
+SHARPNESS = 60.0  # difference between the attention scores for the weights 1 and 0
 STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
 
 
@@ -53,11 +53,13 @@ def by_position(weights_TT: Tensor) -> Tensor:
 
 EYE = torch.eye(TOKENS, dtype=torch.float64)
 UNIFORM = torch.full_like(EYE, 1 / TOKENS)
-BEFORE, TWO_BEFORE = EYE.roll(-1, 1), EYE.roll(-2, 1)  # a_i,i-1 = 1, circular
+BEFORE, TWO_BEFORE = EYE.roll(-1, 1), EYE.roll(-2, 1)  # token i attends to i-1, or to i-2; circular
 FIRST = torch.zeros_like(EYE).index_fill(1, torch.tensor(0), 1)
 SINK = torch.full_like(EYE, 0.1 / (TOKENS - 1)).index_fill(1, torch.tensor(0), 0.9)
 SIGNS = {k: (-1.0) ** k for k in range(4)}
+# The query of each head is sqrt(HEAD) times the one-hot position, so attention scores are the entries of the key.
 QUERY = matrix({(p, h * HEAD + p): HEAD**0.5 / LENGTH for p in range(TOKENS) for h in range(HEADS)})
+# The score of a token is the first entry of its content; that of token 1 is larger by 2.
 KEY_IS_CONTENT = matrix({(CONTENT, e): 1 for e in range(WIDTH)} | {(0, e): 2 / LENGTH for e in range(WIDTH)})
 NOTHING, MESSAGE, IDENTITY = matrix({}), copying(CONTENT), torch.eye(WIDTH, dtype=torch.float64)
 GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # factor -2 in head 2

@@ -58,8 +58,8 @@ STORED = {
     "attnres_n": (22.25, 19.55),
     "attnresln_n": (18.75, 16.24),
 }
-"""The same means in the stored output of the authors' public notebook `emnlp2021/run.ipynb`."""
-MASKED = 0.12
+"""The same means, as stored in the output of the authors' public notebook `emnlp2021/run.ipynb`."""
+MASKED = 0.12  # share of the tokens that are masked
 MASK_SEED = 0
 
 
@@ -205,8 +205,9 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
         if is_square:
             expansion_rates.append(expansion_rate(value_map(layer_pass), output))
 
+    one_token = padded([[1]], 0, base.device)  # any token, because the values depend only on the weights
     with torch.inference_mode():
-        run_layers(base, padded([[1]], 0, base.device), visit)
+        run_layers(base, one_token, visit)
     results = {"attention_gain": attention_gains}
     if expansion_rates:
         results["expansion_rate"] = expansion_rates
@@ -216,9 +217,9 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
 def expansion_rate(value: Linear, output: Linear) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as in the authors' `expansion_rate_attn_f.py`.
 
-    d is the width of vectors. The authors have b_O in the last column. In an affine map of [x, 1], b_O would be in the
-    last row, as in `attention_gain`. That function omits the last column (0, ..., 0, 1), which maps the constant 1 to
-    itself.
+    |.|_F is the Frobenius norm, and d the width of vectors. The authors have b_O in the last column. In an affine map
+    of [x, 1], b_O would be in the last row, as in `attention_gain`. `attention_gain` omits the last column
+    (0, ..., 0, 1), which maps the constant 1 to itself.
     """
     W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
     square = (W_V @ W_O).square().sum() + (W_V @ b_O).square().sum() + (b_V @ W_O).square().sum()

@@ -186,6 +186,7 @@ def library_summary(base: PreTrainedModel, ids: Tensor, rule: str) -> Summary:
 def rank_correlations(first: Summary, second: Summary) -> Tensor:
     """Return the rank correlation between the part lengths of two methods for each layer, averaged over tokens."""
     by_layer = []
+    # Level 0, the embeddings, is omitted: each embedding consists of its own part only.
     for first_TT, second_TT in zip(first.length[1:], second.length[1:], strict=True):
         correlations = []
         for first_T, second_T in zip(first_TT, second_TT, strict=True):

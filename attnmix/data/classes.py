@@ -23,10 +23,10 @@ from attnmix.core.terminal import DIRECTIONS, shorten
 Reading = Literal["codes", "names"]
 TRUTH_NAMES = {"true", "false"}
 MAX_SHOWN_CLASSES = 5  # maximum number of classes in a message
-WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
+WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")  # an integer without leading zeros
 WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # format of integers in a column with missing values
-CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")
-DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
+CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")  # a class code in a file without types, such as `1` or `1.0`
+DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")  # a number, also in scientific notation
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
 """The beginning of a spreadsheet formula in a csv file, such as `=1+1`, `@sum` and `-x`, but not `-1` or `+`."""
 INVISIBLE = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"

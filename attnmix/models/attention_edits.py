@@ -54,7 +54,7 @@ class AttentionEdits:
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
         """Apply `edit` after the active edits, until `end(edit)`.
 
-        The context `preparation` is entered before, and exited when the last edit of the network ends.
+        `preparation` is a context, entered before `edit` applies, and exited when the last edit of the network ends.
         Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
         """
         if self.base() is not network.base_model:

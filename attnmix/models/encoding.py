@@ -19,7 +19,7 @@ from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
-WHITESPACE = "Ġ▁Ċĉ \n\t"
+WHITESPACE = "Ġ▁Ċĉ \n\t"  # white space in token names: two marks of a space, a line break, a tab, and the characters
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
@@ -211,6 +211,7 @@ def _classify_tokens(
         is_start = token == start_id and (position == 0 or start_id != end_id)
         is_single_token = tokens_per_word[word] == 1
         piece = text[start:end].strip()
+        # An empty `piece` consists of spaces only; it is punctuation unless it belongs to a word of several tokens.
         is_punctuation = all(map(_is_punctuation, piece)) and (piece or is_single_token)
         if is_special:
             name = "cls" if is_start else "sep"
@@ -232,7 +233,7 @@ def _is_punctuation(character: str) -> bool:
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
     """Raise `InputError`, prefixed with `key`, if most words of the texts are unknown to the model `name`.
 
-    A word counts with the share of its characters that are not covered by known tokens, for each occurrence.
+    Each occurrence of a word counts with the share of its characters that no known token covers.
     """
     occurrences: Counter[str] = Counter()
     for text in texts:

@@ -168,7 +168,7 @@ class Family:
         return reasons
 
     def present(self, names: Iterable[str]) -> list[str]:
-        """Return those of the `names` that this family has; a rollout is available if its matrix is available."""
+        """Return the `names` that this family has; a rollout is available if its matrix is available."""
         absent = self.absent()
         return [name for name in names if name.removesuffix(ROLLOUT) not in absent]
 
@@ -316,7 +316,7 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
-    """Return those of the `names` that the model's family has, and log why the others are missing.
+    """Return the `names` that the model's family has, and log why the others are missing.
 
     If `needed` is not empty, raise `InputError` for the parameter `key` if none of the `names` remains; the error
     suggests the names in `needed`.

@@ -266,7 +266,7 @@ def _fetch_base(name: str, revision: str | None, output: Path, with_tokenizer: b
 
 
 def _copy_tokenizer(files: Iterable[Path], output: Path) -> None:
-    """Copy those of the `files` to the folder `output` that are neither weights nor the configuration of a model."""
+    """Copy the `files` that are neither weights nor the configuration of a model to the folder `output`."""
     for file in files:
         is_model_file = file.name in (ADAPTER_CONFIG, "config.json") or "safetensors" in file.name
         if not is_model_file:

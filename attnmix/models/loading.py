@@ -211,8 +211,8 @@ def load_weights(
 def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
     """Raise `InputError` for mismatched, missing and unused weights of a loaded model.
 
-    `info` is the loading info of transformers. Missing weights of the classification head are allowed, and mismatched
-    ones if `has_new_classes`, because the head is then trained.
+    `info` is the loading info of transformers. Weights of the classification head may be missing and,
+    if `has_new_classes`, have different shapes, because the head is then trained.
     """
     # Names of weights in the base model begin with this prefix, unlike those in the head.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -551,7 +551,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     if count > len(layers):
         problem = f"the model has {len(layers)} layers with separate weights"
         raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")
-    last = list(layers[count - 1].parameters())[-1]
+    last = list(layers[count - 1].parameters())[-1]  # the last parameter to freeze
     for parameter in base.parameters():  # in forward order: embeddings, then layers
         parameter.requires_grad_(False)
         if parameter is last:

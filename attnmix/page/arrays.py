@@ -26,16 +26,17 @@ Array = npt.NDArray[Any]
 Curve = dict[str, list[float | None]]
 
 MAX_CODE = 65_534  # the largest code of a quantised value
-MISSING_CODE = 65_535
+MISSING_CODE = 65_535  # the code of a missing value
 MAX_INT16 = 32_767
 VECTOR_BYTES = 4_000_000  # maximum total size of the head arrays that are encoded completely, before compression
 HEAD_BYTES = 1_400_000
 """The maximum total size of the queries and keys of other texts; one text of 64 tokens then fits on a page of 4 MB."""
 ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
 _CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
-_DELETE_AND_C1 = range(0x7F, 0xA0)
+_DELETE_AND_C1 = range(0x7F, 0xA0)  # control characters without a visible symbol in Unicode
+# Invisible characters that change the direction of text.
 _DIRECTIONS = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SURROGATES = range(0xD800, 0xE000)
+_SURROGATES = range(0xD800, 0xE000)  # halves of UTF-16 pairs, which UTF-8 cannot encode
 
 
 def _list_signs() -> dict[int, str]:

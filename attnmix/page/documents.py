@@ -148,6 +148,6 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
 
 
 def _is_letter(token: str) -> bool:
-    """Return True for a token that is a single letter of an alphabet, which East Asian wide characters are not."""
+    """Return True for a token that is a single letter of an alphabet; a wide East Asian character can be a word."""
     character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
     return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

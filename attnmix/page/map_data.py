@@ -81,7 +81,7 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the low and high limits of x and y `[2, 2]` of a square around the points `[vectors, 2]`, ignoring NaN."""
     is_known = np.isfinite(xy).all(axis=1)
     points = xy[is_known]
-    if not len(points):
+    if not len(points):  # any square is valid without points
         points = np.array([[0.0, 0.0], [1.0, 1.0]])
     low = points.min(axis=0)
     high = points.max(axis=0)
@@ -113,6 +113,7 @@ def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Si
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     neighbours = row_NK.shape[1]
     last_row = max(row_NK.max(initial=0), tokens["row"].max())
+    # The index on the page of each captured token, or `MISSING_CODE`.
     token_of_row = np.full(last_row + 1, MISSING_CODE, np.uint16)
     token_of_row[tokens["row"]] = np.arange(len(tokens))
     token_N = find_tokens(table, tokens)

@@ -74,7 +74,7 @@ def _choose_document(
     if detailed:
         candidates = np.flatnonzero(np.isin(document_names, detailed))
     order = np.argsort(mean_ratio_D[candidates], kind="stable")
-    median_place = order[(len(order) - 1) // 2]
+    median_place = order[(len(order) - 1) // 2]  # of an even number, the lower of the two middle texts
     return int(candidates[median_place])
 
 

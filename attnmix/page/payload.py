@@ -31,7 +31,8 @@ from attnmix.page.wording import model_wording_of, wording_of
 
 MAX_TOKENS = 4096  # maximum total length of the texts on a page
 CONTRIBUTION_BYTES = 8_000_000  # maximum size of the contribution matrices on a page, before compression
-SOURCES = 12  # number of the largest sources of a token in each checkpoint, and of the sources that change most
+SOURCES = 12
+"""The number of sources of a token with the largest shares per checkpoint, and of those with the largest changes."""
 MAX_REVIEWS = 1000  # maximum number of reviews with mean ratios on a page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
@@ -95,7 +96,7 @@ def page_data(
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
     mixing_curves, _ = run.mixing
-    most, _ = most_and_least(mixing_curves)
+    most, _ = most_and_least(mixing_curves)  # the layer with the highest mean ratio
     derivatives = _read_derivatives(run)
     contributions = _encode_contributions(documents, run)
     matrices: set[str] = set().union(*contributions.values())  # the names of all matrices

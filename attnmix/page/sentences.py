@@ -345,7 +345,8 @@ def _describe_edited_values(run: Results) -> list[str]:
     kept_by_layer = rows.pivot(index="layer", columns="group", values="mean")
     if not set(EDITS) <= set(kept_by_layer):
         return []
-    first_layer = len(kept_by_layer) // 2 + 1  # values are replaced in this layer and in all later layers
+    # Values are replaced in a layer and in all later layers. The sentence reports the upper half of the layers.
+    first_layer = len(kept_by_layer) // 2 + 1
     predicted = run.table("faithfulness/margins")["predicted"]
     shares_of_classes = predicted.value_counts(normalize=True)
     constant = percent(shares_of_classes.max())

@@ -24,6 +24,7 @@ def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int6
     documents = pd.Index(first_tokens["document"])
     document_N = documents.get_indexer(pd.Index(rows["document"]))
     position_N = rows["position"].to_numpy(np.int64)
+    # For a text that is not on the page, `document_N` is -1; its arbitrary result is replaced below.
     token_N = first_tokens.index.to_numpy()[document_N] + position_N
     return np.where(document_N >= 0, token_N, -1)
 

@@ -32,7 +32,7 @@ from attnmix.runs.tokens import TokenizedTexts
 def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
     """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
 
-    All values of a saved result are available without a model. Of a run, the ratios, the own shares of tokens, the
+    All values of a saved result are available without a model. For a run, the ratios, the own shares of tokens, the
     matrices (in float32) and the attention heads are available without a model. Other values and pages are computed on
     demand. For this purpose, the model is loaded from the folder of the run, or from the hub or package that is
     recorded in the saved result.

@@ -91,7 +91,7 @@ class MeasuredModel:
 
 
 def digest_weights(model: Model) -> bytes:
-    """Return the sum of the bits of each weight tensor, as bytes. A training step after the measurement changes them.
+    """Return the sum of the bits of each weight tensor, as bytes; a training step changes these sums.
 
     Bits are summed as integers, because sums in float64 are twenty times slower.
     """

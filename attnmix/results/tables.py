@@ -91,6 +91,7 @@ def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     table = _tabulate_cells(totals)
     by_layer = table[table["layer"] != ALL_LAYERS]
     order = {measure: index for index, measure in enumerate(totals)}
+    # The key function is called for the column of layers, which it does not change, and for the column of measures.
     by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
     columns = ["layer", "measure", *MEAN_COLUMNS]
     by_layer = by_layer[columns].astype({"layer": int})

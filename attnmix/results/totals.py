@@ -32,7 +32,7 @@ def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, 
 
 def select_method(sums: Sums, place: int) -> Sums:
     """Return the sums `[N, L]` of the ratio with index `place` from the sums `[N, L, M]` of a control."""
-    return Sums(sums.values[..., place], sums.counts[..., 0])
+    return Sums(sums.values[..., place], sums.counts[..., 0])  # all methods have the same counts
 
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:

@@ -97,7 +97,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         if not is_fixed:  # adds the variance of the single run, which is `len(runs_RC)` times that of the mean
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
-    probability = 1 - (1 - LEVEL) / (2 * len(cells))
+    probability = 1 - (1 - LEVEL) / (2 * len(cells))  # of both tails, divided by the number of cells (Bonferroni)
     quantile_C = stdtrit(freedom_C, probability)
     half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)
     return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)
@@ -111,6 +111,7 @@ def _combine_variances(before_RC: Doubles, after_RC: Doubles) -> tuple[Doubles, 
     before_C = _estimate_variance_of_mean(before_RC)
     after_C = _estimate_variance_of_mean(after_RC)
     variance_C = before_C + after_C
+    # The degrees of freedom by the Welch-Satterthwaite equation.
     weights_C = before_C**2 / (len(before_RC) - 1) + after_C**2 / (len(after_RC) - 1)
     undefined_C = np.full_like(variance_C, np.nan)
     freedom_C = np.divide(variance_C**2, weights_C, out=undefined_C, where=weights_C > 0)
