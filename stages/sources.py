@@ -66,7 +66,7 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
-    """Return the names of the dataset (without its configuration) and of each model, by parameter."""
+    """Return the name of the dataset, without the configuration, and the name of each model, by parameter."""
     dataset, _ = split_name(parameters.dataset.name)
     names = {"dataset.name": dataset, "model.name": parameters.model.name}
     base = parameters.model.base_model

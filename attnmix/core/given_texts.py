@@ -224,7 +224,7 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for strings and other values `[None]`, which is no number."""
+    """Return the items of an iterable as Python objects; for strings and other values, `[None]`: not a number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]

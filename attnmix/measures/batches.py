@@ -630,7 +630,7 @@ class BatchPass:
         # The groups contain the sites in order of computation; `order` restores the order of `measurer.sites`.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
-        measures_BXm[..., RANK] = torch.cat(ranks, 1)
+        measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces the NaN of `geometry_but_rank`
         unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
@@ -667,6 +667,7 @@ class BatchPass:
         applied before the comparison.
         """
         stacks = self.measurer.family.stacks
+        # The first of the hidden states is the output of the embeddings.
         if len(stacks) > 1:
             recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
         else:
@@ -694,7 +695,7 @@ class BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise an `InputError` that names the worst document if the error of an identity exceeds the tolerance."""
+        """Raise an `InputError` if an error exceeds the tolerance; it names the document with the largest error."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
             known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)  # NaN: not checked
             worst = int(known_errors_B.argmax())
@@ -738,8 +739,8 @@ def _concatenate_sites(vectors: Sequence[Tensor]) -> Tensor:
 def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
     """Return the sums `others` `[B, D]` and `lengths` `[B, 3]` of one layer over the tokens of each text.
 
-    `others` is the sum of each token's contributions from other tokens; the lengths are the squared norm and the norm
-    of these contributions, and the norm of the token's own contribution plus the skip connection.
+    `others` is the sum over tokens i of c_i = sum_{j != i} F_ij, the contribution of all other tokens to token i.
+    `lengths` contains the sums of |c_i|^2, of |c_i| and of |F_ii + x_i|, the length of the own contribution plus input.
     """
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)
