@@ -226,8 +226,8 @@ def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[D
     # The type annotation of transformers requires a torch Dataset, but a list is sufficient.
     prediction = trainer.predict([examples[row] for row in order])  # type: ignore[arg-type]
     logits = np.asarray(prediction.predictions, np.float64)
-    original_order = np.argsort(order)  # the inverse permutation
-    return logits[original_order], prediction.metrics or {}
+    # `argsort` of a permutation is the inverse permutation, which restores the order of `examples`.
+    return logits[np.argsort(order)], prediction.metrics or {}
 
 
 def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -97,7 +97,7 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
 
 
 def missing_in_clone(key: str, name: str) -> InputError:
-    """Return the error for a file that is missing on this machine, for example in a clone, but needed by `download`."""
+    """Return the error for a file that `download` needs but that is missing on this machine, for example in a clone."""
     problem = f"{name} does not exist on this machine, nor do outputs of a run with it and these parameters"
     advice = f"copy or commit the file, or get the outputs from a remote with `dvc repro --pull` ({REMOTES})"
     return InputError(f"{key}: {problem}; {advice}")

@@ -39,7 +39,7 @@ class TokenIds:
 
     ids: list[int]
     types: list[int] | None = None
-    """The `token_type_ids`; None if not specified, which means 0 for all tokens."""
+    """The `token_type_ids`; None (the same as 0 for all tokens) if they are not specified."""
     masked: bool = False
     """True if an attention mask was applied to remove the padding."""
 

@@ -120,7 +120,7 @@ Distances to vectors of other points are meaningless and are therefore not compu
 """
 PREACTIVATION = "preactivation"
 """The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
-# The steps of a layer, some of which are missing in some families, with the capture point after each step. No capture
+# The steps of a layer, with the capture point after each step. Some families lack some of the steps. No capture
 # point exists between the second skip connection and a subsequent norm.
 STEP_POINTS = {
     "heads": "attention_heads",

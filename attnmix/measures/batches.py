@@ -80,7 +80,7 @@ class DocumentMeasures:
     """
 
     def sums(self) -> DocumentSums:
-        """Return the ratios by group of tokens, `to_first` and each of the `statistics`, as sums by name.
+        """Return the sums by name: ratios by group of tokens, `to_first`, and each of the `statistics`.
 
         Their shapes do not depend on the text length.
         """
@@ -92,7 +92,7 @@ class DocumentMeasures:
         return sums
 
     def _count_statistic(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
-        """Return one of the `statistics` with its counts, by which a mean divides the sums.
+        """Return one of the `statistics` as sums, with the counts that are the divisors of its mean.
 
         The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
         values of these two, and of the control `corpus_value`, have a sum and a count of 0.
@@ -369,7 +369,7 @@ class BatchPass:
     def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
-        """Submit the tasks of the micro-batch with index `number` in one layer, with the geometry of `new_sites`."""
+        """Submit a layer's tasks for the micro-batch with index `number`, including the geometry of `new_sites`."""
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
         pass_of_texts = layer_pass.documents(micro_batch.places, micro_batch.tokens)
@@ -384,7 +384,7 @@ class BatchPass:
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Check the embeddings and store the word embeddings, before the first layer, which belongs to `stack`."""
+        """Check the embeddings and store the word embeddings; `stack` is the stack of the first layer."""
         base = self.measurer.base
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
@@ -400,7 +400,7 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the vectors with which controls replace the layer's values, and their attention-weighted sums."""
+        """Return the vectors that replace the layer's values in controls, and sums of them weighted by attention."""
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None

@@ -206,8 +206,8 @@ class AttendedValues(NamedTuple):
 class HeadSums(NamedTuple):
     """Attention outputs that are weighted sums of a few vectors, for example one per head.
 
-    For efficiency, the first Linear of the feed-forward network is applied to the H vectors instead of to the sums,
-    which are more numerous.
+    For efficiency, the first Linear of the feed-forward network is applied to the H vectors instead of to the more
+    numerous sums.
     """
 
     weights_BTH: Tensor  # the weight of each vector in each token's sum, `[..., B, T, H]`

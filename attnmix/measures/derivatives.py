@@ -60,7 +60,7 @@ class JacobianNorms(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The layers of one stack in the forward pass of a text, through which tangents are propagated."""
+    """The layers of one stack in the forward pass of a text; tangents are propagated through them."""
 
     start_TW: Tensor  # the differentiated vectors
     embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer

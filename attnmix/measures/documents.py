@@ -1,4 +1,4 @@
-"""Tokenized texts (documents), which are read from the files of the stage `tokenize` by row group."""
+"""Tokenized texts (documents), and readers of the files of the stage `tokenize` by row group."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -81,7 +81,7 @@ class Task(NamedTuple):
     numbers: Sequence[int]
     """Indices of the texts."""
     is_sampled: bool = True
-    """False for texts outside the sample, for which only the ratios are measured."""
+    """False for texts outside the sample; only the ratios of these texts are measured."""
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
@@ -298,7 +298,7 @@ class Engine:
     def _start_passes(
         self, tasks: Iterable[Task], texts: Texts | Corpus, statistics: Collection[str], checked: Collection[int]
     ) -> Iterator[tuple[Task, BatchPass]]:
-        """Yield each task with its forward pass, which may still be running on a GPU.
+        """Yield each task with a forward pass of its texts; on a GPU, the pass may still be running.
 
         All identities are checked in the texts whose indices are in `checked`. Tasks outside the sample have no
         `statistics`.
@@ -319,7 +319,7 @@ class Engine:
         change: Callable[[Document], Document] | None = None,
         sample: Sequence[int] | None = None,
     ) -> None:
-        """Measure the ratios of texts modified by `change`, batch by batch, and store their sums in `sink`.
+        """Measure the ratios of texts modified by `change`, batch by batch, and store the sums of the ratios in `sink`.
 
         `name` is the name of the control, and `sample` contains the indices of the measured texts; None for all texts.
         If `change` is None, the texts are not modified.
@@ -501,7 +501,7 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token IDs `[T]` of a document with its words replaced by those of each donor, by kind of donor.
+        """Return the document's token IDs `[T]` after its words are replaced by those of each donor, by kind of donor.
 
         `number` is the index of a text in `texts`; the document is this text or its first tokens.
         """
@@ -624,7 +624,7 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 
 
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
+    """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
 
     The name of the first kind, which covers all donors, is `OWN_SHARE`. The `TOTAL_EFFECTS` of all donors are included.
     """

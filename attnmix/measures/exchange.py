@@ -145,7 +145,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for `number` donors.
+    """Return the document's token IDs `[T]` after its words are replaced by those of a donor, for `number` donors.
 
     The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
     extended with the following candidates.
@@ -167,7 +167,7 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the token IDs `[T]` of a document with its words replaced by those of a random donor, by kind of donor.
+    """Return the document's token IDs `[T]` after its words are replaced by those of random donors, by kind of donor.
 
     There is one array of token IDs per donor. The list is empty for a kind without donors.
 
@@ -328,7 +328,7 @@ def _remove_rounding_errors(displacements: Displacements, precision: float) -> D
 
 
 def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over the kinds of donors, which results in `[1 + K, L, T]`. A single kind remains unchanged."""
+    """Prepend the mean over the kinds of donors, and return `[1 + K, L, T]`. A single kind remains unchanged."""
     if len(values_KLT) == 1:
         return values_KLT
     mean_LT = _average_known(values_KLT)
@@ -336,7 +336,7 @@ def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
 
 
 def _prepend_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over the kinds of donors, which results in `[1 + K, L]`. A single kind remains unchanged."""
+    """Prepend the sum over the kinds of donors, and return `[1 + K, L]`. A single kind remains unchanged."""
     if len(values_KL) == 1:
         return values_KL
     total_1L = values_KL.sum(0, keepdims=True)
@@ -354,7 +354,7 @@ class _Hybrids(NamedTuple):
     places_R: npt.NDArray[np.int64]
     """The measured position of each hybrid, as an index in `positions`."""
     differs_XS: npt.NDArray[np.bool_]
-    """True for each exchanged text and position with a token different from the text's."""
+    """True for each exchanged text and position at which the token differs from that of the text."""
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:

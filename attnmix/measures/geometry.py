@@ -156,7 +156,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return the result of `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
+    """Return the result of `geometry` with NaN for `effective_rank`; `effective_ranks` computes this measure."""
     tokens = cloud.tokens.expand_as(cloud.norm)
     # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, including T pairs i = j.
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
@@ -246,7 +246,7 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool with one thread per core. LAPACK does not start further threads, which were 16 times slower."""
+    """Return a pool with one thread per core. LAPACK starts no further threads; with them, it was 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 

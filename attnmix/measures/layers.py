@@ -84,7 +84,7 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the computation after attention for N tokens, which propagates contributions of single sources."""
+        """Return the computation after attention for N tokens, as an object that propagates single contributions."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _find_norm(self, path: str | None) -> Norm:
@@ -136,7 +136,7 @@ class LayerPass:
 
     @property
     def projected(self) -> Tensor:
-        """The output of W_O `[..., T, D]`, which is captured separately only if a norm follows it."""
+        """The output of W_O `[..., T, D]`, which is captured separately only if a norm follows W_O."""
         return self.features.get(PROJECTED, self.features["attention_output"])
 
     @property
@@ -181,7 +181,7 @@ class LayerPass:
 
     @cached_property
     def value_bias(self) -> Tensor:
-        """The concatenated b_V of all heads `[E]`, which is the value of a zero vector."""
+        """The concatenated b_V of all heads `[E]`: the values of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
         values_BHTd = _compute_values(attention, zeros)
@@ -211,7 +211,7 @@ class NetworkPart:
         return other
 
     def copy(self) -> Self:
-        """Return a copy for `AfterAttention.output`, which overwrites `entering`; `stream` is not copied."""
+        """Return a copy whose `entering` may be overwritten by `AfterAttention.output`; `stream` is not copied."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
@@ -430,7 +430,7 @@ class AfterAttention:
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of W_2's output through the norm that follows, if any.
 
-        The norm divides by the standard deviation of the whole output of W_2, which is recomputed from `inputs`.
+        The norm divides by the standard deviation of the whole output of W_2. This output is recomputed from `inputs`.
         """
         norm = self.block.feed_forward_output_norm
         if norm.absent:

@@ -39,7 +39,7 @@ DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same texts
 
 
 class TokenSubset(NamedTuple):
-    """A subset of the tokens of a text, which consists of groups of one grouping."""
+    """A subset of a text's tokens: some of the groups of one grouping."""
 
     grouping: str
     """A key of `GROUPS`."""
@@ -151,7 +151,7 @@ class MeanTables:
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def create_for_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
-        """Return tables of means over other texts, whose rows are added to the tables of this object."""
+        """Return a `MeanTables` for means over other texts; their rows are added to the tables of this object."""
         tables = MeanTables(sums, draws)
         tables.parts = self.parts
         return tables

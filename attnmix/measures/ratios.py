@@ -6,9 +6,9 @@ output token, and j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
 Neither T * T * D tensors nor attention matrices are allocated, because sum_{j!=i} F_ij = attention_output_i - b_O -
-F_ii needs only the diagonal of attention. A LayerNorm divides by the standard deviation of token i, which cancels in a
-ratio of token i. If a norm follows W_O, F_ij includes the division by the norm's standard deviation; this division
-does not cancel in R_ij. In a pre-LN family, f_h is applied to norm(x_j), and x_i is the input of the layer.
+F_ii needs only the diagonal of attention. A LayerNorm divides by the standard deviation of token i; this division
+cancels in a ratio of token i. If a norm follows W_O, F_ij includes the division by the norm's standard deviation; this
+division does not cancel in R_ij. In a pre-LN family, f_h is applied to norm(x_j), and x_i is the input of the layer.
 """
 
 from __future__ import annotations

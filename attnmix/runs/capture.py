@@ -77,7 +77,7 @@ def capture_checkpoint(
 
 @torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
-    """Write `features/capture/` of `run` with the model `base`, for the captured texts from the stage `tokenize`.
+    """Write `features/capture/` of `run`: the vectors of the model `base` for the captured texts of `tokenize`.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
     `folder`.
@@ -485,7 +485,7 @@ def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> No
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
     """Mark a unit as done after waiting for the `writes` of all sites; raise the error of a failed write.
 
-    Threads start tasks in order of submission, so this task cannot block the writes, which were submitted before it.
+    Threads start tasks in order of submission, so this task cannot block the writes, which were submitted earlier.
     """
     digests = {str(site): write.result() for site, write in writes.items()}
     _mark_done(folder, unit, digests)

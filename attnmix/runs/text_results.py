@@ -178,8 +178,8 @@ class TextMeasurer:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
                 jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
-            # The maps need forward passes of the captured model itself, which is used by one of the jobs for sums until
-            # the sums are computed. Matrices are computed in the model's float64 copy.
+            # The maps need forward passes of the captured model itself. This model is in use until its job for the sums
+            # is complete. The matrices are computed in the model's float64 copy.
             sums_jobs[self.captured].result()
             jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
