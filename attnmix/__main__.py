@@ -32,7 +32,7 @@ PORT = 8642
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with `arguments`, by default `sys.argv[1:]`; mistakes of the user end it with a short message."""
+    """Run the command with `arguments` (default: `sys.argv[1:]`); user errors end it with a short message."""
     options = _create_parser().parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # must be set before torch is loaded (`attnmix.core.threads`)
     log_to_terminal(logging.WARNING)

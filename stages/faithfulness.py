@@ -94,7 +94,7 @@ def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[s
 
 
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return the table `faithfulness.csv` for the texts sampled for token removal, truncated to `max_length` tokens.
+    """Return the table `faithfulness.csv`. The texts sampled for token removal are truncated to `max_length` tokens.
 
     Shapes: N texts, M methods, T tokens, D draws of a score (one unless the score is random).
     """

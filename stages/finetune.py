@@ -3,7 +3,7 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-Training uses AdamW and a constant learning rate after warm-up. It updates all weights, or adapters (LoRA) that are
+Training uses AdamW and a constant learning rate after warm-up, and updates all weights, or adapters (LoRA) that are
 merged at the end. By default, the weights of the epoch with the lowest validation loss are saved. If
 `load_best_model_at_end` is false or labels are permuted, the weights of the last epoch are saved instead. A killed run
 resumes from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes. Writes
@@ -74,7 +74,7 @@ steps indicate divergence.
 
 
 def main(parameters: Parameters) -> None:
-    """Train and test the classifier, and publish it with its curves and scores."""
+    """Train and test the classifier, and publish the model, the training curves and the scores."""
     set_arithmetic(parameters.arithmetic)
     finetune = parameters.finetune
     run = Run(Path())
@@ -139,7 +139,7 @@ def _read_splits(parameters: Parameters, run: Run) -> dict[str, pd.DataFrame]:
 def _load_model(
     finetune: FinetuneParameters, checkpoint: Path, names: Mapping[Any, str], pairs: bool
 ) -> tuple[Any, PreTrainedTokenizerFast]:
-    """Return the classifier to train, with LoRA adapters and frozen layers if so configured, and its tokenizer.
+    """Return the classifier to train and its tokenizer; adapters (LoRA) and frozen layers are prepared if configured.
 
     `names` maps class indices to names. If `pairs` is True, the texts are pairs. With 0 epochs, the checkpoint must
     contain a trained classification head.
@@ -226,6 +226,7 @@ def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[D
     # The type annotation of transformers requires a torch Dataset, but a list is sufficient.
     prediction = trainer.predict([examples[row] for row in order])  # type: ignore[arg-type]
     logits = np.asarray(prediction.predictions, np.float64)
+    # `argsort` of a permutation is the inverse permutation, which restores the order of `examples`.
     return logits[np.argsort(order)], prediction.metrics or {}
 
 

@@ -73,7 +73,7 @@ def main(parameters: Parameters) -> None:
 
 
 def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
-    """Return the subject of the page of a full run. `download` contains the metrics of the stage `download`."""
+    """Return the subject of a full run's page. `download` contains the metrics of the stage `download`."""
     model = parameters.model
     dataset = parameters.dataset
     origins = []
@@ -107,7 +107,7 @@ def _describe_origin(noun_and_verb: str, source: ModelParameters | DatasetParame
 
 
 def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
-    """Return the key, value and default of each parameter with a non-default value, formatted as in YAML."""
+    """Return the key, value and default of each parameter with a non-default value, as they are written in YAML."""
     values = _flatten_by_key(parameters)
     defaults = _flatten_by_key(Parameters())
     changed = []
@@ -124,7 +124,7 @@ def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
 
 
 def _format_yaml(value: Any) -> str:
-    """Return a value as in YAML; `empty` for None."""
+    """Return a value as it is written in YAML, or `empty` for None."""
     if value is None:
         return "empty"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -66,7 +66,7 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
-    """Return the names of the dataset (without its configuration) and of each model, by parameter."""
+    """Return the name of the dataset, without the configuration, and the name of each model, by parameter."""
     dataset, _ = split_name(parameters.dataset.name)
     names = {"dataset.name": dataset, "model.name": parameters.model.name}
     base = parameters.model.base_model
@@ -97,7 +97,7 @@ def missing_in_copy(key: str, name: str, original: Path) -> InputError:
 
 
 def missing_in_clone(key: str, name: str) -> InputError:
-    """Return the error for a file that is missing on this machine, for example in a clone, but needed by `download`."""
+    """Return the error for a file that `download` needs but that is missing on this machine, for example in a clone."""
     problem = f"{name} does not exist on this machine, nor do outputs of a run with it and these parameters"
     advice = f"copy or commit the file, or get the outputs from a remote with `dvc repro --pull` ({REMOTES})"
     return InputError(f"{key}: {problem}; {advice}")

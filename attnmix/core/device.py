@@ -27,7 +27,7 @@ VARIABLE = "ATTNMIX_DEVICE"
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""Minimum version of the NVIDIA driver for Linux, by the major version of CUDA; from the CUDA release notes."""
+"""Minimum versions of the NVIDIA driver for Linux by major version of CUDA (source: the CUDA release notes)."""
 BARRIER_TIMEOUT = timedelta(days=7)
 """Maximum time to wait for other processes: a long text may take hours, and the default of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -85,7 +85,7 @@ def _select_groups(
     """Return the rows of greedily selected groups, with about `size` rows in total.
 
     The groups are visited in random order. A group is selected if it reduces the sum of (m_c / n_c)^2 over the classes
-    c, where m_c is the number of rows still missing from the quota of the class, and n_c its number of rows in the
+    c, where m_c is the number of rows still missing from the quota of class c, and n_c its number of rows in the
     table. Array axes: C classes, G groups.
 
     scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if nearly every group
@@ -116,7 +116,7 @@ def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArr
     order = np.lexsort((quota - exact, quota > 0))
     remaining = size - quota.sum()
     quota[order[:remaining]] += 1
-    # If there are enough rows for all classes, each class that is still empty receives a row from the largest.
+    # If there are enough rows for all classes, each class without a row receives one from the class with the most rows.
     while size >= len(classes) and (quota == 0).any():
         largest = np.argmax(quota)
         quota[largest] -= 1

@@ -1,4 +1,4 @@
-"""`InputError`, for mistakes that the user can fix, and helpers for its message."""
+"""`InputError`, for mistakes that the user can fix, and helpers for error messages."""
 
 import unicodedata
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ EXTRA_MODULES = {
 
 
 class MissingExtraError(InputError, ImportError):
-    """The error for the import or use of a part of attnmix without its extra."""
+    """Raised when a part of attnmix is imported or used without the extra that it needs."""
 
 
 def require_extra(extra: str, part: str) -> None:

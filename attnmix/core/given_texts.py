@@ -39,7 +39,7 @@ class TokenIds:
 
     ids: list[int]
     types: list[int] | None = None
-    """The `token_type_ids`; None if not specified, which means 0 for all tokens."""
+    """The `token_type_ids`; None (the same as 0 for all tokens) if they are not specified."""
     masked: bool = False
     """True if an attention mask was applied to remove the padding."""
 
@@ -224,7 +224,7 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for strings and other values `[None]`, which is no number."""
+    """Return the items of an iterable as Python objects; for strings and other values, `[None]`: not a number."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]

@@ -33,8 +33,8 @@ def read_name(name: object) -> str:
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return a unique display name for each model.
 
-    A name shared by several models is prefixed with parent folders: the smallest number of them that distinguishes the
-    most models. Names that are still shared are numbered.
+    A name shared by several models is prefixed with parent folders: the fewest that distinguish as many of the models
+    as possible. Names that are still shared are numbered.
 
     Args:
         models: Key of each model. Repeated keys receive the same name.
@@ -74,25 +74,29 @@ def _select_models(label_by_model: Mapping[Hashable, str], label: str) -> list[H
 
 
 def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
-    """Return the name of each model: `shared` with the fewest parent folders that distinguish the most `sources`.
+    """Return a label for each of the models with the name `shared`, which is prefixed with parent folders.
 
-    A name that was not derived from the model's source remains unchanged.
+    `sources` contains the source of each model. The number of folders is the same for all models: the smallest number
+    for which the number of different labels is largest. A user-defined name, which differs from the last component of
+    the source, remains unchanged.
     """
-    best = dict.fromkeys(sources, shared)
-    depth = max(len(_split_source(source)) for source in sources.values())
-    for number in range(2, depth + 1):
-        longer = {}
+    best_labels = dict.fromkeys(sources, shared)
+    best_distinct = 1  # number of different labels in `best_labels`
+    max_components = max(len(_split_source(source)) for source in sources.values())
+    for components in range(2, max_components + 1):
+        labels = {}
         for model, source in sources.items():
             is_named_by_source = display_name(source) == shared
-            longer[model] = _select_last_components(source, number) if is_named_by_source else shared
-        distinct_labels = len(set(longer.values()))
-        if distinct_labels > len(set(best.values())):
-            best = longer
-    return best
+            labels[model] = _select_last_components(source, components) if is_named_by_source else shared
+        distinct = len(set(labels.values()))
+        if distinct > best_distinct:  # more folders are used only if they distinguish more models
+            best_labels = labels
+            best_distinct = distinct
+    return best_labels
 
 
 def _select_last_components(source: str, number: int) -> str:
-    """Return the last `number` components of a source; a package has only one, its name."""
+    """Return the last `number` components of a source; a package has only one component, the package name."""
     return "/".join(_split_source(source)[-number:])
 
 

@@ -35,7 +35,7 @@ MATRIX_NAMES = (
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
 EXCHANGE = "exchange"
-"""The matrix of displacements of the vectors after the exchange of single input tokens."""
+"""The matrix with the displacement of each vector after the exchange of a single input token."""
 RATIO_CONTROL_NAMES = (
     "random_weights",
     "shuffled_words",
@@ -59,11 +59,11 @@ DONOR_KINDS = {
 }
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
 INPUT_PARTS = "parts"
-"""Matrices of the contributions of each token's input embedding to each vector."""
+"""The matrices with the contribution of each input embedding to each vector."""
 PARTS_RULE_NAMES = ("chord", "tangent")
-"""Rules that distribute the output of an activation function over the contributions to its input."""
+"""Rules that attribute the output of an activation function to the contributions to the function's input."""
 IMPORTANCE_NAMES = ("leave_one_out", "gradient_x_input")
-"""Scores of the importance of each token in a captured text for the predicted class."""
+"""Scores that measure how important each token of a captured text is for the predicted class."""
 CHECKPOINT_NAMES = ("pretrained", "finetuned")
 CAPTURED_CHECKPOINT = "finetuned"
 LAYOUTS = ("joint", "aligned", "pca", "separate")
@@ -120,7 +120,7 @@ Distances to vectors of other points are meaningless and are therefore not compu
 """
 PREACTIVATION = "preactivation"
 """The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
-# The steps of a layer, some of which are missing in some families, with the capture point after each step. No capture
+# The steps of a layer, with the capture point after each step. Some families lack some of the steps. No capture
 # point exists between the second skip connection and a subsequent norm.
 STEP_POINTS = {
     "heads": "attention_heads",

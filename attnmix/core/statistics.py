@@ -76,8 +76,8 @@ class Resampled(NamedTuple):
     """Weighted means over the texts `[...]`, and over the texts of every bootstrap sample `[samples, ...]`.
 
     Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of the quantile of Student's t, with n - 1
-    degrees of freedom, to the normal quantile (Hesterberg, The American Statistician 2015). They are NaN for fewer than
-    two texts.
+    degrees of freedom, to the normal quantile (Hesterberg, The American Statistician 2015). Intervals are NaN for fewer
+    than two texts.
     """
 
     mean: Doubles
@@ -95,6 +95,7 @@ class Resampled(NamedTuple):
         ends = _compute_quantiles(self.samples, tails)
         normal = float(ndtri(tails[1]))
         student = _compute_student_factor(normal, self.documents)
+        # `student / normal` is the product of the two factors in the docstring of this class.
         low, high = self.mean + (ends - self.mean) * student / normal
         return Interval(self.mean, low, high)
 
@@ -199,7 +200,7 @@ def resample(sums: Doubles, counts: Doubles, samples: int, seed: int) -> Resampl
 def _compute_student_factor(quantile: float, documents: Doubles) -> Doubles:
     """Return the factor that replaces the normal `quantile` in the interval of a mean over n = `documents` texts.
 
-    It is the quantile of Student's t with n - 1 degrees of freedom and the same tail probability, multiplied by
+    The factor is the quantile of Student's t with n - 1 degrees of freedom and the same tail probability, multiplied by
     sqrt(n / (n - 1)). It is NaN for n < 2.
     """
     from scipy.special import ndtr, stdtrit  # slow import, not needed for figures and pages
@@ -242,7 +243,7 @@ class Verdict(StrEnum):
 
 
 def verdict(low: float, high: float, documents: float) -> Verdict:
-    """Return the verdict on a difference from its 95 % interval [`low`, `high`] over `documents` texts.
+    """Return the verdict on a difference of means over `documents` texts, with the 95 % interval [`low`, `high`].
 
     For fewer than `MIN_SIMULTANEOUS` texts, the verdict is always `TOO_FEW_TEXTS`. A difference is
     `INCONCLUSIVE` if its interval includes 0.

@@ -113,7 +113,7 @@ def _list_autocast_devices() -> list[str]:
 
 
 def _check_transforms() -> None:
-    """Raise `InputError` inside torch transforms, which hide the tensor values from the measures."""
+    """Raise `InputError` inside torch transforms, because they hide the tensor values from the measures."""
     transforms = {
         "torch.func": torch._C._functorch.peek_interpreter_stack() is not None,
         "FakeTensorMode": torch._guards.detect_fake_mode() is not None,

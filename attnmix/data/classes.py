@@ -82,9 +82,10 @@ def _check_classes(classes: Sequence[Any], where: str) -> None:
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
     """Return the interpretation of the labels in all files: codes or `names`. Missing labels and -1 are ignored.
 
-    Numbers are codes. Strings are names, or codes if some strings are not names. Strings of files without types (csv,
-    tsv) are ambiguous if all of them are both codes and names, with different meanings. Raise `InputError`, prefixed
-    with `where`, for ambiguous strings, for any other value, and for files that contradict each other.
+    Numbers are codes. Strings are names, or codes if some strings are not names. In untyped files (csv, tsv), strings
+    are ambiguous if each of them is both a code and a name, and the code and the name of at least one string belong to
+    different classes. Raise `InputError`, prefixed with `where`, for ambiguous strings, for any other value, and for
+    files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")

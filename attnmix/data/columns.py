@@ -20,6 +20,8 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
     for repetition. `separator` is that of a csv or tsv file, for advice on missing columns.
     """
     wanted = list(names) if columns is None else list(columns.values())
+    # A repeated column is a problem of the file. The caller turns this `ValueError` into a message that begins with the
+    # name of the file, to which "it" refers.
     repeated = []
     for name in wanted:
         if names.count(name) > 1 and name not in repeated:
@@ -28,10 +30,12 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
         raise ValueError(f"it has more than one column {shown_names(repeated)}; rename or remove them")
     if columns is None:
         return
+    # A missing column is usually a wrong parameter, which the message names.
     for key, name in columns.items():
         if name not in names:
             problem = f"{shown} has no column {shown_names([name])}; it has {shown_names(names)}"
             hint = _explain_header(names, wanted, separator)
+            # Both columns of a pair of texts, `text` and `text_pair`, are set by `dataset.text_column`.
             parameter = f"dataset.{key.removesuffix('_pair')}_column"
             raise InputError(f"{parameter}: {problem}{hint}")
 

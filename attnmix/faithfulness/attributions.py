@@ -57,7 +57,7 @@ class Review:
         generator: np.random.Generator,
         donor_ids: npt.NDArray[np.integer] | None = None,
     ) -> None:
-        """Classify the text, and draw its random scores."""
+        """Classify the text, and sample random scores for its tokens."""
         self.classifier = classifier
         self.document = document
         self.ids = document.ids.tolist()

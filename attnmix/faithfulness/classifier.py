@@ -300,9 +300,12 @@ def decomposition_obstacle(family: Family) -> str | None:
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
+    # The decomposition has the same requirements as the ratio `layer_n`: a feed-forward network that follows attention
+    # and consists of known Linears and an activation. For all other families, `network` is empty.
     if stack.network:
         return None
-    return family.absent()["layer_n"]
+    reasons = family.absent()
+    return reasons["layer_n"]
 
 
 class FixedFactorScores:

@@ -196,7 +196,7 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
 def token_vectors(
     classifier: Classifier, base: Any, documents: Sequence[Document], tokens: pd.DataFrame
 ) -> dict[int, torch.Tensor]:
-    """Return, by layer of the last stack (encoder or decoder), the vectors `[N, D]` of `tokens` after this layer.
+    """Return the vectors `[N, D]` of `tokens` after each layer of the last stack (encoder or decoder), by layer.
 
     `tokens` is the result of `chosen_tokens` for `documents`.
     """

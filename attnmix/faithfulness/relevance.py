@@ -114,7 +114,7 @@ def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of a factor, as the forward hook of the module that computes this factor."""
+    """Halve the gradient of the output of a module that computes one factor of a product; a forward hook."""
     return _scale_gradient(output, HALF)
 
 

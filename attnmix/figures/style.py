@@ -158,7 +158,7 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str], dpi: int | N
     """Save a figure in several formats, as `path` with the suffix of each format.
 
     The files contain no dates or program versions. Call this function within `paper_style`. `dpi` is the resolution of
-    PNG files, and of images in other formats; by default, the resolution of the style.
+    PNG files, and of raster images embedded in files of other formats; the default is that of the style.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for suffix in formats:

@@ -80,7 +80,7 @@ class DocumentMeasures:
     """
 
     def sums(self) -> DocumentSums:
-        """Return the ratios by group of tokens, `to_first` and each of the `statistics`, as sums by name.
+        """Return the sums by name: ratios by group of tokens, `to_first`, and each of the `statistics`.
 
         Their shapes do not depend on the text length.
         """
@@ -92,7 +92,7 @@ class DocumentMeasures:
         return sums
 
     def _count_statistic(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
-        """Return one of the `statistics` with its counts, by which a mean divides the sums.
+        """Return one of the `statistics` as sums, with the counts that are the divisors of its mean.
 
         The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
         values of these two, and of the control `corpus_value`, have a sum and a count of 0.
@@ -369,7 +369,7 @@ class BatchPass:
     def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
-        """Submit the tasks of the micro-batch with index `number` in one layer, with the geometry of `new_sites`."""
+        """Submit a layer's tasks for the micro-batch with index `number`, including the geometry of `new_sites`."""
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
         pass_of_texts = layer_pass.documents(micro_batch.places, micro_batch.tokens)
@@ -384,7 +384,7 @@ class BatchPass:
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Check the embeddings and store the word embeddings, before the first layer, which belongs to `stack`."""
+        """Check the embeddings and store the word embeddings; `stack` is the stack of the first layer."""
         base = self.measurer.base
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
@@ -400,7 +400,7 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the vectors with which controls replace the layer's values, and their attention-weighted sums."""
+        """Return the vectors that replace the layer's values in controls, and sums of them weighted by attention."""
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
@@ -630,7 +630,7 @@ class BatchPass:
         # The groups contain the sites in order of computation; `order` restores the order of `measurer.sites`.
         order = [sites.index(site) for site in self.measurer.sites]
         measures_BXm = torch.cat(measures, 1).cpu()
-        measures_BXm[..., RANK] = torch.cat(ranks, 1)
+        measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces the NaN of `geometry_but_rank`
         unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
@@ -667,6 +667,7 @@ class BatchPass:
         applied before the comparison.
         """
         stacks = self.measurer.family.stacks
+        # The first of the hidden states is the output of the embeddings.
         if len(stacks) > 1:
             recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
         else:
@@ -694,7 +695,7 @@ class BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise an `InputError` that names the worst document if the error of an identity exceeds the tolerance."""
+        """Raise an `InputError` if an error exceeds the tolerance; it names the document with the largest error."""
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
             known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)  # NaN: not checked
             worst = int(known_errors_B.argmax())
@@ -738,8 +739,8 @@ def _concatenate_sites(vectors: Sequence[Tensor]) -> Tensor:
 def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str, Tensor]:
     """Return the sums `others` `[B, D]` and `lengths` `[B, 3]` of one layer over the tokens of each text.
 
-    `others` is the sum of each token's contributions from other tokens; the lengths are the squared norm and the norm
-    of these contributions, and the norm of the token's own contribution plus the skip connection.
+    `others` is the sum over tokens i of c_i = sum_{j != i} F_ij, the contribution of all other tokens to token i.
+    `lengths` contains the sums of |c_i|^2, of |c_i| and of |F_ii + x_i|, the length of the own contribution plus input.
     """
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)

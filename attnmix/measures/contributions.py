@@ -1,6 +1,6 @@
 """Contribution vectors and matrices of a text, computed in chunks of sources, and rollouts.
 
-All are computed in float64, because 1 - cos of nearly equal vectors would have no significant digits in float32.
+All values are computed in float64, because 1 - cos of nearly equal vectors would have no significant digits in float32.
 Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
@@ -46,9 +46,9 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
-    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows; they replace
-    rows of zeros by rows of the identity. A rollout restarts at each layer index in `starts`, because encoder and
-    decoder have different tokens.
+    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows; if a row
+    contains only zeros, the rollout uses a row of the identity instead. A rollout restarts at each layer index in
+    `starts`, because encoder and decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -199,7 +199,7 @@ class SourceChunk:
     def through_output_norm(self) -> Tensor:
         """Return T_ij `[J, T, D]` after the linear parts of the remaining LayerNorms on the skip connections.
 
-        T_ij is the contribution of source j to token i after attention's norm. Each later LayerNorm divides it by the
+        T_ij is the contribution of source j to token i after attention's norm. Each later LayerNorm divides T_ij by the
         standard deviation of the whole vector. Cross-attention and the feed-forward network only affect this standard
         deviation; `attended` and `stream` are the whole vectors before these two modules.
         """
@@ -213,9 +213,9 @@ class SourceChunk:
         return block.output_norm.part(parts_JTD, whole=network_residual_TD)
 
     def output_without(self, part_JTD: Tensor) -> Tensor:
-        """Return the layer's outputs `[J, T, D]` after subtracting the contributions `part_JTD` from the output of W_O.
+        """Return the layer's outputs `[J, T, D]`, each without the contributions of one source.
 
-        Each output lacks the contributions of one source, such as `projected_JTD`.
+        The contributions `part_JTD` of source j, for example `projected_JTD`, are subtracted from the output of W_O.
         """
         layer_pass = self.layer_pass
         block = layer_pass.block
@@ -266,7 +266,7 @@ class DocumentMeasurer:
     """Measurement of single texts with one checkpoint, in float64 for matrices and float32 for derivatives."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
-        """Store a float32 model, and the names of the ratios and matrices that its family supports."""
+        """Store a float32 model, and the names of those ratios and matrices that are defined for the model's family."""
         family = family_of(base.config)
         self.base_32 = base
         self._copy: PreTrainedModel | None = None
@@ -379,7 +379,7 @@ class DocumentMeasurer:
         coherences: list[Tensor] = []
 
         def measure_layer(layer_pass: LayerPass) -> Tensor:
-            """Store the matrices and the coherence of one layer, and return its ratios `[M, T]`."""
+            """Store the matrices and the coherence of one layer, and return the ratios `[M, T]` of this layer."""
             raw_matrices.append(_compute_matrices_on_host(layer_matrices, layer_pass))
             coherences.append(coherence(layer_pass))
             return mixing_ratios(self.methods, layer_pass)
@@ -393,7 +393,7 @@ class DocumentMeasurer:
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return the swap ratios `[L, swaps, T]` of a text with the inputs of a donor text.
 
-        They are NaN for positions that the donor text does not have; `donor_ids` is empty without a donor text.
+        The ratios are NaN for positions that the donor text does not have; `donor_ids` is empty without a donor text.
         """
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)

@@ -99,12 +99,12 @@ class CorpusValues:
         """Return the mean value `[B, T, E]` over the other texts for each token of `micro_batch` in one layer.
 
         The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
-        token class. If no other text has these either, it is NaN. `value_BTE` contains the values of the micro-batch,
-        which are subtracted for each sampled text.
+        token class. If no other text has tokens of this class either, it is NaN. `value_BTE` contains the values of the
+        micro-batch, which are subtracted for each sampled text.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
-        sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE
+        sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE  # layers are numbered from 1
         counts_BG = self.counts_G - members_BGT.sum(-1)
         counts_BG1 = counts_BG.unsqueeze(-1)
         by_class = (len(CLASSES), len(POSITIONS))  # A group is a combination of token class (C) and group of positions.
@@ -149,9 +149,9 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a sentence with the number of texts that `corpus_value` excludes and the cause for the first of them.
+    """Return a sentence on the number of texts that `corpus_value` excludes, with the cause for the first of them.
 
-    This text is named `text`, and no other text has its `token_class`.
+    `text` is the name of the first excluded text, and `token_class` a class of its tokens that no other text has.
     """
     cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
     return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
@@ -177,7 +177,7 @@ class ControlValues(NamedTuple):
             values_by_control["without_value_bias"] = layer_pass.value - self.bias_E
         if "corpus_value" in controls and self.corpus_BTE is not None:
             values_by_control["corpus_value"] = self.corpus_BTE
-        if not values_by_control:
+        if not values_by_control:  # The other controls need only the sums of the attention weights.
             _no_sums, row_sums_BHT = layer_pass.attention.weighted_sums([])
             return AttendedValues({}, row_sums_BHT.transpose(1, 2))
         values_CBTE = torch.stack(list(values_by_control.values()))
@@ -206,8 +206,8 @@ class AttendedValues(NamedTuple):
 class HeadSums(NamedTuple):
     """Attention outputs that are weighted sums of a few vectors, for example one per head.
 
-    For efficiency, the first Linear of the feed-forward network is applied to the H vectors instead of to the sums,
-    which are more numerous.
+    For efficiency, the first Linear of the feed-forward network is applied to the H vectors instead of to the more
+    numerous sums.
     """
 
     weights_BTH: Tensor  # the weight of each vector in each token's sum, `[..., B, T, H]`
@@ -242,8 +242,8 @@ def control_ratios(
 ) -> dict[str, Tensor]:
     """Return the ratios `[methods, B, T]` of all tokens; the keys are the controls `names` of `SAME_PASS`.
 
-    `splits` contains the splits of all tokens without a control, and `attended` is the result of `values.attended`.
-    `corpus_value` is omitted if there are no corpus values.
+    `splits` contains the original splits of all tokens, to which no control is applied. `attended` is the result of
+    `values.attended`. `corpus_value` is omitted if there are no corpus values.
     """
     head_sums = _compute_head_sums(layer_pass, values, attended, names)
     projected = dict(attended.splits)
@@ -307,7 +307,7 @@ def _stack_layer_splits(
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
     """Return the split after the whole layer for the control `name`, from its result of `_compute_head_sums`.
 
-    It equals `LayerSplits.layer` of the control.
+    The result equals the property `layer` of the control's `LayerSplits`, but is faster to compute (see `HeadSums`).
     """
     rest = splits.rest
     assert rest is not None
@@ -372,7 +372,7 @@ def shuffled_words(document: Document, seed: int) -> Document:
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
     source = np.arange(len(document))  # the previous position of each token
     texts = np.zeros(len(document)) if document.segments is None else document.segments
-    for text in (0, 1):
+    for text in (0, 1):  # in a single text, all tokens belong to text 0
         positions = np.flatnonzero((document.words >= 0) & (texts == text))
         words, word_of_token = np.unique(document.words[positions], return_inverse=True)
         new_rank = generator.permutation(len(words))

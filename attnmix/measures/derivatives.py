@@ -6,9 +6,9 @@ mode: tangents are propagated through all layers once, whereas backward mode wou
 Derivatives within a layer use backward mode. Operations after attention are token-wise, and all tokens are
 backpropagated through them together; only attention requires a separate backpropagation for each token.
 
-With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`) from random directions r_k:
-from |J r_k| for directions of the inputs, or |r_k J| for directions of the outputs. All sources have the same
-directions, so that |sum_j J_ij r_k|^2 is an estimate for the matrix sum_j J_ij.
+With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`). They are computed from
+|J r_k| for random directions r_k of the inputs, or from |r_k J| for random directions of the outputs. All sources have
+the same directions, so that the norm of the matrix sum_j J_ij can be estimated from |sum_j J_ij r_k|.
 
 `levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
 Jacobians of the other tokens into one norm:
@@ -60,7 +60,7 @@ class JacobianNorms(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The layers of one stack in the forward pass of a text, through which tangents are propagated."""
+    """The layers of one stack in the forward pass of a text; tangents are propagated through them."""
 
     start_TW: Tensor  # the differentiated vectors
     embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer
@@ -68,9 +68,9 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass, and return the chain of each stack, from the sum of the embeddings on.
+    """Run one forward pass, and return the chain of each stack, which starts at the sum of the embeddings.
 
-    In families without this capture point, a chain starts at the input of the first layer.
+    In families in which this sum is not a capture point, a chain starts at the input of the first layer.
     """
     calls: list[LayerCall] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
@@ -88,17 +88,18 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
         first = stack_calls[0]
         start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
         embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
-        # Layers are copied after the recording, because copies made during it would include its hooks.
+        # Layers are copied after the recording, because earlier copies would include the hooks of the recording.
         layers = [_replace_activation(call) for call in stack_calls]
         chains.append(Chain(start_1TW[0], embed, layers))
     return chains
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:
-    """Return the layer, with an equivalent activation if `torch.func` does not support that of the family."""
+    """Return the layer, with an equivalent activation if `torch.func` does not support the family's activation."""
     equivalent_name = call.stack.activation
     if equivalent_name is None:
         return call
+    # Parameters in the memo of `deepcopy` are not copied, so that the layer and its copy share them.
     shared_parameters = {id(parameter): parameter for parameter in call.module.parameters()}
     layer = copy.deepcopy(call.module, shared_parameters)
     _first_linear, activation_path, _last_linear = call.stack.feed_forward
@@ -113,7 +114,7 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     For the reference `word_embedding`, x_j is the token's word embedding; for `layer_input`, it is the input of each
     layer. In a decoder after an encoder, x_j belongs to the decoder, and encoder states are constant. A norm is
     estimated from K (`directions`) random orthonormal directions r_k in W dimensions, with E sum_k |J r_k|^2 =
-    |J|_F^2 K / W. It is exact if K equals W.
+    |J|_F^2 K / W. The estimate is exact if K equals W.
     """
     norms: list[JacobianNorms] = []
     for chain in chains:
@@ -144,7 +145,7 @@ def levels(norms: JacobianNorms) -> Tensor:
 def _compute_chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij of all layers' outputs with respect to the start of a chain.
 
-    They are estimated from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 for random directions r_k.
+    The norms are estimated from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 for random directions r_k.
     """
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
@@ -206,7 +207,7 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
 def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij of a layer's output at token i with respect to its input at token j.
 
-    They are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for random directions r_k of the output.
+    The norms are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for random directions r_k of the output.
     """
     graph = _build_layer_graph(call)
     tokens, width = graph.output_1TD.shape[1:]
@@ -259,9 +260,9 @@ class _LayerSquares(NamedTuple):
 def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Tensor) -> _LayerSquares:
     """Return the squared lengths of the products r_k J_ij for each token i of the output and j of the input.
 
-    `heads_KTE` contains r_k, backpropagated from the output of each token i to its head outputs. For each token, it is
-    backpropagated separately to the inputs of all other tokens j. `input_KTD` contains sum_i r_k J_ij for each token j;
-    after subtracting the products of other tokens i, r_k J_jj remains.
+    `heads_KTE` contains r_k, backpropagated from the output of each token i to the head outputs of token i. From there,
+    it is backpropagated to the inputs of all other tokens j, separately for each token i. `input_KTD` contains
+    sum_i r_k J_ij for each token j; after subtracting the products of all other tokens i, r_k J_jj remains.
     """
     directions, tokens, _width = input_KTD.shape
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)

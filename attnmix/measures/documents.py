@@ -1,4 +1,4 @@
-"""Tokenized texts (documents), which are read from the files of the stage `tokenize` by row group."""
+"""Tokenized texts (documents), and readers of the files of the stage `tokenize` by row group."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class Document:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Return the text truncated to `length` tokens in the same way as by the tokenizer.
+        """Return the text, truncated to `length` tokens as the tokenizer truncates texts.
 
         Special tokens are kept. In a pair, the longer text is truncated first.
         """

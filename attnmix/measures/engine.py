@@ -6,8 +6,9 @@ There are three kinds of quantities:
     `OWN_PASSES`    ratios of modified documents, or of a model with random weights, in separate forward passes
     `SAMPLED`       measured in a sample of single texts, because the cost is quadratic in the text length
 
-A `Sink` stores the results and lists the remaining tasks. It consists of `Measurements` in memory, or of the files of a
-stage, with which an interrupted run resumes. A new quantity requires an entry in one of the three tables.
+A `Sink` stores the results and lists the remaining tasks. A sink is a `Measurements` object in memory, or it consists
+of the files of a stage, with which an interrupted run resumes. A new quantity requires an entry in one of the three
+tables.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Task(NamedTuple):
     numbers: Sequence[int]
     """Indices of the texts."""
     is_sampled: bool = True
-    """False for texts outside the sample, for which only the ratios are measured."""
+    """False for texts outside the sample; only the ratios of these texts are measured."""
 
 
 def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> Iterator[Task]:
@@ -110,7 +111,7 @@ def _group_by_length(texts: Texts | Corpus, numbers: npt.NDArray[np.integer], ba
 
 
 def sampled_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] | None = None) -> list[Task]:
-    """Return the tasks of `batch_tasks` for the texts whose indices are in `sample`, or all tasks if it is None."""
+    """Return the tasks of `batch_tasks` for the texts with indices in `sample`, or all tasks if `sample` is None."""
     if sample is None:
         return list(batch_tasks(texts, batch_tokens))
     batches = _group_by_length(texts, np.asarray(sample), batch_tokens)
@@ -297,7 +298,7 @@ class Engine:
     def _start_passes(
         self, tasks: Iterable[Task], texts: Texts | Corpus, statistics: Collection[str], checked: Collection[int]
     ) -> Iterator[tuple[Task, BatchPass]]:
-        """Yield each task with its forward pass, which may still be running on a GPU.
+        """Yield each task with a forward pass of its texts; on a GPU, the pass may still be running.
 
         All identities are checked in the texts whose indices are in `checked`. Tasks outside the sample have no
         `statistics`.
@@ -318,7 +319,7 @@ class Engine:
         change: Callable[[Document], Document] | None = None,
         sample: Sequence[int] | None = None,
     ) -> None:
-        """Measure the ratios of texts modified by `change`, batch by batch, and store their sums in `sink`.
+        """Measure the ratios of texts modified by `change`, batch by batch, and store the sums of the ratios in `sink`.
 
         `name` is the name of the control, and `sample` contains the indices of the measured texts; None for all texts.
         If `change` is None, the texts are not modified.
@@ -361,10 +362,11 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Return the sums of one of the `SAMPLED` quantities by text, with counts of 0 for texts outside the sample.
+        """Return the sums of one of the `SAMPLED` quantities by text.
 
-        The sample has at most `max_texts` texts, stratified by class, and at most `max_length` tokens per text. The
-        result has several sums if the quantity depends on the kind of donor.
+        The counts are 0 for texts outside the sample. The sample has at most `max_texts` texts, stratified by class,
+        and at most `max_length` tokens per text. The result has several sums if the quantity depends on the kind of
+        donor.
         """
         texts = measurements.texts
         quantity = SAMPLED[name]
@@ -412,7 +414,7 @@ class Engine:
         return family_of(self.base.config).present(matrices)
 
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
-        """Return True if `add_matrices` has to compute a result for one of the texts.
+        """Return True if `add_matrices` has to compute a result for any of the texts.
 
         In this case, also create the copy of the model that `add_matrices` needs.
         """
@@ -451,7 +453,7 @@ class Engine:
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
         """Return the decomposition of a text's vectors into parts from each input token, computed in float64.
 
-        It is the result of `PartsReader.read_rows` for the tokens at `positions` or, if `positions` is None, of
+        The result is that of `PartsReader.read_rows` for the tokens at `positions` or, if `positions` is None, of
         `PartsReader.read` for all tokens.
         """
         reader = PartsReader(self.single.base, rule)
@@ -479,7 +481,7 @@ class Engine:
     def exchange(
         self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
     ) -> tuple[list[str], Displacements]:
-        """Return the kinds of donors, and the displacements of vectors after the exchange of tokens with each kind.
+        """Return the kinds of donors, and the displacements of vectors by exchanging tokens with donors of each kind.
 
         If there are several kinds of donors, `all` is the first name.
 
@@ -499,9 +501,9 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the token IDs `[T]` of a document with its words replaced by those of each donor, by kind of donor.
+        """Return the document's token IDs `[T]` after its words are replaced by those of each donor, by kind of donor.
 
-        `number` is the index of the document, or of the longer text of which it is the beginning.
+        `number` is the index of a text in `texts`; the document is this text or its first tokens.
         """
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
@@ -538,7 +540,7 @@ class Engine:
         return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares in a sample of the texts by name, computed unless `measurements` has them."""
+        """Return the sums of own shares in a sample of the texts, by name; compute them if they are not known yet."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)
@@ -618,11 +620,11 @@ class OwnShareSample(NamedTuple):
 
 
 OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
-"""Methods of computing own shares, each with the name of its quantity in `SAMPLED`."""
+"""Methods of computing own shares, each with the name of the computed quantity in `SAMPLED`."""
 
 
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the own share by exchange after each layer `[layers]`, by kind of donor.
+    """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
 
     The name of the first kind, which covers all donors, is `OWN_SHARE`. The `TOTAL_EFFECTS` of all donors are included.
     """
@@ -643,7 +645,7 @@ def _exchange_tokens(
     """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
 
     At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` for a single text or with neutral donors.
-    In the latter case, the result for a text that is not truncated is stored in `measurements`.
+    If the limit is `TOKEN_POSITIONS` and the text is not truncated, the result is stored in `measurements`.
     """
     texts = measurements.texts
     document = texts.document(number)
@@ -657,7 +659,7 @@ def _exchange_tokens(
 
 
 def _select_layers(sums: Sums, place: int) -> Sums:
-    """Select the sums `[layers]` of the kind of donors with index `place` from sums `[kinds, levels]`.
+    """Return the sums `[layers]` for one kind of donors, with the index `place`, from the sums `[kinds, levels]`.
 
     The first level, the input of the first layer, is omitted.
     """
@@ -667,7 +669,7 @@ def _select_layers(sums: Sums, place: int) -> Sums:
 def _measure_own_share_by_parts(
     engine: Engine, measurements: Measurements, max_length: int, number: int
 ) -> DocumentSums:
-    """Return the sums of the own share after each layer `[layers]`, from the parts of vectors from each input token.
+    """Return the sums of the own share after each layer `[layers]`, computed by decomposing the vectors into parts.
 
     The parts of a text within `max_length` are stored in `measurements`, because the page displays them, too.
     """

@@ -1,4 +1,4 @@
-"""Exchange of input tokens: displacement of a vector after replacement of its own token, or of all other tokens.
+"""Exchange of input tokens: the displacement of a vector if its own token is replaced, or if all others are replaced.
 
 For the vector y_i of token i after a layer, and a donor text x' with the same special tokens at the same positions:
 
@@ -145,7 +145,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the token IDs `[T]` of a document with its words replaced by those of a donor, for `number` donors.
+    """Return the document's token IDs `[T]` after its words are replaced by those of a donor, for `number` donors.
 
     The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
     extended with the following candidates.
@@ -167,7 +167,7 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the token IDs `[T]` of a document with its words replaced by those of a random donor, by kind of donor.
+    """Return the document's token IDs `[T]` after its words are replaced by those of random donors, by kind of donor.
 
     There is one array of token IDs per donor. The list is empty for a kind without donors.
 
@@ -206,7 +206,7 @@ def measure_exchange(
     exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
     donors_per_kind = [len(kind) for kind in donors.values()]
-    kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)
+    kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)  # index of each exchanged text's kind of donor
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
     # The axis of length 4 contains the fields of `Displacements`.
     levels = squares_XLS4.shape[1]
@@ -270,7 +270,7 @@ def _exchange_single_tokens(
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
 
-    The first row covers all donors. It contains the mean over the kinds of donors for each token or, for total effects,
+    The first row covers all donors: it contains the mean over the kinds of donors for each token or, for total effects,
     the sum over the kinds. If there is only one kind, this row is omitted, and the shape is `[1, L]`.
 
     Args:
@@ -304,14 +304,14 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
 def own_shares(displacements: Displacements, precision: float) -> Doubles:
     """Return the own share of each token `[L, T]`, as the mean over the kinds of donors.
 
-    It is NaN for tokens that were not exchanged, and for tokens whose displacements are 0.
+    The share is NaN for tokens that were not exchanged, and for tokens whose displacements are 0.
     """
     significant = _remove_rounding_errors(displacements, precision)
     return _average_known(_compute_own_share(significant))
 
 
 def _compute_own_share(displacements: Displacements) -> Doubles:
-    """Return the own share o / (o + a) `[K, L, T]` for the displacements o by the own and a by all other tokens."""
+    """Return the own share o / (o + a) `[K, L, T]`: o is the displacement by the own token, a that by all others."""
     own = np.sqrt(displacements.own)
     others = np.sqrt(displacements.others)
     return _divide(own, own + others)
@@ -319,7 +319,7 @@ def _compute_own_share(displacements: Displacements) -> Doubles:
 
 def _remove_rounding_errors(displacements: Displacements, precision: float) -> Displacements:
     """Replace squared displacements below the rounding errors of the vectors by 0."""
-    least = (ROUNDING * precision) ** 2 * displacements.length
+    least = (ROUNDING * precision) ** 2 * displacements.length  # all fields of `Displacements` are squares
     return displacements._replace(
         own=np.where(displacements.own < least, 0, displacements.own),
         others=np.where(displacements.others < least, 0, displacements.others),
@@ -328,7 +328,7 @@ def _remove_rounding_errors(displacements: Displacements, precision: float) -> D
 
 
 def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over the kinds of donors, which results in `[1 + K, L, T]`. A single kind remains unchanged."""
+    """Prepend the mean over the kinds of donors, and return `[1 + K, L, T]`. A single kind remains unchanged."""
     if len(values_KLT) == 1:
         return values_KLT
     mean_LT = _average_known(values_KLT)
@@ -336,7 +336,7 @@ def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
 
 
 def _prepend_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over the kinds of donors, which results in `[1 + K, L]`. A single kind remains unchanged."""
+    """Prepend the sum over the kinds of donors, and return `[1 + K, L]`. A single kind remains unchanged."""
     if len(values_KL) == 1:
         return values_KL
     total_1L = values_KL.sum(0, keepdims=True)
@@ -354,7 +354,7 @@ class _Hybrids(NamedTuple):
     places_R: npt.NDArray[np.int64]
     """The measured position of each hybrid, as an index in `positions`."""
     differs_XS: npt.NDArray[np.bool_]
-    """True for each exchanged text and position with a token different from the text's."""
+    """True for each exchanged text and position at which the token differs from that of the text."""
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
@@ -417,7 +417,7 @@ def _measure_squares(
 def _compute_hybrid_displacements(
     hybrid_vectors: Sequence[Tensor], originals: Sequence[Tensor], places_R: npt.NDArray[np.int64]
 ) -> Doubles:
-    """Return the squared distances `[L, R]` of the vectors of hybrids from those of the text at the same positions.
+    """Return the squared distances `[L, R]` between the vectors of hybrids and of the text at the same positions.
 
     At each level, `hybrid_vectors` contains one vector per hybrid `[R, D]`, and `originals` the vectors of the text
     `[S, D]`. `places_R` contains the index of each hybrid's position on the axis S.
@@ -435,7 +435,7 @@ class _LastLayerError(Exception):
 class _Reader:
     """Reads the vectors after each layer at the measured positions.
 
-    After attention, the last layer processes only these positions, which saves most of its operations.
+    After attention, the last layer processes only these positions, which saves most operations of this layer.
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:

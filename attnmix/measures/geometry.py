@@ -89,7 +89,7 @@ class Cloud:
 
 
 class Words:
-    """The word embeddings of the distinct token IDs of each text, from the embeddings of all tokens `[..., T, D]`."""
+    """The word embeddings of each text's distinct token IDs, selected from those of all tokens `[..., T, D]`."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
         """Select the embeddings of distinct token IDs in `ids` `[..., T]`. Padding must repeat an ID of the text."""
@@ -102,7 +102,7 @@ class Words:
     def own_nearest(self, vectors: Tensor) -> Tensor:
         """Return True for each vector whose nearest word embedding is that of its own token, `[..., points, T]`.
 
-        `vectors` `[..., points, T, D]` are compared only with the embeddings of the tokens of their text, by cosine.
+        `vectors` `[..., points, T, D]` are compared by cosine, and only with embeddings of tokens of the same text.
         """
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)  # the tokens of all points of a text
@@ -110,6 +110,7 @@ class Words:
         chunk_rows = max(1, NEAREST_NUMBERS // words)
         nearest_by_chunk = []
         for chunk in rows.split(chunk_rows, -2):
+            # The length of a token's vector does not affect which embedding has the largest cosine with it.
             products = chunk @ self.unit_WD.mT
             nearest_by_chunk.append(products.argmax(-1))
         tokens = self.ids_T.shape[-1]
@@ -155,7 +156,7 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
 
 
 def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
-    """Return the result of `geometry` with NaN for `effective_rank`, which `effective_ranks` computes separately."""
+    """Return the result of `geometry` with NaN for `effective_rank`; `effective_ranks` computes this measure."""
     tokens = cloud.tokens.expand_as(cloud.norm)
     # The squared length of the sum of unit vectors is the sum of the cosines of all pairs, including T pairs i = j.
     sum_of_cosines = cloud.unit_sum_D.square().sum(-1) - tokens
@@ -245,19 +246,20 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool with one thread per core. LAPACK does not start further threads, which were 16 times slower."""
+    """Return a pool with one thread per core. LAPACK starts no further threads; with them, it was 16 times slower."""
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 @torch.inference_mode()
 def _compute_effective_rank(gram: Tensor) -> Tensor:
-    """Return the effective rank from Gram matrices `[..., N, N]`; NaN if all elements are 0."""
+    """Return the effective rank `[...]` of clouds from the Gram matrices `[..., N, N]`; NaN if all elements are 0."""
     eigenvalues = torch.linalg.eigvalsh(gram)
     # Centring and repeated tokens cause zero eigenvalues; the roots of their rounding errors would not be negligible.
     precision = torch.finfo(eigenvalues.dtype).eps
     size = eigenvalues.shape[-1]
     largest = eigenvalues[..., -1:]
     rounding = precision * size * largest
+    # The eigenvalues of a Gram matrix are the squares of the cloud's singular values.
     squares = torch.where(eigenvalues > rounding, eigenvalues, 0)
     singular_values = squares.sqrt()
     shares = singular_values / singular_values.sum(-1, keepdim=True)
@@ -372,6 +374,6 @@ def _compute_distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _compute_cosine(products: Tensor, lengths: Tensor) -> Tensor:
-    """Return cosines from dot products of vectors and products of their lengths; 0 for vectors of length 0."""
+    """Return cosines: dot products of vectors, divided by the products of lengths; 0 for vectors of length 0."""
     smallest = torch.finfo(lengths.dtype).tiny
     return products / lengths.clamp_min(smallest)

@@ -60,7 +60,7 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add the means of the geometry at each capture point, of steps, of attention sinks, and of contribution lengths.
+    """Add four kinds of means: geometry at each capture point, steps, attention sinks, and lengths of contributions.
 
     `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
     `attention` contains the labels in the columns `layer` and `point` of measures of attention.
@@ -165,10 +165,11 @@ def attention_moments(
 ) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
 
-    `numbers` contains the indices of the texts, and `classes_N` their classes. The function `usable` defines which
-    texts are usable.
+    `numbers` contains the indices of the texts, and `classes_N` their classes. The classes only determine which texts
+    are usable (function `usable`); they do not affect the moments.
     """
     sums_NLD, counts = sums["others"].take(numbers)
+    # Column 0 is the squared length of the same contributions; columns 1 and 2 are the lengths in `part_lengths`.
     lengths_NL3 = sums["lengths"].take(numbers).values
     squared_lengths_NL = lengths_NL3[:, :, 0]
     tokens_N = counts.ravel()
@@ -191,7 +192,8 @@ def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Mom
 def part_lengths(sums: CorpusSums) -> Sums:
     """Return the sums over tokens of two lengths, `[texts, layers, 2]`.
 
-    They are the lengths of the contribution of all other tokens, and of the own contribution with the skip connection.
+    The first is the length of the sum of the contributions of all other tokens, and the second the length of the
+    token's own contribution, including the skip connection.
     """
     values, counts = sums["lengths"]
     return Sums(values[:, :, 1:], counts)  # without the squared length

@@ -30,7 +30,7 @@ from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
 """Capture points of the result of the attention sublayer. The first point that the family has is used."""
-FAR_BELOW = -1e30  # a key is hidden if the mask adds a smaller number to its score
+FAR_BELOW = -1e30  # a key is hidden if the mask adds a smaller number to the attention score of the key
 
 
 def head_factors(block: Block, heads: int) -> Tensor:
@@ -58,9 +58,10 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the attention heads of one text, by name, in all layers of the model, `layers` in number.
+    """Return the tensors of the attention heads of one text in all layers, by name.
 
-    Return {} for a family without queries and keys. Raise `InputError` if a bias is added to attention scores.
+    `layers` is the number of layers of the model. Return {} for a family without queries and keys. Raise `InputError`
+    if a bias is added to attention scores.
     """
 
     def read_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -92,14 +93,15 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one of `layers` layers. Vectors are included if those of all layers are small enough.
+    """Return the head tensors of one of `layers` layers.
 
-    `key_heads` is the number of different key heads. Keys and values that several heads share are stored once.
+    Vectors are included if the tensors `given` of all layers have at most `VECTOR_BYTES`. `key_heads` is the number of
+    different key heads. Keys and values that several heads share are stored once.
     """
     call = layer_pass.attention
     block = layer_pass.block
     heads = len(call.query)
-    first_of_group = slice(None, None, heads // key_heads)
+    first_of_group = slice(None, None, heads // key_heads)  # consecutive heads share a key head
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
     attended_HTd = heads_THd.transpose(0, 1)  # sum_j a^h_ij v_j
@@ -136,7 +138,8 @@ def _read_result(layer_pass: LayerPass) -> Tensor:
 def _read_norms(block: Block) -> dict[str, Tensor]:
     """Return gamma and beta of the norms after attention, by name, without norms that the family does not have.
 
-    If it has at least one of them, include `norm_constants` `[2, 2]`: eps of both norms, and 1 if a norm is centred.
+    If the family has at least one of the norms, include `norm_constants` `[2, 2]` with one row per norm: its eps, and 1
+    if the norm is centred, otherwise 0.
     """
     norms = {
         "attention_output_norm": block.attention_output_norm,

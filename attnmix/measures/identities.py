@@ -33,7 +33,7 @@ IDENTITIES = {
 }
 """Descriptions of all identities. Identities of capture points that a family lacks are not checked."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
-"""Identities that require recomputing attention or the feed-forward network. They are checked only in sampled texts."""
+"""Identities that are checked only in sampled texts, because attention or the feed-forward network is recomputed."""
 
 
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
@@ -166,7 +166,10 @@ def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> 
 
 
 def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
-    """Return a part of the vectors `whole_BTD`, which determine the divisor, after a norm with its beta."""
+    """Return a part of the vectors `whole_BTD` after a norm, plus the norm's beta.
+
+    The vectors `whole_BTD` determine the divisor.
+    """
     return norm.part(part_BTD, whole_BTD) + norm.beta
 
 

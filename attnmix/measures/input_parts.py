@@ -10,7 +10,7 @@ attributed to the parts of its input by one of two published rules (`RULES`). Th
 both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023: DecompX).
 
 In encoder-decoder models, only the encoder is decomposed. The feed-forward network must be gated or consist of two
-Linears around an activation (`parts_obstacle`). It follows attention or runs parallel to it.
+Linears around an activation (`parts_obstacle`). The network follows attention or runs parallel to attention.
 
 Shapes: J parts (source tokens, then the biases), T tokens, N or R selected tokens, K levels (the embeddings, then each
 layer), L layers, D hidden, H heads, E = H * head width, W width of the feed-forward network, Q quantities.
@@ -38,7 +38,7 @@ from attnmix.models.families import PROJECTED, Family, family_of, find_layers, l
 BLOCK_NUMBERS = 2**24  # maximum number of elements `[J, T, W]` in the feed-forward network for a block of J sources
 CACHED_NUMBERS = 2**19  # the same for smaller blocks on a CPU, which fit into its cache
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Maximum rounding error of the sum of the parts by dtype, relative to the largest element of the vectors."""
+"""Maximum rounding error of the summed parts, relative to the largest element of the vectors, by dtype."""
 QUANTITIES = (
     "own_share",
     "own_projection",
@@ -50,7 +50,10 @@ QUANTITIES = (
 )
 """Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""A decomposition is ill-conditioned if the cosine between the other tokens' part and the biases' part is smaller."""
+"""A decomposition is ill-conditioned if the cosine between two of its parts is smaller than this value.
+
+The two parts, the sum of the other tokens' parts and the part of the biases, then nearly cancel.
+"""
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
@@ -243,7 +246,10 @@ def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor,
 
 
 def _compute_preactivation(block: Block, residual_RD: Tensor) -> Tensor:
-    """Return the output `[R, W]` of the feed-forward network's first Linear for vectors before attention's norm."""
+    """Return the output `[R, W]` of the feed-forward network's first Linear for the vectors `residual_RD`.
+
+    The norm after attention and the input norm of the network, if any, are applied to the vectors first.
+    """
     first_linears, _activation, _last_linear = block.feed_forward
     linear = first_linears[0]
     stream_RD = block.attention_norm.normalise(residual_RD)
@@ -408,10 +414,11 @@ class PartsReader:
         }
 
     def _compute_row(self, input_JTD: Tensor, level: _DecomposedVectors, position: int) -> Tensor:
-        """Return the signed share `[T]` of each source in the vector at `position`.
+        """Return the signed share `[T]` of each source in the vector at `position`: one row of `projection`.
 
-        The share of all sources together is linear in the input of the first layer. The share of a single source is
-        therefore the scalar product of its input vector and the gradient.
+        Because `read_rows` propagates all sources as a single part, index 0 of the axis J contains all sources, and
+        index 1 the biases. The share of all sources is a linear function of the input vectors x_j of the first
+        layer, and is therefore the sum over j of x_j . gradient_j. The term of source j is the share of this source.
         """
         all_sources_TD = level.parts_JTD[0]
         share_T = projection(all_sources_TD, level.whole_TD)
@@ -489,9 +496,15 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`; NaN if undefined."""
-    projection_KT = parts["projection"].sum(-1)
-    own_projection_KT = parts["projection"].diagonal(dim1=-2, dim2=-1)
+    """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`.
+
+    `coherence` is NaN for a token without contributions of other tokens, `own_share` without contributions of any
+    token, and the projections and `bias_length` are NaN for a vector of length 0.
+    """
+    projection_KTT = parts["projection"]  # by level, token and source
+    projection_KT = projection_KTT.sum(-1)  # of all sources
+    own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
+    # The part of the other tokens and that of the biases nearly cancel. A NaN cosine (a part is 0) counts as False.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

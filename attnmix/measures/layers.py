@@ -84,7 +84,7 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the computation after attention for N tokens, which propagates contributions of single sources."""
+        """Return the computation after attention for N tokens, as an object that propagates single contributions."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _find_norm(self, path: str | None) -> Norm:
@@ -136,7 +136,7 @@ class LayerPass:
 
     @property
     def projected(self) -> Tensor:
-        """The output of W_O `[..., T, D]`, which is captured separately only if a norm follows it."""
+        """The output of W_O `[..., T, D]`, which is captured separately only if a norm follows W_O."""
         return self.features.get(PROJECTED, self.features["attention_output"])
 
     @property
@@ -151,7 +151,7 @@ class LayerPass:
 
     @property
     def stream(self) -> Tensor:
-        """The vectors before the feed-forward network and its input norm `[..., T, D]`.
+        """The vectors `[..., T, D]` before the feed-forward network and before its input norm, if any.
 
         These vectors follow the skip connection of cross-attention or, in layers without cross-attention, that of
         self-attention, and the norm after this skip connection, if any.
@@ -181,7 +181,7 @@ class LayerPass:
 
     @cached_property
     def value_bias(self) -> Tensor:
-        """The concatenated b_V of all heads `[E]`, which is the value of a zero vector."""
+        """The concatenated b_V of all heads `[E]`: the values of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
         values_BHTd = _compute_values(attention, zeros)
@@ -192,8 +192,8 @@ class LayerPass:
 class NetworkPart:
     """Contributions of sources on the second skip connection and in the feed-forward network.
 
-    They are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They do not include the
-    divisions by the standard deviations of LayerNorms, which follow in `AfterAttention.output`.
+    The tensors are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They do not include
+    the divisions by the standard deviations of LayerNorms, which follow in `AfterAttention.output`.
     """
 
     stream: Tensor  # contributions on the second skip connection, [..., D]
@@ -211,7 +211,7 @@ class NetworkPart:
         return other
 
     def copy(self) -> Self:
-        """Return a copy that `AfterAttention.output` may overwrite: it overwrites `entering`, but not `stream`."""
+        """Return a copy whose `entering` may be overwritten by `AfterAttention.output`; `stream` is not copied."""
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
@@ -253,8 +253,9 @@ class AfterAttention:
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
 
-    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) is not covered by the paper. It multiplies functions of two
-    inputs p and u, with parts p_j and u_j. With m = int_0^1 g(t p) dt, the same integral along t (p, u) from 0 is
+    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) is not covered by the paper. The network multiplies functions
+    of two inputs p and u, with parts p_j and u_j. With m = int_0^1 g(t p) dt, the same integral along t (p, u), with t
+    from 0 to 1, is
 
         p_j * u * (g(p) - m) / p + u_j * m
 
@@ -332,8 +333,8 @@ class AfterAttention:
     def _apply_slopes(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return the parts `[..., N, W]` of W_2's input: the sum of the products of `parts` and `slopes`.
 
-        `parts` contains the parts of each of the `inputs`, or a single tensor with the parts of both inputs of a gated
-        network, concatenated. It is overwritten, because an allocation would cost as much as the product.
+        `parts` contains one tensor for each of the `inputs`, or a single tensor with the concatenated parts of both
+        inputs of a gated network. The tensors are overwritten, because an allocation would cost as much as the product.
         """
         if len(parts) < len(slopes):  # W_g and W_u are a single Linear.
             width = slopes[0].shape[-1]
@@ -389,9 +390,9 @@ class AfterAttention:
     def output(self, part: NetworkPart) -> Tensor:
         """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, up to a factor per token.
 
-        The factor, the standard deviations by which the LayerNorms on the skip connections divide, cancels in ratios.
-        The output is the sum of the part on the skip connection and the feed-forward network's output for the part that
-        entered the network. `part.entering` is overwritten.
+        The LayerNorms on the skip connections apply only their linear parts. The divisions by their standard deviations
+        are the same factor in all parts of a token, which cancels in ratios. The output is the sum of `part.stream` and
+        of the feed-forward network's output for `part.entering`, which is overwritten.
         """
         inner_NW = self._apply_slopes(part.entering, self._divided_slopes)
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
@@ -429,7 +430,7 @@ class AfterAttention:
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of W_2's output through the norm that follows, if any.
 
-        The norm divides by the standard deviation of the whole output of W_2, which is recomputed from `inputs`.
+        The norm divides by the standard deviation of the whole output of W_2. This output is recomputed from `inputs`.
         """
         norm = self.block.feed_forward_output_norm
         if norm.absent:
@@ -472,9 +473,10 @@ class AfterAttention:
 
 
 def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor) -> Tensor:
-    """Return (g(p) - g(0)) / p for an elementwise activation g, p in `before` and g(p) in `after`; g'(0) where p is 0.
+    """Return (g(p) - g(0)) / p of an elementwise activation g; g'(0) where p is 0.
 
-    g'(0) is a central difference, which is the mean of the two one-sided derivatives if g has a kink at 0.
+    `before` contains p, and `after` contains g(p). g'(0) is a central difference, which is the mean of the two
+    one-sided derivatives if g has a kink at 0.
     """
     around_zero = torch.linspace(-STEP, STEP, 3, dtype=before.dtype, device=before.device)
     value_below, value_at_zero, value_above = (activation(number) for number in around_zero.split(1))
@@ -485,8 +487,11 @@ def slopes(activation: Callable[[Tensor], Tensor], before: Tensor, after: Tensor
 
 
 def mean_on_path(activation: Callable[[Tensor], Tensor], before: Tensor) -> Tensor:
-    """Return int_0^1 g(t p) dt for an elementwise activation g and p in `before`, by Gauss-Legendre quadrature."""
-    nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)
+    """Return int_0^1 g(t p) dt for an elementwise activation g, where `before` contains p.
+
+    The integral is computed by Gauss-Legendre quadrature.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(QUADRATURE_NODES)  # for an integral from -1 to 1
     nodes_on_unit = (nodes + 1) / 2
     weights_on_unit = weights / 2
     mean = torch.zeros_like(before)
@@ -506,9 +511,9 @@ def run_layers(
 ) -> Any:
     """Run one forward pass, call `visit` after each layer, and return the model's output.
 
-    `visit` receives the `LayerPass` and the features at `points` recorded so far. Afterwards, the layer's features are
-    deleted, except its output. If `model` (`base` with a task head) is not None, it is run instead of `base`. Raise
-    `InputError` if a layer does not call the attention function of transformers.
+    `visit` receives the `LayerPass` and the features at `points` recorded so far. After `visit`, all features of the
+    layer except its output are deleted. If `model` (`base` with a task head) is not None, it is run instead of `base`.
+    Raise `InputError` if a layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
     attention_calls: list[AttentionCall] = []

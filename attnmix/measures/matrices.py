@@ -1,6 +1,6 @@
 """Definitions and formulas of the matrices of contributions from source token j to token i.
 
-A formula returns `[J, T]` for a chunk of J sources and all T tokens. It reads the contribution vectors of this chunk,
+A formula returns `[J, T]` for a chunk of J sources and all T tokens, and reads the contribution vectors of this chunk,
 which are computed by `attnmix.measures.contributions`.
 """
 
@@ -79,7 +79,7 @@ def _project_contributions(chunk: SourceChunk) -> Tensor:
 
 
 def _compute_rotation(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
-    """Return 1 - cos `[J, T]` of the layer's outputs with and without the contribution `part_JTD` to W_O's output."""
+    """Return 1 - cos `[J, T]` between the layer's outputs with and without `part_JTD` in the output of W_O."""
     # 1 - cos is computed as half the squared distance of unit vectors, which has no cancellation.
     with_part_TD = _scale_to_unit(chunk.layer_pass.output)
     without_part_JTD = _scale_to_unit(chunk.output_without(part_JTD))

@@ -141,7 +141,7 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Divide a batch into micro-batches. They depend only on the lengths of the texts and on the type of the device."""
+    """Divide a batch into micro-batches, which depend only on the lengths of the texts and the type of the device."""
     max_tokens = chunk_tokens(device)
     return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 
@@ -149,7 +149,7 @@ def micro_batches(documents: Sequence[Document], device: torch.device) -> list[M
 def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[slice]:
     """Yield slices of consecutive texts with at most `max_tokens` tokens including padding.
 
-    A longer text has a slice of its own.
+    A text with more tokens has a separate slice.
     """
     start = 0
     longest = 0

@@ -33,13 +33,13 @@ SelectSums = Callable[[CorpusSums], Sums]
 Labels = dict[str, Any]
 """The values of each label column, by name of the column."""
 Rows = dict[str, list[Any]]
-"""Cells of table rows by column. A DataFrame for each mean would take longer to create than the means to compute."""
+"""Cells of table rows by column. Creating a DataFrame for each mean would take longer than computing the means."""
 
 DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same texts
 
 
 class TokenSubset(NamedTuple):
-    """A subset of the tokens of a text, which consists of groups of one grouping."""
+    """A subset of a text's tokens: some of the groups of one grouping."""
 
     grouping: str
     """A key of `GROUPS`."""
@@ -91,7 +91,7 @@ class CorpusMeasures:
     sums: Mapping[str, CorpusSums]
     """Sums of the texts by quantity, including the measured controls."""
     random: CorpusSums
-    """Sums of the control `random_weights`, measured in a separate model; {} if it was not measured."""
+    """Sums of the control `random_weights`, measured in a separate model; {} without this control."""
     texts: pd.DataFrame
     """A table with one row per text and the columns `document`, `label` and `predicted_label`."""
     methods: Sequence[str]
@@ -151,13 +151,13 @@ class MeanTables:
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def create_for_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
-        """Return tables of means over other texts, whose rows are added to the tables of this object."""
+        """Return a `MeanTables` for means over other texts; their rows are added to the tables of this object."""
         tables = MeanTables(sums, draws)
         tables.parts = self.parts
         return tables
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
-        """Add the rows of a mean to its table, and return the mean by checkpoint."""
+        """Add the rows of a mean to the table of this mean, and return the mean by checkpoint."""
         resampled = self.resample(mean)
         for checkpoint, means in resampled.items():
             self.parts[mean.table].append(mean_rows(mean, checkpoint, means))
@@ -166,7 +166,7 @@ class MeanTables:
     def resample(self, mean: Mean) -> dict[str, Resampled]:
         """Return the mean by checkpoint. Unless `mean.checkpoints` is set, include the paired difference."""
         names = mean.checkpoints
-        if not names:
+        if not names:  # The model with random weights has only the sums of its control.
             names = [name for name in self.sums if name != RANDOM]
         select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
         means = {}
@@ -226,7 +226,8 @@ Statistic = TypeVar("Statistic", bound=Paired)
 def with_difference(by_checkpoint: Mapping[str, Statistic]) -> dict[str, Statistic]:
     """Return the statistics by checkpoint, with a paired difference as the additional checkpoint `DIFFERENCE`.
 
-    It is the fine-tuned minus the pretrained checkpoint, and is omitted if one of these checkpoints is missing.
+    The difference is the statistic of the fine-tuned checkpoint minus that of the pretrained checkpoint. It is omitted
+    if one of these checkpoints is missing.
     """
     statistics = dict(by_checkpoint)
     if "finetuned" in statistics and "pretrained" in statistics:
@@ -572,8 +573,9 @@ def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[str, Any]:
     """Return the content of `reports/metrics/measure.json`.
 
-    For each checkpoint, it contains the headline ratios (means over tokens and layers), the largest identity error, and
-    the own shares after the last layer. For two checkpoints, the difference of the preferred ratio is included.
+    For each checkpoint, the file contains the headline ratios (means over tokens and layers), the largest identity
+    error, and the own shares after the last layer. For two checkpoints, the difference of the preferred ratio is
+    included.
     """
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
@@ -597,7 +599,7 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return a checkpoint's own shares after the last layer by kind of donor; {} if they were not measured."""
+    """Return the mean own share after the last layer in one checkpoint, by kind of donor; {} if it was not measured."""
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

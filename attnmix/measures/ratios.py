@@ -6,9 +6,9 @@ output token, and j a source token. With f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h:
     F_ij = sum_h a^h_ij f_h(x_j)      R_ij = F_ij + [i=j] x_i      T_ij = LayerNorm's linear part of R_ij
 
 Neither T * T * D tensors nor attention matrices are allocated, because sum_{j!=i} F_ij = attention_output_i - b_O -
-F_ii needs only the diagonal of attention. A LayerNorm divides by the standard deviation of token i, which cancels in a
-ratio of token i. If a norm follows W_O, F_ij includes the division by its standard deviation, which does not cancel in
-R_ij. In a pre-LN family, f_h is applied to norm(x_j), and x_i is the input of the layer.
+F_ii needs only the diagonal of attention. A LayerNorm divides by the standard deviation of token i; this division
+cancels in a ratio of token i. If a norm follows W_O, F_ij includes the division by the norm's standard deviation; this
+division does not cancel in R_ij. In a pre-LN family, f_h is applied to norm(x_j), and x_i is the input of the layer.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ def _compute_shares(splits: Sequence[Split]) -> Tensor:
     for split in splits:
         others_length = split.others.norm(dim=-1)
         others_lengths.append(others_length)
-        own_lengths.append(split.own.norm(dim=-1).expand_as(others_length))
+        own_length = split.own.norm(dim=-1)
+        own_lengths.append(own_length.expand_as(others_length))  # Alternative splits may have a common own part.
     return _compute_share(torch.stack(own_lengths), torch.stack(others_lengths))
 
 
@@ -254,6 +255,7 @@ def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: in
     """
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
+    # The attention tensors may include padding, which `LayerPass.document` removes only from the other tensors.
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
     # Flatten the axes before the last one to one axis of tokens.
     all_diagonal_NH = diagonal_TH.flatten(0, -2)

@@ -26,7 +26,10 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 SAME_MINUS_OTHER = "same_minus_other"
-"""The donor in rows with the own share for donors of the same class minus that for donors of the other class."""
+"""The value of the column `donor` in rows with differences between the own shares with two kinds of donors.
+
+The difference is the own share with donors of the same class minus the own share with donors of another class.
+"""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 """Quantities with the squared displacement by all tokens as the divisor instead of the number of tokens."""
 
@@ -123,7 +126,7 @@ def _tabulate_by_review(
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
     """Return the labels of the rows of each quantity in `derivatives`: its reference, layer and method.
 
-    They correspond to the axes of the sums of this quantity. A column with a single value needs no axis.
+    The labels correspond to the axes of the quantity's sums. A column with a single value needs no axis.
     """
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]

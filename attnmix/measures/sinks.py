@@ -98,7 +98,7 @@ def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: S
     size_BTD = output_BTD.abs()
     token_size_BTD = size_BTD.masked_fill(~mask_BT.unsqueeze(-1), 0)
     largest_B = token_size_BTD.flatten(1).amax(-1)
-    # The loop over texts avoids torch's median along an axis, which is not deterministic on all devices.
+    # The loop over texts avoids torch's median along an axis; this operation is not deterministic on all devices.
     medians = []
     for size_TD, length in zip(size_BTD, lengths, strict=True):
         median = size_TD[:length].median()

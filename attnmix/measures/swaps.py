@@ -206,21 +206,25 @@ def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, 
 
 
 def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
-    """Return a mask `[T, 1, T, 1]`: True if the exchange (first axis) is made for the token (third axis)."""
+    """Return a mask `[T, 1, T, 1]`: True if exchange i (first axis) belongs to token t (third axis), that is, i = t."""
     tokens = vectors_1TD.shape[1]
     own_TT = torch.eye(tokens, dtype=torch.bool, device=vectors_1TD.device)
     return own_TT[:, None, :, None]
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return the vector of each token (third axis) in the exchange made for it (first axis), `[B, T, x]`."""
+    """Return each token's vector under the exchange that belongs to this token, `[B, T, x]`.
+
+    The first axis of `exchanged_TBTx` contains one exchange for each token, and the third axis the tokens' vectors.
+    """
     return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
 
 
 def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
     """Return a / (a + o) `[T]` for the lengths a and o of the displacements by other tokens and by the token itself.
 
-    Displacements of the output `y_BTD` within its rounding error count as 0. The share is 0 if both are 0.
+    Displacements of the output `y_BTD` within its rounding error count as 0. If both displacements are 0, the share
+    is 0.
     """
     precision = torch.finfo(y_BTD.dtype).eps
     smallest_T = ROUNDING * precision * _measure_length(y_BTD)

@@ -20,8 +20,8 @@ class Linear(NamedTuple):
 class Norm:
     """A LayerNorm or an RMSNorm (without centring), with gamma and beta `[hidden]`.
 
-    A part of the norm's input, such as the contribution of one source, passes through its linear part (centring and
-    gamma), and is divided by the standard deviation of the whole input.
+    A part of the norm's input, such as the contribution of one source, passes through the norm's linear part (centring
+    and gamma), and is divided by the standard deviation of the whole input.
     """
 
     module: Callable[[Tensor], Tensor]
@@ -53,7 +53,10 @@ class Norm:
         return self._root_mean_square(centred)
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` `[..., hidden]` after the norm. All parts and beta sum to its output."""
+        """Return a part of the vectors `whole` `[..., hidden]` after the norm, without beta.
+
+        The sum of all parts and beta is the output of the norm.
+        """
         if self.absent:
             return part
         return self.linear(part) / self.deviation(whole)
@@ -78,7 +81,8 @@ class Norm:
 def norm_of(module: Any, like: Tensor) -> Norm:
     """Return the `Norm` of a LayerNorm or RMSNorm module, with its weights in the dtype and on the device of `like`.
 
-    gamma of an RMSNorm is derived from its output for a vector of ones, because some families add 1 to the weight.
+    gamma of an RMSNorm is derived from the module's output for a vector of ones, because some families add 1 to the
+    weight.
     """
     eps_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
     eps = float(getattr(module, eps_name))

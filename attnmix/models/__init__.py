@@ -1,1 +1,1 @@
-"""Loading of models and tokenizers, attention functions, and capture points."""
+"""Attention functions, capture points, and functions that load models and tokenizers."""

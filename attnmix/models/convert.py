@@ -95,8 +95,8 @@ def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, 
 def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a state dict by name, without buffers.
 
-    `loaded` is a state dict, or a dictionary with a state dict under one of `STATE_KEYS`, or with only one state dict.
-    Otherwise, raise `ValueError`.
+    `loaded` is a state dict, or a dictionary that contains a state dict: under one of `STATE_KEYS`, or under any other
+    key if it is the only one. Otherwise, raise `ValueError`.
     """
     states = {}
     if isinstance(loaded, Mapping):

@@ -232,7 +232,7 @@ def _describe_shares_by_class(run: Results) -> str:
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
-    """Return the ratio that the page prefers for sentences, averaged over layers, by checkpoint."""
+    """Return, by checkpoint, the mean over layers of the ratio that the page uses in its sentences."""
     rows = curves[curves["method"] == preferred(curves)]
     means = rows.groupby("checkpoint", sort=False)["mean"].mean()
     return {str(checkpoint): float(mean) for checkpoint, mean in means.items()}

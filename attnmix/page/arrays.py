@@ -259,7 +259,7 @@ def _encode_common(arrays: Parts) -> dict[str, Any]:
     """Return the head arrays that are encoded for short and for long texts.
 
     `reach` contains the first and the last visible key of each token. `sums` contains the row sums `[L, H, T]` of the
-    attention weights, only if a learned attention sink reduces them below 1.
+    attention weights; it is present only if a learned attention sink reduces them below 1.
     """
     reach = arrays["reach"].astype(np.uint16)
     encoded = {

@@ -284,7 +284,7 @@ def _list_curves_with_counts(table: pd.DataFrame, layers: range) -> Data:
 
 
 def _list_curves(run: Results, derivatives: pd.DataFrame, layers: range) -> Data:
-    """Return the curves of ratios, derivatives and own shares by method and checkpoint."""
+    """Return the curves of the ratios, of the derivatives and of the own share, by method and checkpoint."""
     ratios_and_derivatives = pd.concat([run.table("measure/mixing"), derivatives])
     curves = _list_curves_with_counts(ratios_and_derivatives, layers)
     shares = own_shares(run).assign(method=OWN_SHARE)

@@ -494,7 +494,7 @@ def _describe_control_means(
     """Return sentences that compare the preferred ratio with its controls, averaged over layers.
 
     Args:
-        ratios: The rows of the ratio by layer, in one checkpoint.
+        ratios: One row per layer, with the preferred ratio in one checkpoint.
         controls: The rows of the ratio's controls by control, checkpoint and layer.
         control_means: The means of the controls over layers, by control and checkpoint.
     """
@@ -509,8 +509,11 @@ def _describe_control_means(
             clauses.append(f"{percent(control_means[key])} with {changed_input}")
     sentences = []
     if clauses:
-        mean_ratio = ratios["mean"].mean()
-        ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_ratio))
+        # Controls may be limited to a sample of the texts, and the ratio is then averaged over the same sample. Only
+        # the rows of `shuffled_words` contain this mean, because the model with random weights has no true ratio in the
+        # table. Without these rows, the ratio is averaged over all texts.
+        mean_of_all_texts = ratios["mean"].mean()
+        ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_of_all_texts))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control_means:
         sentences.append(

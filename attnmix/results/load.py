@@ -80,9 +80,10 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
 
 
 def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
-    """Return the user's `model` or, if it is None, the saved model, with the digest of the measured weights.
+    """Return the user's `model`, or the saved model if `model` is None, together with the digest `weights`.
 
-    Raise `InputError` if the weights of `model` differ from the measured weights.
+    `weights` is the digest of the measured weights. Raise `InputError` if the weights of `model` differ from the
+    measured weights.
     """
     if model is None:
         return MeasuredModel(saved, weights)

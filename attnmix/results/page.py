@@ -78,8 +78,8 @@ def _measure_results(
 ) -> TextResults:
     """Return the content of the page of one model, or of two compared models.
 
-    Values in `known`, the measurements in each model, are not computed again. If `whole` is False, attention heads and
-    matrices are omitted.
+    `known` contains the existing measurements of each model, which are not computed again. If `whole` is False,
+    attention heads and matrices are omitted.
     """
     last = models[-1]
     with ExitStack() as stack, quiet():

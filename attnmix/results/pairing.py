@@ -70,7 +70,7 @@ def _write_notes(
         before: A result for each model before.
         after: A result for each model after.
         shared: The ratios common to all results.
-        obstacle: The reason why the own share cannot be computed; None if it can be computed.
+        obstacle: The reason why the own share of tokens cannot be computed; None if it can be computed.
         sample: The sample of texts for which the own share is computed.
     """
     results = [*before, *after]

@@ -106,7 +106,7 @@ def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 
 def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return a row for each control and layer, with the means in `MEAN_COLUMNS` and with `DIFFERENCE_COLUMNS`.
+    """Return a row for each control and layer, with the columns `MEAN_COLUMNS` (means) and `DIFFERENCE_COLUMNS`.
 
     Args:
         totals: The sums of each control.
@@ -143,7 +143,7 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 
 
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
-    """Return the mean number of tokens per text for each mean `[cells]`.
+    """Return the number of tokens per text in each cell of `means`, averaged over the texts of the cell, `[cells]`.
 
     The number is NaN for class shares, because every text counts once, regardless of its length.
     """

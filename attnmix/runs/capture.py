@@ -77,7 +77,7 @@ def capture_checkpoint(
 
 @torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
-    """Write `features/capture/` of `run` with the model `base`, for the captured texts from the stage `tokenize`.
+    """Write `features/capture/` of `run`: the vectors of the model `base` for the captured texts of `tokenize`.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
     `folder`.
@@ -105,15 +105,17 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
 
-    # Threads write the units of a group while the model computes the next group.
+    # Threads write the units of a group while the model computes the next group. If there are several sets of buffers,
+    # the sets are used in turn. `RowBuffers` returns a buffer only after its previous content has been
+    # written.
     marks: list[Future[None]] = []
     rows_written = 0
     device_seconds = 0.0
     start = time.perf_counter()
     with ThreadPoolExecutor(WRITING_THREADS) as threads:
-        memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
+        thread_memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
         for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = [(unit, rows) for unit, rows in group if not _locate_done_file(folder, unit).exists()]
+            remaining = _list_remaining_units(folder, group)
             if not remaining:
                 continue
             # Batches include the units that are already written, so that resumed runs have the same batches.
@@ -121,10 +123,11 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
             buffer_sets.rotate()
-            device_seconds += fill_rows(base, batches, buffers, capture.precision)
+            device_seconds += fill_rows(base, batches, buffers, capture.precision)  # runs the model
+            # Submit the writes of each unit, followed by a task that waits for them and marks the unit as done.
             for unit, rows in remaining:
                 buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
-                write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=capture.elsewhere)
+                write_unit = partial(_write_unit, rows=rows, memory=thread_memory, with_digest=capture.elsewhere)
                 writes = _submit_writes(threads, write_unit, stores, buffers, buffer_rows)
                 marks.append(threads.submit(_mark_written, folder, unit, writes))
                 rows_written += rows.stop - rows.start
@@ -134,13 +137,16 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         mark.result()  # raises the error of a failed write
     end = time.perf_counter()
 
+    # Log the rates, unless an interrupted run had already written all units of this process.
     if rows_written:
         seconds = end - start
         disk_seconds = end - computation_end
         for buffers in buffer_sets:
             disk_seconds += buffers.waiting_seconds
         limits = compute_limiting_shares(seconds, disk_seconds, device_seconds, base.device)
-        logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, memory.rates, limits))
+        logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, thread_memory.rates, limits))
+
+    # The main process publishes the stores after all processes have written their units.
     state.wait_for_everyone()
     if state.is_main_process:
         manifest_place = capture.store if capture.elsewhere else None
@@ -210,6 +216,11 @@ def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan:
     pa.default_memory_pool().release_unused()  # the tables of tokens are no longer needed
 
 
+def _list_remaining_units(folder: Path, group: Iterable[NumberedUnit]) -> list[NumberedUnit]:
+    """Return the units of a group that an interrupted run has not written."""
+    return [(unit, rows) for unit, rows in group if not _locate_done_file(folder, unit).exists()]
+
+
 def _locate_done_file(folder: Path, unit: int) -> Path:
     """Return the file that marks a unit of rows as written in all stores."""
     return folder / "done" / str(unit)
@@ -245,7 +256,7 @@ def _read_digests(folder: Path, unit: int) -> dict[str, str]:
 
 
 def _write_tokens(folder: Path, run: Run) -> None:
-    """Write a table with the token of each row of the stores, and the concatenated token IDs of all texts.
+    """Write two files: a table with the token of each row of the stores, and the concatenated token IDs of all texts.
 
     One row group of the run's table of tokens is in memory at a time.
     """
@@ -306,7 +317,7 @@ class TextRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The inputs of a padded forward pass, and the rows of the buffers to which its tokens belong."""
+    """The inputs of a padded forward pass, and the rows of the buffers to which the tokens of the pass belong."""
 
     inputs: dict[str, Tensor]
     texts: list[TextRows]
@@ -356,7 +367,7 @@ class RowBuffers(Mapping[Site, Tensor]):
         self.waiting_seconds = 0.0
 
     def __getitem__(self, site: Site) -> Tensor:
-        """Return the buffer `[rows, width]` of a site after its pending writes."""
+        """Wait for the pending writes of a site's buffer `[rows, width]`, and return the buffer."""
         start = time.perf_counter()
         writes = self.writes[site]
         while writes:
@@ -429,7 +440,7 @@ def _write_unit(
 
 
 def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
-    """Return a description of a run's rates in tokens and bytes per second, and of what limits them.
+    """Return a description of a run's rates in tokens and bytes per second, and of the limiting factors.
 
     `tokens` and `size` (in bytes) were stored in `seconds`. `rates` are the bytes per second of single writes, and
     `limits` is the result of `compute_limiting_shares`.
@@ -474,7 +485,7 @@ def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> No
 def _mark_written(folder: Path, unit: int, writes: Mapping[Site, Future[str]]) -> None:
     """Mark a unit as done after waiting for the `writes` of all sites; raise the error of a failed write.
 
-    Threads start tasks in order of submission, so this task cannot block the writes, which were submitted before it.
+    Threads start tasks in order of submission, so this task cannot block the writes, which were submitted earlier.
     """
     digests = {str(site): write.result() for site, write in writes.items()}
     _mark_done(folder, unit, digests)
@@ -497,10 +508,11 @@ def fill_rows(
 
         _run_forward_pass(base, batch.inputs, buffers, put, precision)
     # A value that the dtype cannot represent becomes infinite, and so does the minimum or maximum of its buffer.
-    filled = max(text.rows.stop for batch in batches for text in batch.texts)
+    # The last group of units may be shorter than the buffers, so only the filled rows are checked.
+    filled_rows = max(text.rows.stop for batch in batches for text in batch.texts)
     extremes: list[Tensor] = []
     for site in buffers:
-        extremes.extend(torch.aminmax(buffers[site][:filled]))
+        extremes.extend(torch.aminmax(buffers[site][:filled_rows]))
     finite = torch.stack(extremes).isfinite().all()
     start = time.perf_counter()
     all_finite = finite.item()  # the only synchronisation with a GPU in a group of units

@@ -111,12 +111,12 @@ def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[i
 def _compute_token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
-    """Return the own share `[layers, tokens]` of each token of a text: its share in the displacement of its own vector.
+    """Return the own share `[layers, tokens]` of each token: the token's share in the displacement of its own vector.
 
     The displacements are caused by exchanging tokens with one donor text of the same predicted class and one of another
     class, drawn from `donors`.
     """
-    texts = [document]
+    texts = [document]  # the text has the index 0, and the candidate donors follow
     for donor in donors:
         if donor.name != document.name:
             texts.append(donor)
@@ -138,7 +138,7 @@ def _measure_texts(
     folder: Path,
     share: slice,
 ) -> None:
-    """Write the measures of the captured texts in `share` with one checkpoint.
+    """Measure the captured texts selected by `share` with one checkpoint, and write the measures.
 
     The matrices and the attention heads are written in their final format, the ratios to intermediate files.
     `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.

@@ -186,7 +186,7 @@ class WorkTimes:
     device_seconds: float = 0.0
 
     def describe(self, device: torch.device) -> str:
-        """Return a description of the rates in tokens and bytes per second, and of what limits them."""
+        """Return a description of the rates in tokens and bytes per second, and of the limiting factors."""
         seconds = self.seconds
         limits = compute_limiting_shares(seconds, self.writing_seconds, self.device_seconds, device, work="arithmetic")
         megabytes = self.written_bytes / 1e6
@@ -225,7 +225,7 @@ class _Plan:
 
     @property
     def statistics(self) -> list[str]:
-        """The statistics that are measured together with the ratios, without the controls that are not selected."""
+        """The statistics to measure together with the ratios, including only those controls that the user selected."""
         controls = self.parameters.controls
         return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
 
@@ -320,7 +320,7 @@ def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
 
 
 def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: the contributions of the input tokens to its vectors.
+    """Return sums over the tokens of document `number`: the contributions of the input tokens to the vectors.
 
     The document is truncated. The keys are the rules for activation functions, `measure.parts_rules`.
     """
@@ -450,7 +450,7 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
 def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     """Log the number of documents for which the control `corpus_value` is undefined, and the reason for the first.
 
-    `corpus_value` averages values over tokens of the same class in other documents, drawn by `corpus_sample`. It is
+    `corpus_value` averages values over tokens of the same class in other documents, drawn by `corpus_sample`, and is
     undefined if a class of the document's tokens occurs in none of them. `sums` are the sums of the documents with
     controls; a count of 0 marks an undefined control.
     """

@@ -1,7 +1,7 @@
 """Two-dimensional maps of the captured vectors with UMAP and PCA, and their quality scores.
 
 The stage `reduce` writes maps (`<layout>.parquet`, for the layouts of `attnmix.maps.layouts`), scores
-(`quality.parquet`) and nearest neighbours (`nearest.parquet`) to `features/reduce/`. It also writes
+(`quality.parquet`) and nearest neighbours (`nearest.parquet`) to `features/reduce/`. The stage also writes
 `reports/plots/reduce/` and `reports/metrics/reduce.json`.
 """
 
@@ -75,10 +75,10 @@ def _write_nearest(
 def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> dict[str, dict[Site, Vectors]]:
     """Return the vectors that each layout in `umap.layouts` maps, by site (layer and capture point).
 
-    The layouts `ONE_PLANE` map all sites to a common plane, which requires vectors of equal width; they contain only
-    the sites with the width of the residual stream. Sites with too few distinct vectors for UMAP are omitted from UMAP
-    layouts and logged; the layout `pca`, which has no minimum, is then added with all sites. Raise `InputError` if
-    `umap.n_neighbors` is too large for the number of vectors on a map.
+    The layouts `ONE_PLANE` map all sites to a common plane, which requires vectors of equal width; these layouts
+    contain only the sites with the width of the residual stream. Sites with too few distinct vectors for UMAP are
+    omitted from UMAP layouts and logged; the layout `pca`, which has no minimum, is then added with all sites. Raise
+    `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
     """
     tokens = len(next(iter(vectors.values())))
     stream_vectors = _select_residual_stream(vectors)

@@ -178,7 +178,8 @@ class TextMeasurer:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
                 jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
-            # The maps need forward passes of the captured model itself, which no job uses after its sums are computed.
+            # The maps need forward passes of the captured model itself. This model is in use until its job for the sums
+            # is complete. The matrices are computed in the model's float64 copy.
             sums_jobs[self.captured].result()
             jobs.append(pool.submit(self._add_layouts, captured, tokens))
             for job in jobs:
@@ -216,7 +217,7 @@ class TextMeasurer:
         samples = BOOTSTRAP_SAMPLES if texts > 1 else 1  # an interval needs at least two texts
         corpus = CorpusMeasures(
             sums={name: measured.sums for name, measured in measurements.items()},
-            random=measurements[self.captured].sums,
+            random=measurements[self.captured].sums,  # include the sums of `random_weights` if it was measured
             texts=documents,
             methods=self.engines[self.captured].methods,
             sites=[],

@@ -64,7 +64,7 @@ def tokenize_given(
     `given` has one of the formats of `attnmix.core.given_texts`: texts, pairs of texts, or token IDs, from which only
     padding is removed. `embeddings` is the number of the model's token embeddings. Texts are truncated to `max_length`,
     on the tokenizer's truncation side. Raise `InputError` for any other format, for tokens without an embedding, and if
-    most words are missing in the vocabulary of the model, whose `name` the message contains.
+    most words are missing in the model's vocabulary. `name` is the name of the model in the message.
     """
     items = read_texts(given)
     token_ids = _select_token_ids(items)
@@ -174,7 +174,7 @@ def _create_tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a table of the texts (`documents` with the numbers of tokens) and a table of all tokens."""
+    """Return two tables: the texts (`documents`, with the numbers of tokens), and all tokens."""
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:

@@ -44,8 +44,8 @@ STAGES = (
 )
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # The pipeline reports errors itself, whereas these libraries log every retry and every missing head. They reset
-    # levels set with `logging` when they are imported.
+    # The pipeline reports errors itself, whereas these libraries log every retry and every missing head. The libraries
+    # reset levels set with `logging` when they are imported.
     **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
     "TOKENIZERS_PARALLELISM": "false",
 }

@@ -75,6 +75,7 @@ def _explain(problem: ErrorDetails) -> str:
     """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
     if not problem["loc"]:  # from the validator of all sections together; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
+    # A location contains the section, the names within it, and indices of lists. `sections` lists the allowed keys.
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:

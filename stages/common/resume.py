@@ -37,11 +37,15 @@ def is_first_process() -> bool:
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
-    """Return the folder in `root` for unfinished work of a stage with its present inputs; delete its other folders."""
+    """Return the folder in `root` for unfinished work of a stage with its present inputs.
+
+    Folders of the stage with other inputs are deleted.
+    """
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
     declared, values = _read_declaration(stage), parameters.model_dump()
+    # The values of the parameters that dvc.yaml declares for the stage, by their nested keys such as `umap.seed`.
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     settings = [
         selected,
@@ -50,6 +54,7 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
         computed_on(parameters.arithmetic, chosen_device()),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    # The content and the name of each file on which the stage depends; code is always that of this repository.
     for name in declared["deps"]:
         is_code = name.startswith(("attnmix", "stages"))
         path = (REPOSITORY if is_code else root) / name

@@ -92,7 +92,7 @@ def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]])
     """Write `manifest.json` in `root`, with the location `store` and a digest of each array.
 
     `digests` contains the hashes of all units of writing (see `StorePlan`), by site. The digest of an array is the hash
-    of the joined hashes of its units; it is also stored in the attributes of the array.
+    of the joined hashes of its units, and is also stored in the attributes of the array.
     """
     by_site = {}
     for name in digests[0]:

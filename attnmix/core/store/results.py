@@ -52,7 +52,8 @@ class Results(Protocol):
     def predictions(self) -> pd.DataFrame:
         """A table with `document, predicted, probability, read_position` of captured texts; empty without a classifier.
 
-        `read_position` is the position of the final vector that the classifier reads, or -1 if it reads several.
+        `read_position` is the position of the final vector that the classifier reads, or -1 if the classifier reads
+        several vectors.
         """
 
     @property
@@ -215,10 +216,11 @@ class TextResults(MixingTables):
 
 
 def components_of(vectors: Array, places: Array) -> Components | None:
-    """Return the scale and the shares of the variance of the map coordinates `places` `[N, 2]` of N `vectors` `[N, D]`.
+    """Return the scale of a map of N vectors, and the share of the vectors' variance along each of its two axes.
 
-    Return None if the coordinates are not principal components of the vectors, because the metric of the map transforms
-    the vectors.
+    `vectors` has shape `[N, D]`, and `places` contains the coordinates of the vectors on the map, `[N, 2]`. Return None
+    if the coordinates are not principal components of the vectors, because the metric of the map transforms the
+    vectors.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)

@@ -49,9 +49,10 @@ CSV_PART_ROWS = 100_000
 
 
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
-    """Return the folder of the `.zarr` arrays of a text and checkpoint, in the output `inspected` of `inspect`.
+    """Return the folder with the `.zarr` arrays of a text and checkpoint.
 
-    The kind `contributions` has one array per method, `heads` one per name in `attnmix.core.store.heads.DIMENSIONS`.
+    `inspected` is the output folder of the stage `inspect`. The kind `contributions` has one array per method, `heads`
+    one per name in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
@@ -120,7 +121,7 @@ class Run(MixingTables):
         return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """Return the rows of a text, equal in all stores, or all rows if `document` is None.
+        """Return the rows of a text, which are the same in all stores, or all rows if `document` is None.
 
         Raise `InputError` for a text that was not captured.
         """
@@ -330,7 +331,10 @@ class Features:
         return torch.from_numpy(self.numpy())
 
     def xarray(self) -> xarray.DataArray:
-        """Return a `DataArray` backed by dask, with one block per file, labelled by layers and columns of `tokens`."""
+        """Return a `DataArray` backed by dask, with one block per file.
+
+        The coordinates are the layers and the columns of `tokens`.
+        """
         require_extra("dask", "Features.xarray()")
         import xarray
         from dask import array
