@@ -255,6 +255,9 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
         attnmix.measure(model, file)
     with pytest.raises(InputError, match=r"^texts: Model Model\(.*; allowed: "):
         attnmix.measure(model, model)
+    (tmp_path / "reviews.csv").write_text("text\na film\n")
+    with pytest.raises(InputError, match=r"^texts: .*reviews\.csv is a file; pass its texts, "):
+        attnmix.measure(model, str(tmp_path / "reviews.csv"))
 
 
 @pytest.mark.parametrize(
@@ -275,6 +278,11 @@ def test_files_and_models_are_not_texts(model: attnmix.Model, tmp_path: Path) ->
             r"^path: NoneType is not a path; .* as in to_html\(path\)$",
         ),
         (lambda m: attnmix.compare(m, m), r"^texts: missing; call compare\(before, after, texts\), "),
+        (lambda m: attnmix.compare(m, ["good film"]), r"^texts: missing; call compare\(before, after, texts\), "),
+        (
+            lambda m: attnmix.compare(m, ["good film " * 50]),
+            r"^compare: 'good film .* is not a path \(File name too long",
+        ),
         *(
             (lambda m, n=n: attnmix.measure(m, "good film", max_length=n), rf"^max_length: {n}")
             for n in (0, 1, 2, 3.0, 65)

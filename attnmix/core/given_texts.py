@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral, Number
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError, text_problem
@@ -54,6 +55,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     Raise `InputError`, prefixed with `key`, for any other input and for an empty or missing text.
     """
     if isinstance(given, str):
+        _check_not_file(given, key)
         return [_check_text(given, key)]
     names = _list_column_names(given)
     if IDS in names:  # the output of a tokenizer
@@ -69,6 +71,16 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
         ids = [int(value) for value in values]
         return [TokenIds(ids)]
     return _read_items(values, key)
+
+
+def _check_not_file(given: str, key: str) -> None:
+    """Raise `InputError` if a text is the name of an existing file with a suffix, such as `reviews.csv`."""
+    try:
+        is_file = Path(given).is_file()
+    except (OSError, ValueError):  # a text that is too long for a name, or contains a NUL character
+        return
+    if is_file and Path(given).suffix:
+        raise InputError(f"{key}: {given} is a file; pass its texts, for example pandas.read_csv(path)[column]")
 
 
 def _read_items(values: Sequence[Any], key: str) -> list[Item]:

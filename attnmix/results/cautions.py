@@ -38,9 +38,9 @@ def _explain_intervals(before: Trainings, after: Trainings) -> str:
     has_single_models = len(before.means) == 1 and len(after.means) == 1
     if has_single_models:
         return (
-            "The intervals are over texts, for these two models. Training runs with other seeds differ too, "
-            "so conclusions about training need three runs or more: compare([a, b, c], [d, e, f]), or "
-            "compare(pretrained, [d, e, f])."
+            "The intervals are over texts, for these two models, and simultaneous for all rows. Training runs with "
+            "other seeds differ too, so conclusions about training need three runs or more: compare([a, b, c], [d, e, "
+            "f]), or compare(pretrained, [d, e, f])."
         )
     if not have_enough_trainings(before, after):
         return "The intervals are over texts; there are too few training runs for intervals over runs."

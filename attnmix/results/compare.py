@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attnmix.core.errors import InputError
+from attnmix.core.paths import read_path
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked_section
 from attnmix.measures.documents import documents_of
 from attnmix.measures.ratios import RATIOS
@@ -132,7 +132,8 @@ def _list_members(side: Any) -> list[Any]:
     for member in members:
         if not isinstance(member, TYPES):
             raise InputError(f"compare: got {type(member).__name__}; {ALLOWED}")
-        if isinstance(member, str | os.PathLike) and Path(member).is_file():
+        is_name = isinstance(member, str | os.PathLike)
+        if is_name and read_path("compare", member, 'compare("base", "tuned", texts)').is_file():
             raise InputError(f"compare: {member} is a file; pass load_result(path), which returns the result in it")
     return members
 

@@ -142,8 +142,9 @@ class Comparison:
         return "\n".join([table, "", *cautions])
 
     def to_latex(self) -> str:
-        """Return `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
-        table = format_latex(self._format_rows())
+        """Return the main columns of `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
+        omitted = ["between_models", "between_seeds", "texts", "tokens"]  # they do not fit into the width of a page
+        table = format_latex(self._format_rows().drop(columns=omitted, errors="ignore"))
         cautions = [f"% {paragraph}" for paragraph in self._write_paragraphs()]
         return "\n".join([*cautions, table])
 

@@ -371,7 +371,7 @@ test("unknown own shares and empty columns are explained", async () => {
   const reasons = {
     special: "special tokens are not exchanged",
     same: "all donor texts have the same token at this position",
-    none: "no token of this text was exchanged",
+    none: "the own share of single tokens was not computed for this text",
     sampled: "only 3 tokens of this text were exchanged",
     rounding: "replacing tokens changes this vector by no more than rounding errors",
   };
