@@ -455,6 +455,13 @@ def test_comparison_shows_preferred_rows_first(result: attnmix.Measures, changed
         assert text.index("own_share") < text.index(RATIO) < text.index("The intervals are over texts")
 
 
+@pytest.mark.parametrize("name", ["swap_same_class", "class_share"])
+def test_measured_shares_can_be_drawn(result: attnmix.Measures, name: str) -> None:
+    table = result.controls()
+    of_layers = table[(table["control"] == name) & (table["layer"] != "all")]
+    np.testing.assert_allclose(result.plot(name).lines[0].get_ydata(), of_layers["mean"])
+
+
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
     """Return measures with every ratio increased by `shift` plus a small random number that is constant in a text."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))

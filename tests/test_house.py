@@ -148,6 +148,14 @@ def test_names_have_declarations_labels_and_settings() -> None:
     assert set(everything.places()) - {PROJECTED} == set(names.LAYER_POINTS)
 
 
+def test_page_explains_every_ratio_and_matrix() -> None:
+    source = (REPOSITORY / "attnmix/page/src/shares.ts").read_text(encoding="utf-8")
+    explanations = source[source.index("const EXPLANATIONS") : source.index("const ROLLOUT")]
+    explained = set(re.findall(r"^  (\w+):", explanations, re.MULTILINE))
+    matrices = {name for name in names.MATRIX_NAMES if not name.endswith(names.ROLLOUT)}
+    assert explained == {*names.RATIO_NAMES, *matrices, names.INPUT_PARTS}
+
+
 def test_preferred_ratio_covers_attention_block() -> None:
     assert preferred_ratio(RATIOS) == "attnresln_n"
     assert preferred_ratio(["layer_n", "attn_w", "attnres_n"]) == "attnres_n"

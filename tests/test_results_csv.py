@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,13 @@ def test_committed_tables_are_read_unchanged() -> None:
 def test_results_are_read_by_one_function() -> None:
     folders = ("attnmix", "stages", "experiments", "docs")
     files = [file for folder in folders for file in (REPOSITORY / folder).rglob("*.py")]
-    calls = {}
+    readers = []
     for file in files:
-        found = re.findall(r"read_csv\((?!.*dtype=str)", file.read_text(encoding="utf-8"))
-        if found:
-            calls[file.relative_to(REPOSITORY).as_posix()] = found
-    assert calls == {"attnmix/core/store/files.py": ["read_csv("] * 2}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            is_reader = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("read_csv")
+            if is_reader and "dtype=str" not in ast.unparse(node):
+                readers.append(file.relative_to(REPOSITORY).as_posix())
+    assert readers == ["attnmix/core/store/files.py"] * 2
 
 
 MERGED = "<<<<<<< HEAD\na,b\n1,2\n=======\na,b,c\n1,2,3\n>>>>>>> other\n"

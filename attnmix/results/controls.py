@@ -21,9 +21,8 @@ from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.geometry_tables import attention_moments
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, draw_texts, products
-from attnmix.results.measure_names import CLASS_SHARE, CONTROL_NAMES, SHARES
+from attnmix.results.measure_names import CLASS_SHARE, CLASS_SHARE_PERMUTED, CONTROL_NAMES, SHARES
 
-CLASS_SHARE_PERMUTED = "class_share_permuted"
 STANDARD_ERRORS = 3  # a total effect must exceed 1 by this number of standard errors to cause a warning
 MIN_EXCESS = 0.005  # and by this amount in addition, because equal vectors differ by rounding errors
 

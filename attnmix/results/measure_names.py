@@ -29,10 +29,17 @@ SHARES = {
     "a class; needs labels",
 }
 """Quantities that `measure(controls=...)` accepts in addition to controls of ratios, by name."""
+CLASS_SHARE_PERMUTED = f"{CLASS_SHARE}_permuted"
+"""The value that `CLASS_SHARE` exceeds by chance."""
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
 """The names that refer to `result.parts()`: the name of the method, and variables that no other result has."""
+
+
+def is_share(name: str) -> bool:
+    """Return True for the name of a quantity in `SHARES`, or of a variant such as `swap_same_class`."""
+    return any(name == share or name.startswith(f"{share}_") for share in SHARES)
 
 
 def list_measures() -> pd.DataFrame:

@@ -35,7 +35,7 @@ from attnmix.results.archive import SavedResult, shareable_source, write_result
 from attnmix.results.arguments import OWN_SHARE_SAMPLE, check_own_share_sample, is_whole_number, read_positions
 from attnmix.results.arrays import label_matrix, label_parts, tabulate_ratios
 from attnmix.results.controls import select_controls, sink_totals, warn_of_total_effects
-from attnmix.results.measure_names import CONTROL_NAMES, OWN_SHARE, check_name
+from attnmix.results.measure_names import CONTROL_NAMES, OWN_SHARE, check_name, is_share
 from attnmix.results.measured_model import MeasuredModel, SavedModel
 from attnmix.results.notebook import MAX_TOKENS, draw_notebook_view
 from attnmix.results.tables import control_table, mean_table
@@ -223,8 +223,8 @@ class Measures:
         """Draw the mean of a measure by layer with its 95 % interval over texts; return the matplotlib axes.
 
         Args:
-            measure: A ratio of the result, or `own_share`; by default the ratio that covers most of the attention
-                block.
+            measure: A ratio of the result, `own_share`, or a measured share such as `swap`; by default the ratio that
+                covers most of the attention block.
             ax: The axes to draw in; by default a new figure with the width of one column of a paper.
 
         Raises:
@@ -238,8 +238,9 @@ class Measures:
         require_extra("page", "result.plot()")
         if measure is None:
             measure = preferred_ratio(self.methods)
-        check_name("measure", measure, [*self.methods, OWN_SHARE])
-        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals()
+        shares = {name: sums for name, sums in self.control_totals.items() if is_share(name)}
+        check_name("measure", measure, [*self.methods, OWN_SHARE, *shares])
+        totals = self.own_share_totals() if measure == OWN_SHARE else self.ratio_totals() | shares
         from attnmix.figures.layer_means import LayerMeans, draw_layer_means
         from attnmix.results.plots import describe_axes
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Resampled, Sums, resample
 from attnmix.measures.engine import SEED
-from attnmix.results.measure_names import CLASS_SHARE, OWN_SHARE, SWAP
+from attnmix.results.measure_names import CLASS_SHARE_PERMUTED, OWN_SHARE, is_share
 
 ALL_LAYERS = "all"
 LESS = "less"  # separator between a ratio and the subtracted control
@@ -157,16 +157,16 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
     """Return the cells of the most important rows of a comparison, in the order of `Comparison.rows`.
 
     These cells are the own share after the last layer, and the means over layers of `ratio`, of its differences from
-    controls, of swaps, and of the class share.
+    controls, and of the measured `SHARES`.
     """
     own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
     preferred = own_share[-1:]
     for cell in cells:
         if cell.layer != ALL_LAYERS:
             continue
-        is_named = cell.measure in (ratio, CLASS_SHARE)
-        is_difference_or_swap = cell.measure.startswith((f"{ratio} {LESS} ", SWAP))
-        if is_named or is_difference_or_swap:
+        is_ratio_or_difference = cell.measure == ratio or cell.measure.startswith(f"{ratio} {LESS} ")
+        is_measured_share = is_share(cell.measure) and cell.measure != CLASS_SHARE_PERMUTED
+        if is_ratio_or_difference or is_measured_share:
             preferred.append(cell)
     return preferred
 

@@ -12,7 +12,8 @@ import numpy as np
 from attnmix.core.statistics import Sums
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.engine import Measurements
-from attnmix.results.controls import CLASS_SHARE_PERMUTED, select_controls
+from attnmix.results.controls import select_controls
+from attnmix.results.measure_names import CLASS_SHARE_PERMUTED
 from attnmix.results.tables import LESS
 
 
