@@ -108,7 +108,7 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
 def _card_picture(browser: Any) -> bytes:
     """Return the initial picture of tokens by layers."""
     page = _open(browser, CARD_SCREEN | {"width": SCREEN["width"]}, SHARPER)
-    page.add_style_tag(content="#chosen-text { visibility: hidden; }")  # the element below the picture
+    page.add_style_tag(content="#grid { visibility: hidden } #grid .grid { visibility: visible }")
     picture = _shot(page, ("#grid .grid",))
     page.close()
     return picture
