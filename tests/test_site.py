@@ -67,7 +67,9 @@ def test_pages_request_no_other_host_and_search_works(address: str, chromium: An
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.goto(f"{address}measures.html")
     assert page.locator("math[display=block]").count() == 2
-    page.locator("input.md-search__input").fill("value zeroing")
+    page.locator("input.md-search__input").click()
+    page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()  # the index is loaded
+    page.keyboard.type("value zeroing")  # the search reads the field after each key
     page.locator(".md-search-result__link").first.wait_for()
     found = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
     assert any("measures/matrices.html" in link for link in found)
