@@ -29,7 +29,7 @@ TRUE, PERMUTED, RARE_WORD = "true labels", "permuted labels", "rare word"
 SETTINGS = {TRUE: (), PERMUTED: ("finetune.labels=permuted",), RARE_WORD: ("dataset.rare_word=zebra",)}
 """The overrides of params.yaml in each setting."""
 PROFILE = Path("profiles/study.txt")
-LAST_LAYER = 6  # of the default model
+LAST_LAYER = 6  # the default model has six layers
 METHOD = "attnresln_n"
 MIN_TRAIN_ACCURACY = 0.98
 EQUIVALENCE_BOUND = 0.05  # a difference is negligible if its 90 % interval is within ± this bound

@@ -110,5 +110,5 @@ def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> floa
         up, down = max(0, -shift), max(0, shift)
         lower, upper = one[down : height - up, :width], other[up : height - down, :width]
         distances = np.abs(blurred(lower) - blurred(upper)).max(axis=-1)
-        shares.append((distances > 40).mean())  # of 255; smoothing of edges causes smaller distances
+        shares.append((distances > 40).mean())  # distances are at most 255; smoothed edges have smaller ones
     return float(min(shares))

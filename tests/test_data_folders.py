@@ -92,7 +92,7 @@ class Folder:
 
     def __init__(self, root: Path, generator: random.Random) -> None:
         self.root, self.generator = root, generator
-        self.number = 0  # of the last written table
+        self.number = 0  # number of the last written table
         self.folder = root / generator.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
         for name in ("x 1", "ab", "xy", "a"):  # siblings that match the folder's name as a glob pattern

@@ -492,7 +492,7 @@ def test_probe_accuracy_matches_regression_on_states(small_classifier: Classifie
     tested_vectors = np.stack([state[0] for state in tested_states])
     expected = np.mean(predict(read_vectors, training_labels, tested_vectors) == tested_labels)
     assert mean["probe_class", "read", 2] == pytest.approx(expected)
-    vectors = []  # of tokens after the first
+    vectors = []  # vectors of the tokens after the first
     classes = []
     for text, state, label in zip(training, training_states, training_labels, strict=True):
         places = sample_places(text)

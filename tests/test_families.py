@@ -42,7 +42,7 @@ from attnmix.models.loading import load_base
 
 LENGTHS = (18, 9)
 T5_DECODER: dict[str, Any] = families.FAMILIES["t5"]["decoder"]
-TOLERANCE = 1e-5  # of the largest component; rotary embeddings and RMSNorm of transformers use float32
+TOLERANCE = 1e-5  # relative to the largest component; rotary embeddings and RMSNorm of transformers use float32
 
 
 # One family per structure by default: pre-, post- and sandwich norms, parallel sublayers, local and relative attention,

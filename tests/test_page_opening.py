@@ -24,7 +24,7 @@ window.setTimeout = (call, wait) => (wait || document.documentElement?.dataset.r
 """
 """Script that stops a page when it is ready, by disabling the timers that draw the remaining parts."""
 NO_FRAMES = "window.requestAnimationFrame = () => 0;"
-SMOOTHING = 16  # of 255; maximum difference between antialiased dotted lines
+SMOOTHING = 16  # maximum difference, on the scale from 0 to 255, between antialiased dotted lines
 WINDOW = {"width": 1280, "height": 720}
 
 

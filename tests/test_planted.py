@@ -153,7 +153,7 @@ def test_conditional_derivative_matches_finite_differences(name: str) -> None:
     x, layers = entering(case, contents.numpy()), planted_model(case, contents).encoder.layer
     actual = conditional_derivative(torch.nn.Sequential(*layers), torch.as_tensor(x), case.others_TT)
     centred = x - x.mean(0)
-    residuals = np.zeros_like(x)  # of the regressions of other tokens on TOKEN
+    residuals = np.zeros_like(x)  # residuals of the regressions of other tokens on TOKEN
     for j in np.flatnonzero(case.others_TT[TOKEN]):
         slopes, *_ = np.linalg.lstsq(centred[:, TOKEN], centred[:, j], rcond=None)
         residuals[:, j] = centred[:, j] - centred[:, TOKEN] @ slopes

@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
 from attnmix.measures.contributions import contributions, layer_contributions
 from attnmix.measures.documents import Document
@@ -33,9 +32,8 @@ from attnmix.measures.input_parts import PartsReader
 from attnmix.measures.layers import LayerPass, map_layers
 from attnmix.measures.matrices import LAYER_MATRICES, MATRICES, ROLLOUTS
 from attnmix.measures.ratios import RATIOS, mixing_ratios
-from attnmix.models.attention import OBSERVED
 from validation.planted import POINTS
-from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS
+from validation.planted_cases import BEFORE, EYE, SHARPNESS, TOKENS, ModelShape, create_bert, create_gpt2
 
 TEXTS, MEASURED = 64, 8
 POSITIONS = np.arange(2, TOKENS, dtype=np.int32)  # the tokens with two preceding tokens, counted from 0
@@ -213,13 +211,14 @@ def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
 
     The token ID 1 + 8 b + j is token j of text b; its embedding is the token's content.
     """
+    shape = ModelShape(case.layers, 1 + TEXTS * TOKENS, WIDTH, heads=1, inner_width=8 * GROUPS)
     if case.decoder:
-        base = _create_gpt2(case)
+        base = create_gpt2(shape, activation="relu")
         words = base.wte
         positions = base.wpe
         layers = base.h
     else:
-        base = _create_bert(case)
+        base = create_bert(shape)
         words = base.embeddings.word_embeddings
         positions = base.embeddings.position_embeddings
         layers = base.encoder.layer
@@ -235,43 +234,6 @@ def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
             _fill_gpt2(layer, case, x_TD)
         else:
             _fill_bert(layer, case)
-    return base
-
-
-def _create_gpt2(case: Amounts) -> Any:
-    """Return a GPT-2 with one attention head, ReLU, and the number of layers of the case."""
-    config = GPT2Config(
-        vocab_size=1 + TEXTS * TOKENS,
-        n_embd=WIDTH,
-        n_layer=case.layers,
-        n_head=1,
-        n_inner=8 * GROUPS,
-        n_positions=TOKENS,
-        bos_token_id=None,
-        eos_token_id=None,
-        activation_function="relu",
-        layer_norm_epsilon=1e-12,
-        attn_implementation=OBSERVED,
-    )
-    return GPT2Model(config)
-
-
-def _create_bert(case: Amounts) -> Any:
-    """Return a BERT with one attention head and ReLU, without the norm of the embeddings."""
-    config = BertConfig(
-        vocab_size=1 + TEXTS * TOKENS,
-        hidden_size=WIDTH,
-        num_hidden_layers=case.layers,
-        num_attention_heads=1,
-        intermediate_size=8 * GROUPS,
-        max_position_embeddings=TOKENS,
-        type_vocab_size=1,
-        hidden_act="relu",
-        layer_norm_eps=1e-12,
-        attn_implementation=OBSERVED,
-    )
-    base: Any = BertModel(config)
-    base.embeddings.LayerNorm = torch.nn.Identity()
     return base
 
 

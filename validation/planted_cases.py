@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -232,13 +232,13 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
     """
     vocabulary_size = 1 + contents_BT4[..., 0].numel()
     if case.stream is None:
-        base = _create_bert(len(case.layers), vocabulary_size)
+        base = create_bert(ModelShape(len(case.layers), vocabulary_size))
         words = base.embeddings.word_embeddings
         positions = base.embeddings.position_embeddings
         modules = base.encoder.layer
         norm_weights: tuple[str, ...] = ("LayerNorm.weight",)
     else:
-        base = _create_gpt2(len(case.layers), vocabulary_size)
+        base = create_gpt2(ModelShape(len(case.layers), vocabulary_size))
         words = base.wte
         positions = base.wpe
         modules = base.h
@@ -259,14 +259,24 @@ def planted_model(case: Case, contents_BT4: Tensor) -> Any:
     return base
 
 
-def _create_bert(layers: int, vocabulary_size: int) -> Any:
-    """Return a BERT of the size of the planted cases, without the norm of the embeddings."""
+class ModelShape(NamedTuple):
+    """The sizes of a planted model."""
+
+    layers: int
+    vocabulary_size: int
+    width: int = WIDTH
+    heads: int = HEADS
+    inner_width: int = WIDTH
+
+
+def create_bert(shape: ModelShape) -> Any:
+    """Return a BERT with ReLU and without the norm of the embeddings."""
     config = BertConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=WIDTH,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS,
-        intermediate_size=WIDTH,
+        vocab_size=shape.vocabulary_size,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.inner_width,
         max_position_embeddings=TOKENS,
         type_vocab_size=1,
         hidden_act="relu",
@@ -278,17 +288,18 @@ def _create_bert(layers: int, vocabulary_size: int) -> Any:
     return base
 
 
-def _create_gpt2(layers: int, vocabulary_size: int) -> Any:
-    """Return a GPT-2 of the size of the planted cases."""
+def create_gpt2(shape: ModelShape, activation: str = "gelu_new") -> Any:
+    """Return a GPT-2; `activation` is the activation function of its feed-forward networks."""
     config = GPT2Config(
-        vocab_size=vocabulary_size,
-        n_embd=WIDTH,
-        n_layer=layers,
-        n_head=HEADS,
-        n_inner=WIDTH,
+        vocab_size=shape.vocabulary_size,
+        n_embd=shape.width,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_inner=shape.inner_width,
         n_positions=TOKENS,
         bos_token_id=None,
         eos_token_id=None,
+        activation_function=activation,
         layer_norm_epsilon=1e-12,
         attn_implementation=OBSERVED,
     )
