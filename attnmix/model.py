@@ -141,7 +141,7 @@ class Model:
             base = _copy_if_needed(network)
             with _return_only_vectors(base):
                 output = base(probe_ids(base, self.tokenizer))
-                vectors = last_vectors(output)[0].float().cpu()  # of the only text in the batch
+                (vectors,) = last_vectors(output).float().cpu()
             vectors_TD = vectors.reshape(len(vectors), -1)
             # The two numbers of a token are the product of its vector with a fixed direction, and the vector's length.
             direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])

@@ -420,8 +420,9 @@ def stage_capture(name: str) -> Seconds:
 
     shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC does before it runs a stage
     start = time.perf_counter()
-    tokenize.main(read_parameters())
-    capture.main(read_parameters())
+    parameters = read_parameters()
+    tokenize.main(parameters)
+    capture.main(parameters)
     return {name: time.perf_counter() - start}
 
 

@@ -155,7 +155,7 @@ def test_captured_vectors_can_be_reopened(model: attnmix.Model, tiny_bert: Path,
 
 
 def test_intervals_over_texts_and_paired_comparison(model: attnmix.Model, tiny_bert: Path) -> None:
-    texts = [f"{text} {word}" for text in TEXTS for word in ("a", "film", "time", "bad")]
+    texts = [f"{text} {words}" for text in TEXTS for words in ("a good", "film an", "time like", "bad film")]
     other = AutoModel.from_pretrained(tiny_bert)
     with torch.no_grad():
         for layer in other.encoder.layer:
@@ -181,6 +181,10 @@ def test_long_text_is_truncated_with_warning(model: attnmix.Model) -> None:
     with pytest.warns(UserWarning, match="text 1 has 7 tokens, of which the first 5 are measured"):
         result = attnmix.measure(model, ["good film", "time flies like an arrow"], max_length=5)
     assert result.tokens["text"].value_counts().to_dict() == {0: 4, 1: 5}
+    message = "text 1 has 7 tokens, of which the first 3 are measured; also truncated: 2 other texts"
+    with pytest.warns(UserWarning, match=message) as caught:
+        attnmix.measure(model, ["good film", "time flies like an arrow", "time flies"], max_length=3)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,8 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
             donor = exchange_words(document, [result.documents[place] for place in numbers])
             own_squares, other_squares = exchange_token_by_token(base, document, donor)
             shares[kind] = np.sqrt(own_squares) / (np.sqrt(own_squares) + np.sqrt(other_squares))
+            if np.sum(donor != document.ids) < 2:  # no other token to exchange
+                shares[kind] = np.full_like(own_squares, np.nan)
         with warnings.catch_warnings(action="ignore"):  # about means of empty slices
             shares["all" if has_classes else "other_texts"] = np.nanmean(list(shares.values()), axis=0)
         for kind, values in shares.items():
@@ -380,6 +382,14 @@ def test_single_text_has_neutral_donors(model: attnmix.Model) -> None:
     assert (table["texts"] == 1).all()
 
 
+def test_single_words_have_no_own_share(model: attnmix.Model) -> None:
+    result = attnmix.measure(model, "good", methods=RATIO)
+    assert result.own_share()["mean"].isna().all()
+    comparison = attnmix.compare(result, result)
+    assert comparison.rows["measure"].tolist() == [RATIO]
+    assert "own_share is omitted, because every text has fewer than two tokens" in str(comparison)
+
+
 @pytest.mark.parametrize("name", TOTAL_EFFECTS)
 def test_unusually_large_total_effects_are_reported(name: str) -> None:
     values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=(8, 2)) * [1, 100]
@@ -392,18 +402,18 @@ def test_unusually_large_total_effects_are_reported(name: str) -> None:
 
 def test_own_share_sample_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:
     measured = attnmix.measure(model, TEXTS, methods=RATIO)
-    expected = exchange_shares(measured, 5)["other_texts"]
-    table = measured.own_share(max_texts=100, max_length=5)
+    expected = exchange_shares(measured, 7)["other_texts"]
+    table = measured.own_share(max_texts=100, max_length=7)
     np.testing.assert_allclose(table["mean"], expected, atol=1e-5)
     assert set(measured.own_share("parts", max_texts=3)["texts"]) == {3}
     loaded = attnmix.load_result(measured.save(tmp_path / "result.zip"))
-    pd.testing.assert_frame_equal(loaded.own_share(max_texts=100, max_length=5), table)
+    pd.testing.assert_frame_equal(loaded.own_share(max_texts=100, max_length=7), table)
     pd.testing.assert_frame_equal(loaded.own_share("parts", max_texts=3), measured.own_share("parts", max_texts=3))
     with pytest.raises(InputError, match=r"^model: .* was not saved with the result; call load_result"):
         loaded.own_share(max_texts=4)
-    compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=5)
+    compared = attnmix.compare(loaded, measured, own_share_texts=100, own_share_length=7)
     np.testing.assert_allclose(compared.by_layer("own_share")["after"], expected, atol=1e-5)
-    assert "own_share is measured on 24 texts, truncated to at most 5 tokens." in compared.notes
+    assert "own_share is measured on 24 texts, truncated to at most 7 tokens." in compared.notes
     tokens = sum(map(len, measured.documents))
     assert (
         f"The sample has 24 texts with {tokens} tokens; the column `tokens` is the mean number per text."

@@ -153,6 +153,20 @@ def test_equal_tokens_are_excluded() -> None:
     assert np.isfinite(np.stack(both)[:, 1, :, 3]).all()
 
 
+def test_token_without_others_is_excluded() -> None:
+    """A single exchanged token would always have the own share 1, because nothing else is exchanged."""
+    base: Any = load_base(tiny_folder("bert"))
+    ids = drawn_ids(0)
+    donor = ids.copy()
+    donor[3] += 1
+    positions = np.arange(1, TOKENS - 1, dtype=np.int32)
+    assert np.isnan(np.stack(measure_exchange(base, document(ids), {"a": [donor]}, positions, 512))).all()
+    donor[4] += 1
+    found = measure_exchange(base, document(ids), {"a": [donor]}, positions, 512)
+    is_known = np.isfinite(np.stack(found)).all((0, 1, 2))
+    assert np.flatnonzero(is_known).tolist() == [3, 4]
+
+
 def test_displacements_do_not_depend_on_batches() -> None:
     base: Any = load_base(tiny_folder("bert"))
     ids, donors = drawn_ids(0), {"a": [drawn_ids(1)], "b": [drawn_ids(2)]}

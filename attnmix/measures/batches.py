@@ -85,7 +85,8 @@ class DocumentMeasures:
         Their shapes do not depend on the text length.
         """
         sums = ratio_sums(self.document, self.ratios)
-        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)  # of all tokens but the first
+        # The first token is excluded: all its attention to the first token is attention to itself.
+        to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)
         sums["to_first"] = _create_sums(to_first_L, len(self.document) - 1)
         for name, values in self.statistics.items():
             sums[name] = self._count_statistic(name, values)

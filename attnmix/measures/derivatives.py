@@ -25,7 +25,7 @@ T tokens, D hidden, E = heads * head width, W width of the perturbed vectors.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -181,12 +181,7 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
     for call in chain.layers:
         hidden = call.whole.hidden
         sums.append(hidden.new_zeros(directions, *hidden[0].shape))
-    sources = torch.arange(tokens, device=directions_KW.device)
-    tokens_per_source = tokens * directions
-    sources_per_pass = max(1, _get_pass_tokens(directions_KW) // tokens_per_source)
-    for sources_S in sources.split(sources_per_pass):
-        is_same_ST = sources_S[:, None] == sources
-        same_ST = is_same_ST.to(directions_KW)
+    for sources_S, same_ST in _split_tokens(tokens, directions_KW):
         other_ST = 1 - same_ST
         # The tangents are r_k at the position of the source, and 0 elsewhere; R = S * K.
         start_SKTW = torch.einsum("st,kw->sktw", same_ST, directions_KW)
@@ -268,12 +263,7 @@ def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Ten
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # The derivatives of the outputs of other tokens are subtracted below.
-    targets = torch.arange(tokens, device=input_KTD.device)
-    tokens_per_target = tokens * directions
-    targets_per_pass = max(1, _get_pass_tokens(input_KTD) // tokens_per_target)
-    for targets_S in targets.split(targets_per_pass):
-        is_same_ST = targets_S[:, None] == targets
-        same_ST = is_same_ST.to(input_KTD)
+    for targets_S, same_ST in _split_tokens(tokens, input_KTD):
         other_ST = 1 - same_ST
         heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
         heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
@@ -306,6 +296,19 @@ def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
     random_WK = torch.randn(width, number, generator=generator, dtype=torch.float64)
     orthonormal_WK: Tensor = torch.linalg.qr(random_WK).Q
     return orthonormal_WK.T.to(vectors)
+
+
+def _split_tokens(tokens: int, vectors_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of token indices `[S]` with their one-hot rows `[S, T]`.
+
+    A pass through a layer propagates each of the K vectors at each token of a block, `S * K` tangents in total.
+    """
+    indices = torch.arange(tokens, device=vectors_K.device)
+    tokens_per_index = tokens * len(vectors_K)
+    indices_per_pass = max(1, _get_pass_tokens(vectors_K) // tokens_per_index)
+    for indices_S in indices.split(indices_per_pass):
+        is_same_ST = indices_S[:, None] == indices
+        yield indices_S, is_same_ST.to(vectors_K)
 
 
 def _get_pass_tokens(vectors: Tensor) -> int:

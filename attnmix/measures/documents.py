@@ -85,10 +85,11 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
     `texts` contains rows of `texts.parquet`, and `tokens` all rows of `tokens.parquet` for these texts, in text order.
     """
-    ends = np.cumsum(texts["tokens"].to_numpy())[:-1]  # of all texts but the last
+    ends = np.cumsum(texts["tokens"].to_numpy())
+    splits = ends[:-1]
     class_indices = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
-    ids = np.split(np.array(tokens["token_id"], np.int32), ends)
-    classes = np.split(class_indices.astype(np.int8), ends)
+    ids = np.split(np.array(tokens["token_id"], np.int32), splits)
+    classes = np.split(class_indices.astype(np.int8), splits)
     words = np.split(np.array(tokens["word"], np.int32), ends)
     segments: list[Any] = [None] * len(texts)
     if store.SEGMENT in tokens:

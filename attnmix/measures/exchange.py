@@ -15,8 +15,9 @@ total effect of the own token, a^2 / j^2 for the total effect of the others, 1 -
 the own token. The ratios equal the indices only if the token is independent of the others and donors follow the text's
 distribution.
 
-Special tokens are kept. The own share is undefined (NaN) for special tokens and for tokens common to both texts. A
-donor shorter than the text is extended with the next donor of its kind.
+Special tokens are kept. The own share is undefined (NaN) for special tokens, for tokens common to both texts, and for a
+token that is the only one in which the texts differ. A donor shorter than the text is extended with the next donor of
+its kind.
 
 An exchanged text is the text after all its words have been replaced by those of a donor. A hybrid takes one token from
 the text and all others from an exchanged text, or vice versa.
@@ -344,7 +345,10 @@ def _prepend_total(values_KL: Doubles) -> Doubles:
 
 
 class _Hybrids(NamedTuple):
-    """The hybrids of a text and its exchanged texts, for measured positions at which their tokens differ."""
+    """The hybrids of a text and its exchanged texts, for measured positions at which their tokens differ.
+
+    Positions are omitted if the texts are otherwise equal, because there are no other tokens to exchange.
+    """
 
     ids_RT: Ids
     """Token IDs of two hybrids for each exchanged text and position.
@@ -353,16 +357,18 @@ class _Hybrids(NamedTuple):
     """
     places_R: npt.NDArray[np.int64]
     """The measured position of each hybrid, as an index in `positions`."""
-    differs_XS: npt.NDArray[np.bool_]
-    """True for each exchanged text and position at which the token differs from that of the text."""
+    has_hybrids_XS: npt.NDArray[np.bool_]
+    """True for each exchanged text and position with hybrids."""
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
     """Return two hybrids of a text and each of its exchanged texts for each position at which their tokens differ."""
-    differs_XS = (exchanged_XT != ids_T)[:, positions]
+    differs_XT = exchanged_XT != ids_T
+    has_others_X = differs_XT.sum(-1) > 1
+    has_hybrids_XS = differs_XT[:, positions] & has_others_X[:, None]
     hybrids = []
     places = []
-    for text, place in np.argwhere(differs_XS):
+    for text, place in np.argwhere(has_hybrids_XS):
         exchanged_T = exchanged_XT[text]
         position = positions[place]
         own_T = ids_T.copy()
@@ -372,7 +378,7 @@ def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
         hybrids.extend([own_T, others_T])
         places.extend([place, place])
     ids_RT = np.reshape(hybrids, (-1, len(ids_T))).astype(np.int32)
-    return _Hybrids(ids_RT, np.array(places, np.int64), differs_XS)
+    return _Hybrids(ids_RT, np.array(places, np.int64), has_hybrids_XS)
 
 
 def _measure_squares(
@@ -380,8 +386,7 @@ def _measure_squares(
 ) -> Doubles:
     """Return the squared displacements and lengths of a text's vectors at `positions`, `[X, L, S, 4]`.
 
-    The last axis contains the fields of `Displacements`. Values are NaN for tokens common to the text and an exchanged
-    text.
+    The last axis contains the fields of `Displacements`. Values are NaN at positions without hybrids.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
     complete_ids = np.stack([ids_T, *exchanged_XT])
@@ -407,9 +412,9 @@ def _measure_squares(
     displaced_LR = np.concatenate(displaced, 1)
     displaced_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
     # The two hybrids of a position are consecutive: own token exchanged, other tokens exchanged.
-    displaced_LXS2[:, hybrids.differs_XS] = displaced_LR.reshape(len(complete), -1, 2)
-    joint_LXS[:, ~hybrids.differs_XS] = np.nan
-    length_LXS = np.where(hybrids.differs_XS, length_L1S, np.nan)
+    displaced_LXS2[:, hybrids.has_hybrids_XS] = displaced_LR.reshape(len(complete), -1, 2)
+    joint_LXS[:, ~hybrids.has_hybrids_XS] = np.nan
+    length_LXS = np.where(hybrids.has_hybrids_XS, length_L1S, np.nan)
     squares_LXS4 = np.concatenate([displaced_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 

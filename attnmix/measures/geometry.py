@@ -188,7 +188,7 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     devices process matrices sequentially. Gram matrices on other devices are copied by a separate thread, while the
     device continues. For a cloud on the CPU, the future is already complete.
     """
-    sizes = lengths  # of each text's Gram matrices
+    sizes = lengths
     if not cloud.by_tokens:
         sizes = [cloud.width] * len(lengths)
     if not cloud.gram_NN.is_cpu:

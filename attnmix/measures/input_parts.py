@@ -502,7 +502,7 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     token, and the projections and `bias_length` are NaN for a vector of length 0.
     """
     projection_KTT = parts["projection"]  # by level, token and source
-    projection_KT = projection_KTT.sum(-1)  # of all sources
+    projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
     # The part of the other tokens and that of the biases nearly cancel. A NaN cosine (a part is 0) counts as False.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE

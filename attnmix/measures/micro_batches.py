@@ -32,7 +32,7 @@ class MicroBatch:
         self.places = places
         self.device = device
         self.lengths = [len(document) for document in self.documents]
-        self.tokens = max(self.lengths)  # of the longest text
+        self.tokens = max(self.lengths)
         self.is_padded = min(self.lengths) < self.tokens
         self.names = [document.name for document in self.documents]
 

@@ -62,7 +62,7 @@ class Moments(NamedTuple):
 class Products(NamedTuple):
     """Mean products of vectors `[..., X]`. A leading axis, if present, contains the leave-one-out samples."""
 
-    square: Doubles  # of a vector with itself
+    square: Doubles  # squared length of a vector
     within: Doubles  # W
     same: Doubles  # S
     other: Doubles  # O; NaN for a single class

@@ -241,7 +241,7 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
     if not occurrences:
         return
     encodings = tokenizer(list(occurrences), add_special_tokens=False).encodings or []
-    unknown_shares: dict[str, float] = {}  # of words that are at least partly unknown
+    unknown_shares: dict[str, float] = {}
     for word, encoding in zip(occurrences, encodings, strict=True):
         known = _count_known_characters(encoding, tokenizer.unk_token_id)
         if known < len(word):

@@ -167,7 +167,8 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
     Links into the caches of the hub client and of DVC, which store files by hash, are permitted.
     """
     real = folder.resolve()
-    blobs = real.parent.parent / "blobs"  # of the hub client, whose folders are `snapshots/COMMIT`
+    # The hub client links files in `snapshots/COMMIT` to `blobs`.
+    blobs = real.parent.parent / "blobs"
     for file in sorted(files):
         target = (folder / file).resolve()
         is_inside = target.is_relative_to(real)

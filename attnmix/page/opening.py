@@ -66,7 +66,7 @@ def _choose_document(
     mean_ratio_D: npt.NDArray[np.float64],
     detailed: Sequence[str],
 ) -> int:
-    """Return the index of the text with the median ratio.
+    """Return the index of the text with the median ratio, which is the lower one of two middle texts.
 
     If there are names in `detailed`, only these texts are candidates.
     """
@@ -74,7 +74,7 @@ def _choose_document(
     if detailed:
         candidates = np.flatnonzero(np.isin(document_names, detailed))
     order = np.argsort(mean_ratio_D[candidates], kind="stable")
-    median_place = order[(len(order) - 1) // 2]  # of an even number, the lower of the two middle texts
+    median_place = order[(len(order) - 1) // 2]
     return int(candidates[median_place])
 
 

@@ -62,13 +62,23 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
         check_length("max_length", limit, base.config)
     vocabulary_size = base.get_input_embeddings().num_embeddings
     tokenized = tokenize_given(texts, model.tokenizer, base.config, vocabulary_size, limit, model.name)
-    kept_end = "last" if model.tokenizer.truncation_side == "left" else "first"
-    counts = tokenized.texts[["tokens", "whole_tokens"]]
-    for number, (tokens, tokens_before_truncation) in enumerate(counts.itertuples(index=False)):
-        if tokens < tokens_before_truncation:
-            extent = f"{tokens_before_truncation} tokens, of which the {kept_end} {limit} are measured"
-            warnings.warn(f"text {number} has {extent}", stacklevel=3)
+    _warn_of_truncation(tokenized.texts, limit, "last" if model.tokenizer.truncation_side == "left" else "first")
     return tokenized
+
+
+def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -> None:
+    """Issue one warning if texts were truncated to their `first` or `last` tokens, whichever is `kept_end`."""
+    truncated = texts[texts["tokens"] < texts["whole_tokens"]]
+    if truncated.empty:
+        return
+    kept = f"of which the {kept_end} {limit} are measured"
+    longest = int(truncated["whole_tokens"].argmax())
+    number = truncated.index[longest]
+    extent = f"text {number} has {truncated['whole_tokens'].iloc[longest]} tokens, {kept}"
+    others = len(truncated) - 1
+    if others:
+        extent += f"; also truncated: {_format_count(others, 'other text')}"
+    warnings.warn(extent, stacklevel=4)
 
 
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attnmix.core.errors import InputError
 from attnmix.core.model_names import distinct_names
+from attnmix.core.names import OWN_SHARE
 from attnmix.measures.batches import LENGTHS, length_class
 from attnmix.measures.controls import left_out_sentence
 from attnmix.measures.documents import Document
@@ -39,8 +40,7 @@ def compare_results(
     results = [*before, *after]
     methods = _check_comparable(results)
     ratio = preferred_ratio(methods)
-    obstacles = [result.own_share_obstacle(sample) for result in results]
-    obstacle = next(filter(None, obstacles), None)
+    obstacle = _find_obstacle(results, sample)
     notes = _write_notes(before, after, methods, obstacle, sample)
     means = []
     for result in results:
@@ -55,6 +55,18 @@ def compare_results(
     trainings_after = Trainings(names[number_before:], means[number_before:], fixed[1])
     preferred = preferred_cells(cells, ratio)
     return Comparison(trainings_before, trainings_after, cells, preferred, notes, ratio, (before, after))
+
+
+def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
+    """Compute the own share in a sample for all results; return the reason if this is not possible, otherwise None."""
+    obstacles = [result.own_share_obstacle(sample) for result in results]
+    for obstacle in filter(None, obstacles):
+        return obstacle
+    for result in results:
+        sums = result.own_share_totals(sample)
+        if not sums[OWN_SHARE].counts.any():
+            return "every text has fewer than two tokens that can be exchanged"
+    return None
 
 
 def _write_notes(

@@ -94,10 +94,12 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         variance_C = _estimate_variance_of_mean(runs_RC)
         freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
         is_fixed = before.fixed or after.fixed
-        if not is_fixed:  # adds the variance of the single run, which is `len(runs_RC)` times that of the mean
+        if not is_fixed:
+            # The variance of the single run is `len(runs_RC)` times that of the mean.
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
-    probability = 1 - (1 - LEVEL) / (2 * len(cells))  # of both tails, divided by the number of cells (Bonferroni)
+    # Two tails, and Bonferroni's correction for the number of cells.
+    probability = 1 - (1 - LEVEL) / (2 * len(cells))
     quantile_C = stdtrit(freedom_C, probability)
     half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)
     return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)

@@ -350,9 +350,14 @@ class Batch(NamedTuple):
         return put
 
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
-        """Copy the vectors of the batch's tokens to their rows of `buffer`, text by text."""
+        """Copy the vectors of the batch's tokens to their rows of `buffer`, text by text.
+
+        NumPy copies the texts in this thread, because torch would start several threads for each of these small copies.
+        """
+        cast_BTD = feature_BTD.to(buffer.dtype).numpy()
+        vectors = buffer.numpy()
         for text, tokens, rows in self.texts:
-            buffer[rows] = feature_BTD[text, tokens]
+            vectors[rows] = cast_BTD[text, tokens]
 
 
 class RowBuffers(Mapping[Site, Tensor]):

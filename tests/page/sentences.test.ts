@@ -371,12 +371,13 @@ test("unknown own shares and empty columns are explained", async () => {
   const reasons = {
     special: "special tokens are not exchanged",
     same: "all donor texts have the same token at this position",
+    alone: "this text has no other token to exchange",
     none: "the own share of single tokens was not computed for this text",
     sampled: "only 3 tokens of this text were exchanged",
     rounding: "replacing tokens changes this vector by no more than rounding errors",
   };
-  const lost = makeRun([...TEXTS, "[CLS] time [SEP]"].map((text) => text.split(" ")));
-  const unknown = [lost.starts[0], lost.starts[0] + 2, ...numbers(3).map((n) => lost.starts[3] + n)];
+  const lost = makeRun([...TEXTS, "[CLS] time [SEP]", "[CLS] time flies [SEP]"].map((text) => text.split(" ")));
+  const unknown = [lost.starts[0], lost.starts[0] + 2, ...numbers(7).map((n) => lost.starts[3] + n)];
   for (const model of MODELS) for (const row of lost.owns[model]) for (const token of unknown) row[token] = null;
   lost.owns.finetuned[2][lost.starts[1] + 1] = null;
   for (const model of MODELS) lost.payload.ratios.values[model].own_share = quantise(lost.owns[model].flat());
@@ -385,12 +386,13 @@ test("unknown own shares and empty columns are explained", async () => {
   assert.equal(said(lost.starts[0]), reasons.special);
   assert.equal(said(lost.starts[0] + 2), reasons.same);
   assert.equal(said(lost.starts[1] + 1), reasons.rounding);
-  assert.equal(said(lost.starts[3] + 1), reasons.none);
+  assert.equal(said(lost.starts[3] + 1), reasons.alone);
+  assert.equal(said(lost.starts[4] + 1), reasons.none);
   assert.equal(missing.emptyCellsText([0]), `Empty columns: ${reasons.special}; ${reasons.same}.`);
   assert.equal(missing.emptyCellsText([2]), `Empty columns: ${reasons.special}.`);
   state.set({ document: 0, compare: 3 }); // the unknown “film” of the first text is in a gap of the other text
   const gaps = "In the gaps of a text, only the other text has tokens.";
-  assert.equal(missing.emptyCellsText([0, 3]), `Empty columns: ${reasons.special}; ${reasons.none}. ${gaps}`);
+  assert.equal(missing.emptyCellsText([0, 3]), `Empty columns: ${reasons.special}; ${reasons.alone}. ${gaps}`);
   state.set({ share: "parts" });
   assert.equal(missing.emptyCellsText([0, 3]), gaps);
   state.set({ compare: null, share: "own_share" });

@@ -387,7 +387,7 @@ class _Attention:
 
     def count_rows(self) -> int:
         """Return the number of rows that are computed together."""
-        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)  # of one head's weights
+        parts = math.ceil(self.length * self.keys / CACHED_WEIGHTS)
         parts = min(parts, self.length)
         return math.ceil(self.length / parts)
 

@@ -13,6 +13,7 @@ function whyNoExchange(token: number): string {
   const exchangeable = tokens.filter((each) => !isSpecial(each));
   if (isSpecial(token)) return "special tokens are not exchanged";
   if (isKnown(token)) return "replacing tokens changes this vector by no more than rounding errors";
+  if (exchangeable.length === 1) return "this text has no other token to exchange";
   if (!tokens.some(isKnown)) return "the own share of single tokens was not computed for this text";
   if (exchangeable.length > data.exchangeLimit) return `only ${data.exchangeLimit} tokens of this text were exchanged`;
   return "all donor texts have the same token at this position";
