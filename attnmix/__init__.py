@@ -55,7 +55,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return the version, or import and return another public name, when a program uses it for the first time."""
+    """Return the version or another public name, whose module is imported when the name is used for the first time."""
     if name == "__version__":
         return _read_version()
     if name == "interventions":

@@ -142,7 +142,7 @@ def _format_tables(result: attnmix.Measures) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Start the server for the models in the options or, without these options, for the run in the current folder."""
+    """Start the server for the models in the options; by default for the run in this folder, or for `DEFAULT_MODEL`."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():
@@ -155,7 +155,7 @@ def _serve(options: argparse.Namespace) -> None:
         run_checkpoints = Run(Path()).checkpoints
         is_run = all(checkpoint.is_dir() for checkpoint in run_checkpoints.values())
         if options.model is None and options.against is None and is_run:
-            serve(run_checkpoints, ["the model of this run"], listener, options.allow_host)
+            serve(run_checkpoints, ["the classifier of the run in this folder"], listener, options.allow_host)
             return
         # One model, or two compared models, by the option that names them.
         sources = {"--model": options.model or DEFAULT_MODEL}

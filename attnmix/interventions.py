@@ -38,7 +38,7 @@ from attnmix.models.families import layer_counts
 
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
-MIN_VARIANCE = 1e-10  # relative to the variance of the largest direction; smaller variances are rounding errors
+MIN_VARIANCE = 1e-10  # relative to the largest variance of any direction; smaller variances are rounding errors
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Positions:
         """Return the token positions `[N]` for the texts of a call, on the CPU.
 
         Raise `InputError` for positions that a text does not have. Padding also raises the error, unless the positions
-        were selected by a slice or a mask.
+        were selected by a slice or a mask, or the call has only later queries (with a cache).
         """
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"
@@ -282,8 +282,9 @@ def without_edges(
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     """Raise `InputError` if the attention weights of all edges in the mask `cut` are already 0.
 
-    An example is an edge from a token to a later source in a causal model. If the user did not select the layer
-    (`named` is False), such edges are allowed in bidirectional layers, because a sliding window may exclude them.
+    In a causal model, for example, the weight of an edge to a later source is 0. If the user did not select the layer
+    (`named` is False), edges with weight 0 are allowed in bidirectional layers, because a sliding window may exclude
+    them.
     """
     if call.weights.masked_select(cut).any():
         return

@@ -201,7 +201,7 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
-    """Configure a base model in eval mode to return only vectors for token IDs; restore it afterwards."""
+    """Set a base model to eval mode, in which it returns only vectors for token IDs; restore it afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
@@ -277,8 +277,9 @@ def load(
         tokenizer: A fast tokenizer. It is required for a model in memory. By default, the tokenizer of the checkpoint
             is loaded.
         revision: A commit, branch or tag of a hub model.
-        device: The device for a model loaded by name, such as `"cuda:0"`; by default the device of the pipeline, which
-            is a GPU if one is available. A model in memory stays on its device.
+        device: The device for a model loaded by name, such as `"cuda:0"`; by default the device of the pipeline: the
+            value of `ATTNMIX_DEVICE`, otherwise a GPU except Apple's, otherwise the CPU. A model in memory stays on its
+            device.
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:

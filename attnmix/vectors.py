@@ -75,8 +75,9 @@ def capture(
 
     Returns:
         Without `path`, an array for each point, with the dimensions `layer`, `token` and `hidden`. Its coordinates are
-        `document`, `position` and the columns of `Measures.tokens`. With `path`, the run in this folder, which
-        `open_run(path)` opens again. The folder contains a Zarr store `[tokens, hidden]` for each layer and point.
+        `layer` and the columns of `tokens.parquet` (`attnmix.core.store.texts`), such as `document`, `position` and
+        `token`. With `path`, the run in this folder, which `open_run(path)` opens again. The folder contains a Zarr
+        store `[tokens, hidden]` for each layer and point.
 
     Raises:
         InputError: For invalid texts, an unknown point, a number outside the range of `dtype`, or a folder with other
@@ -132,8 +133,8 @@ def layout(
     Args:
         vectors: An array, a tensor on any device, a table or list of numbers, or a result of `Run.features`.
         metric: The metric of umap-learn for distances between vectors, such as `cosine`.
-        n_neighbors: The number of nearest neighbours of each vector that UMAP uses.
-        min_dist: The minimum distance between points on the map.
+        n_neighbors: The number of nearest neighbours of each vector that UMAP uses, including the vector itself.
+        min_dist: The approximate distance on the map between the vectors that are closest to each other.
         seed: The random seed.
 
     Raises:

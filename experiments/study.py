@@ -117,7 +117,10 @@ def _read_ratios(tables: Path) -> list[pd.DataFrame]:
 
 
 def _read_class_share(tables: Path) -> pd.DataFrame:
-    """Return a table of the variance share of the classes in attention outputs, minus that of permuted labels."""
+    """Return a table of the share of the predicted class in the contributions of other tokens, minus its null.
+
+    The null is the 95 % quantile of this share with permuted classes.
+    """
     geometry = read_results(tables / "measure/geometry.csv").query("point == 'attention'")
     by_measure = geometry.set_index([*KEYS, "measure"])["mean"].unstack("measure")
     difference = by_measure["share_class"] - by_measure["share_class_permuted"]
@@ -187,7 +190,7 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
         rows = rows[rows["layer"] == LAST_LAYER]
     means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
     changes = means["finetuned"]
-    if metric != CLASS_SHARE:  # the share of permuted labels is computed only after fine-tuning
+    if metric != CLASS_SHARE:  # the plan uses the values after fine-tuning, not their change
         changes = changes - means["pretrained"]
     return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
 

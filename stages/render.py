@@ -175,7 +175,7 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
 
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
-    """Yield the figures of the mixing measures, averaged over the sampled texts."""
+    """Yield the figures of the mixing measures: means over the sampled texts, and the values of single texts."""
     xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
     mean_ratios, _ = run.mixing
     yield Drawing(run.figures / "mixing_by_layer", draw_by_layer, (mean_ratios, xlabel))

@@ -32,8 +32,8 @@ def main(parameters: Parameters) -> None:
 def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     """Yield the texts to capture: selected reviews, then `capture.drawn` random reviews, then `capture.texts`.
 
-    The selected reviews are those of `capture.documents`. If no texts are specified, which is the default, the reviews
-    are selected by `typical_reviews`.
+    The selected reviews are those of `capture.documents`; random reviews that are already selected are omitted. If no
+    texts are specified, which is the default, the reviews are selected by `typical_reviews`.
     """
     capture = parameters.capture
     reviews = _tabulate_test_reviews(run)

@@ -193,7 +193,7 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "It depends on the {donors}: 55% and 22% with the same predicted class, 45% and 18% with another."
+        "Before and after, it is 55% and 22% with {donors} of the same predicted class, otherwise 45% and 18%."
     )
     assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
     for sentence in (change, by_class, ratio):
@@ -325,11 +325,11 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
     ("known", "sentences"),
     [
         ({}, ["Results differ for other texts."]),
-        ({"dataset": "reviews"}, ["Intervals are of means over reviews, for one fine-tuning seed."]),
+        ({"dataset": "reviews"}, ["The intervals describe means over reviews, for one fine-tuning seed."]),
         (
             {"dataset": "reviews", "synthetic": True},
             [
-                "Intervals are of means over reviews, for one fine-tuning seed.",
+                "The intervals describe means over reviews, for one fine-tuning seed.",
                 "According to the dataset card, a program wrote the reviews. Results can differ for real reviews.",
             ],
         ),
@@ -338,7 +338,7 @@ def test_cautions_match_map_kinds(layouts: list[str]) -> None:
             [
                 "No model was fine-tuned (finetune.epochs: 0). Here, “fine-tuned” refers to a model without changes, "
                 "and “pretrained” to another model, which may be unrelated to it.",
-                "Intervals are of means over reviews, for one fine-tuning seed.",
+                "The intervals describe means over reviews, for one fine-tuning seed.",
             ],
         ),
     ],

@@ -118,7 +118,7 @@ def test_explanations_follow_the_measure(opened: Opened) -> None:
     sources = page.locator("#sources-text")
     choose(page, "share", "alti_rollout")
     assert "by ALTI rollout" in sources.inner_text()
-    assert "The strength of the orange is the square root of a source's share" in sources.inner_text()
+    assert "the strength of the orange is the square root of a source's share" in sources.inner_text()
     assert "straight lines lead to the sources with 2% or more" in sources.inner_text()
     choose(page, "share", "alti")
     assert "Lines lead to its sources in the layer below" in sources.inner_text()

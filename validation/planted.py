@@ -2,11 +2,11 @@
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
-A case fools a measure in two situations: nothing comes from other tokens, but the measure's value exceeds `LIMIT`; or
-something comes from other tokens, but the value is missing or at most `LIMIT`. If little comes from other tokens, the
-value must be below half of the value for the same message with uniform attention (the case `REFERENCE`). If everything
-comes from other tokens, the value must be above nine tenths of the value for `REFERENCE`. Means are over tokens 2 to 8,
-because the first token is the source or the sink in some cases.
+A case fools a measure in two situations: nothing comes from other tokens, but the absolute value of the measure exceeds
+`LIMIT`; or something comes from other tokens, but the value is missing or at most `LIMIT`. If little comes from other
+tokens, the value must be at least -`LIMIT` and below half of the value for the same message with uniform attention (the
+case `REFERENCE`). If everything comes from other tokens, the value must be above nine tenths of the value for
+`REFERENCE`. Means are over tokens 2 to 8, because the first token is the source or the sink in some cases.
 
 Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
 """
@@ -43,6 +43,7 @@ TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts for exchanges and probes, for ra
 NOISE = 0.05  # standard deviation of noise on the input of probes, which prevents the decoding of very weak signals
 LIMIT = 0.02
 ROUNDING = 1e-12  # vectors of a smaller length are rounding errors
+MIN_SINGULAR_VALUE = 1e-8  # relative to the largest one; directions with smaller singular values are rounding errors
 MAX_SHARE = 1e6  # shares with a larger absolute value are quotients of rounding errors
 REFERENCE = "uniform_average"
 DIGITS = 4
@@ -256,7 +257,8 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
     directions = []  # two for each token i: e, then x - E x - e
     for i, others_T in enumerate(others_TT):
         own_BD = centred_BTD[:, i]
-        coefficients_DTE = torch.einsum("db,bte->dte", own_BD.pinverse(), centred_BTD)
+        inverse_DB = torch.linalg.pinv(own_BD, rtol=MIN_SINGULAR_VALUE)
+        coefficients_DTE = torch.einsum("db,bte->dte", inverse_DB, centred_BTD)
         predicted_BTD = torch.einsum("bd,dte->bte", own_BD, coefficients_DTE)
         residual_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
         directions += [residual_BTD, centred_BTD - residual_BTD]

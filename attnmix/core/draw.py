@@ -47,7 +47,8 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     """Return row indices of short, typical texts: one correctly classified text per class and one misclassified text.
 
     `predictions` has one row per text: `label`, `predicted`, `probability` of the predicted class, and `tokens`. Only
-    the `TYPICAL_CLASSES` most frequent classes are included. A class without correctly classified texts is skipped.
+    the `TYPICAL_CLASSES` most frequent classes are included. Classes without correctly classified texts are skipped, as
+    is the misclassified text if there is none.
     """
     is_correct = predictions["label"] == predictions["predicted"]
     counts = predictions["label"].value_counts().sort_index()

@@ -55,7 +55,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Replace the prefix `model.name` of an `InputError` by `key`, and the local `folder` in its message by `name`."""
+    """Begin each `InputError` with `key`, in place of `model.name`, and replace the local `folder` in it by `name`."""
     try:
         yield
     except InputError as error:

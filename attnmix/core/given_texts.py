@@ -236,7 +236,7 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for strings and other values, `[None]`: not a number."""
+    """Return the items of an iterable as Python objects; for a string or other value `[None]`, which callers reject."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]

@@ -88,7 +88,8 @@ METRIC_NAMES = (
 )
 """The metrics of umap-learn for dense real vectors without additional parameters."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a word piece."""
+"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a token that
+is only a part of a word."""
 
 # Characters in the labels of tokens
 SPACE = "␣"  # a token without this prefix directly continues the previous token
@@ -119,7 +120,10 @@ OWN_BASIS = frozenset({"attention_heads"})
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
-"""The input of the activation in an ungated feed-forward network, recorded like a capture point but not in `POINTS`."""
+"""The output of the feed-forward network's first Linear, recorded like a capture point but not in `POINTS`.
+
+It is the input of the activation, unless this Linear also contains the weights of a gate.
+"""
 # The steps of a layer, with the capture point after each step. Some families lack some of the steps. No capture
 # point exists between the second skip connection and a subsequent norm.
 STEP_POINTS = {

@@ -144,7 +144,7 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the name of the training split and, if the source has one, of the test split, by `train` and `test`.
+    """Return the source's names of the splits, under the keys `train` and, if there is a test split, `test`.
 
     Raise `InputError` for a missing split, for missing parts of a table, and for duplicate tables.
     """
@@ -280,8 +280,8 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the data files of each split.
 
-    The splits are defined by the `data_files` in a description (`options`), by the folders that `save_to_disk` wrote,
-    or by the file names, in this order of precedence.
+    The splits are defined by the `data_files` in a description (`options`), otherwise by the folders that
+    `save_to_disk` wrote if there is no description, otherwise by the file names.
     """
     from datasets.data_files import sanitize_patterns
 

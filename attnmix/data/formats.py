@@ -27,7 +27,7 @@ COMPRESSED_STARTS = {
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""The problem of plain or decompressed content, by other first bytes; compressed files may begin with these bytes."""
+"""Further problems by first bytes, checked only after decompression, because compressed files may begin with them."""
 COMPRESSION_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",

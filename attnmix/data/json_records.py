@@ -17,7 +17,7 @@ LIST_SEPARATOR = re.compile(r"[ \t\r\n]*(,|\])[ \t\r\n]*")
 
 
 def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the objects of a file as rows, with only the `columns` (default: all).
+    """Return the objects of a file as rows, with only the `columns` (None: all).
 
     With `in_lines`, each line is an object (jsonl); otherwise, the file is a list or a sequence of objects (json).
     Raise `ValueError` with the line of an invalid object. `shown` is the name of the file in messages.

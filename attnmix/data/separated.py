@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = "\ufeff"
 def read_separated(
     content: BinaryIO, separator: str, quoted: bool, columns: Columns | None, shown: str
 ) -> pd.DataFrame:
-    """Return the fields of csv (`quoted`) or tsv as strings, with only the `columns` (default: all).
+    """Return the fields of csv (`quoted`) or tsv as strings, with only the `columns` (None: all).
 
     Raise `ValueError` for a record that repeats the header or has a different number of fields. `shown` is the name of
     the file in messages.

@@ -202,7 +202,7 @@ def _find_attnlrp_obstacle(family: Family) -> str | None:
 
 
 SCORING_MATRICES = ("attention", "attention_rollout", "alti_rollout")
-"""Matrices that define a score, `Review.matrix_row`."""
+"""Matrices from which `Review.matrix_row` computes scores."""
 ATTRIBUTIONS = {
     RANDOM_REMOVAL: Attribution(lambda review: review.random),
     **{

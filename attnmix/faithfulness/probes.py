@@ -54,9 +54,10 @@ def probes(
 ) -> pd.DataFrame:
     """Return a table with `CLASS_USE_COLUMNS`: the accuracies `probe_<target>` and `probe_<target>_control`.
 
-    Probes are fitted to `training` texts; accuracies are shares of tokens of `documents`. `bases` contains the name and
-    the model of each checkpoint. The classifier's own model also has rows of `lens_agreement`, the share of tokens for
-    which the head predicts the class of the whole text. Targets with fewer than two labels in the `training` texts, or
+    Probes are fitted to `training` texts. An accuracy is the mean over `documents` of the share of a text's tokens with
+    correct predictions. `bases` contains the name and the model of each checkpoint. The classifier's own model also has
+    rows of `lens_agreement`, the same mean of the share of tokens for which the head predicts the class of the whole
+    text. Targets with fewer than two labels in the `training` texts, or
     without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)

@@ -1,9 +1,9 @@
 """The effect of the highest-scored tokens on the predicted class's probability; tables of the stage `faithfulness`.
 
 Comprehensiveness is the probability drop after these tokens are replaced; sufficiency is the drop after all other
-tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] or by a token of
-another text. The mean over the shares of replaced tokens is the area over the perturbation curve (AOPC; Samek et al.,
-2017).
+tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] (deleted if
+there is no mask token) or by a token of another text. The mean over `SHARES` is the area over the perturbation curve
+(AOPC; Samek et al., 2017).
 
 Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """

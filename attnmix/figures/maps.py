@@ -344,9 +344,9 @@ def _add_heading(figure: Figure, heading: str) -> None:
 def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     """Return the joint map as a grid of layers by capture points with common axes.
 
-    The tokens of one text are black, and the tokens of other texts grey. A few words of the text have the same colour
-    in all panels, so that readers can follow them through the layers. Each axis is limited to the central `AXES_SHARE`
-    of the vectors; the title contains the number of vectors outside the axes.
+    The tokens of one text are dark grey, and those of other texts light grey. A few words of the text have the same
+    colour in all panels, so that readers can follow them through the layers. Each axis is limited to the central
+    `AXES_SHARE` of the vectors; the title contains the number of vectors outside the axes.
     """
     document, places, labels = example_text(
         table,

@@ -220,7 +220,7 @@ def _create_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
 
 
 def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> list[DisplayToken]:
-    """Return the decoder inputs of all texts: the start token and, for each text, its tokens except the last.
+    """Return the decoder inputs of all texts: for each text, the start token and then its tokens except the last.
 
     The class of the start token is that of the tokens with the same label, if the texts contain any.
     """

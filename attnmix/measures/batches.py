@@ -1,7 +1,8 @@
 """Measures of a batch of documents, computed layer by layer during one padded forward pass.
 
-Each layer is processed in micro-batches, and each micro-batch in several parallel tasks. The measures of all layers
-stay on the model's device and are transferred to the host together after the forward pass.
+Each layer is processed in micro-batches, and each micro-batch in several tasks, which `submit_task` runs in parallel if
+this is faster. The measures of all layers stay on the model's device and are transferred to the host together after the
+forward pass.
 
 Shapes: B documents, L layers, X sites (layer and capture point), H heads, T tokens, M methods (mixing ratios), C
 controls, E = heads * head width, D hidden, I identities, S groups of sources, m measures.
@@ -53,7 +54,7 @@ STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAI
 RATIO_SUMS = (*(f"ratios_by_{grouping}" for grouping in GROUPS), "to_first")
 """Names of the sums that are computed for every document, regardless of the requested `STATISTICS`."""
 DocumentSums = dict[str, Sums]
-"""Sums over the tokens of one document, by name of the quantity."""
+"""Sums of one document by name of the quantity: over its tokens, or a single value of the text (geometry and sinks)."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,7 @@ class BatchPass:
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
 
-        # With several tasks per micro-batch, even a single text uses several cores.
+        # If tasks run in threads, several tasks per micro-batch let even a single text use several cores.
         all_tasks = []
         for number in range(len(self.micro_batches)):
             tasks = self._submit_tasks(number, layer_pass, features, new_sites)
@@ -533,9 +534,9 @@ class BatchPass:
     ) -> list[SiteMeasures]:
         """Return the geometry of the vectors `[B, T, D]` at each site in `vectors`.
 
-        The vectors are compared with the layer's input or, before the first layer, with word embeddings (`words_BTD`).
-        Sites with the same reference vectors and equal shapes are measured together. `words` contains the distinct word
-        embeddings of each text.
+        The vectors are compared with the layer's input or, before the first layer of an encoder or decoder, with word
+        embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes are measured together. `words`
+        contains the distinct word embeddings of each text.
         """
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():

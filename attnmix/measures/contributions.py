@@ -1,6 +1,8 @@
 """Contribution vectors and matrices of a text, computed in chunks of sources, and rollouts.
 
-All values are computed in float64, because 1 - cos of nearly equal vectors would have no significant digits in float32.
+Vectors, matrices and rollouts are computed in float64, because 1 - cos of nearly equal vectors would have no
+significant digits in float32.
+
 Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
@@ -46,9 +48,9 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
-    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows; if a row
-    contains only zeros, the rollout uses a row of the identity instead. A rollout restarts at each layer index in
-    `starts`, because encoder and decoder have different tokens.
+    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows. In matrices
+    whose rows are made to sum to 1, and in their rollouts, rows of zeros become rows of the identity. A rollout
+    restarts at each layer index in `starts`, because encoder and decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):

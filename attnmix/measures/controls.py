@@ -100,7 +100,7 @@ class CorpusValues:
 
         The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
         token class. If no other text has tokens of this class either, it is NaN. `value_BTE` contains the values of the
-        micro-batch, which are subtracted for each sampled text.
+        micro-batch; those of a text in the sample are subtracted from the sums of the sample.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()

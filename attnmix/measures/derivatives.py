@@ -397,7 +397,7 @@ class _LeanDerivatives(TorchFunctionMode):
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivatives of `function` at the point `at` along each tangent, which is a row of `along`."""
+    """Return the derivatives of `function` at the point `at` along each tangent `along[k]`, on the first axis."""
 
     def differentiate(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]

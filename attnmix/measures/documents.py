@@ -53,7 +53,8 @@ class Document:
     def _cut_pair(self, segments: npt.NDArray[np.int8], length: int) -> Self:
         """Return a pair truncated to `length` tokens.
 
-        Without special tokens, the shorter text keeps up to half of this number, and the longer text the rest.
+        Special tokens are kept. Of the remaining tokens, the shorter text keeps at most half, and the longer text the
+        rest.
         """
         special = np.flatnonzero(segments < 0)
         first_text = np.flatnonzero(segments == 0)
@@ -131,7 +132,7 @@ def _parse_number_in_test_split(document: Document) -> int:
 
 
 class Texts:
-    """Texts in memory, with the same methods as `Corpus` for `Engine`."""
+    """Texts in memory, with those methods and attributes of `Corpus` that `Engine` uses."""
 
     row_groups = range(1)
 

@@ -155,7 +155,7 @@ class Measurements:
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
     """Contribution matrices, rollouts and `INPUT_PARTS` `[layers, tokens, sources]`, by text index and name."""
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """The tensors of the attention heads from `attnmix.measures.heads.record_heads`, by text index and name."""
+    """The tensors of the attention heads from `DocumentMeasurer.matrices_and_heads`, by text index and name."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
     """The sums of own shares `[texts, layers]`, by `OwnShareSample` and name."""
     exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
@@ -342,7 +342,7 @@ class Engine:
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
         """Measure the quantities in `names` that `measurements` lacks, and add their sums.
 
-        The name `MEASURES` stands for the ratios, which are always measured together with `STATISTICS`.
+        The name `MEASURES` stands for the ratios, which are also measured whenever one of the `STATISTICS` is measured.
         """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]

@@ -146,10 +146,10 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the document's token IDs `[T]` after its words are replaced by those of a donor, for `number` donors.
+    """Return the document's token IDs `[T]` after its words are replaced by those of a donor, for several donors.
 
-    The donors are the first texts whose indices are in `candidates`. A donor that is shorter than the document is
-    extended with the following candidates.
+    The donors are the texts with the first `number` indices in `candidates`, or with all indices if there are fewer. A
+    donor that is shorter than the document is extended with the following candidates.
     """
     exchanged = []
     for first in range(min(number, len(candidates))):

@@ -19,7 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
-SOLVED_NUMBERS = 2**16  # elements of Gram matrices per eigenvalue call; with more, the cost of the call is negligible
+SOLVED_NUMBERS = 2**16  # maximum number of Gram matrix elements per eigenvalue call; its overhead is negligible
 SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (

@@ -200,7 +200,7 @@ class _SourceSums(NamedTuple):
 
     own_BTD: Tensor  # F_ii before any norm
     others_BTD: Tensor  # sum_{j != i} F_ij before any norm
-    row_errors_BT: Tensor  # largest difference of heads between the sum of a token's attention weights and 1
+    row_errors_BT: Tensor  # |sum of a token's attention weights - 1|, the largest value over all heads
 
 
 def _sum_sources(layer_pass: LayerPass) -> _SourceSums:

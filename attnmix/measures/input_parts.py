@@ -52,7 +52,7 @@ QUANTITIES = (
 OPPOSITE_COSINE = -0.9
 """A decomposition is ill-conditioned if the cosine between two of its parts is smaller than this value.
 
-The two parts, the sum of the other tokens' parts and the part of the biases, then nearly cancel.
+The two parts are the sum of the other tokens' parts, and the part of the biases. They then cancel at least in part.
 """
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
@@ -504,7 +504,7 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # The part of the other tokens and that of the biases nearly cancel. A NaN cosine (a part is 0) counts as False.
+    # The part of the other tokens and that of the biases are nearly opposite. NaN (one part is 0) counts as False.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

@@ -66,7 +66,7 @@ class Block:
         return first_linears, activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
-        """Return the layer's output `[..., T, D]` for the input `x` `[T, D]` and any `attention_output` `[..., T, D]`.
+        """Return the layer's output `[..., T, D]` for an input `x` and any `attention_output`, with equal leading axes.
 
         `call` provides the encoder states for cross-attention. Norms that the family does not have are identities.
         """
@@ -193,11 +193,13 @@ class NetworkPart:
     """Contributions of sources on the second skip connection and in the feed-forward network.
 
     The tensors are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They do not include
-    the divisions by the standard deviations of LayerNorms, which follow in `AfterAttention.output`.
+    divisions by standard deviations of norms. `AfterAttention.output` divides by those of the norms before and after
+    the feed-forward network, and omits those of the LayerNorms on the skip connections, which cancel in ratios.
     """
 
     stream: Tensor  # contributions on the second skip connection, [..., D]
-    entering: Sequence[Tensor]  # contributions after each first Linear of the feed-forward network, [..., W]
+    entering: Sequence[Tensor]
+    """Contributions after each first Linear of the feed-forward network, `[..., W]`; twice as wide if it has a gate."""
 
     @property
     def paths(self) -> list[Tensor]:

@@ -27,7 +27,7 @@ class Matrix:
 
     name: str
     definition: str  # the formula as printed in the documentation
-    source: str  # the publication
+    source: str  # the publication, or another origin of the definition
     rows: Literal["sum to 1", "made to sum to 1", "as they are"]
     min_raw_sum: float = float("-inf")
     """Minimum sum of a row before normalisation. Rows with smaller sums are not meaningful."""

@@ -502,7 +502,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of the ratios by length class, `[texts, lengths, layers, methods]`; 0 for all other classes."""
+    """Return the sums of the ratios `[texts, lengths, layers, methods]`, which are 0 except in the text's class."""
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
     membership_DG = np.eye(len(LENGTHS))[length_D]  # one-hot

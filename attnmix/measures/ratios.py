@@ -235,7 +235,7 @@ def chunk_tokens(device: Any) -> int:
 
 
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
-    """Return the splits of all tokens of a text, or of a batch of texts of the same length."""
+    """Return the splits of all tokens of a text or of a batch, including padding."""
     tokens = layer_pass.x[..., 0].numel()
     (chunk,) = _split_by_chunk(layer_pass, layer_pass.features, tokens)
     return chunk.splits

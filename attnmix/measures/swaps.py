@@ -42,8 +42,8 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
     E is the mean over the texts in `x_BTD`; x' is `donor_BTD`, the inputs of donor texts with the same numbers of
     tokens. `layer` maps `[B, T, D]` to `[B, T, D]`, and may consist of several layers. Row i of `others_TT` (bool)
-    selects the other tokens that are exchanged for token i; the diagonal is ignored. The exchanges are interchange
-    interventions (Geiger et al., NeurIPS 2021) on the other tokens and on the token itself.
+    selects the other tokens whose inputs are exchanged to measure token i; the diagonal is ignored. The exchanges are
+    interchange interventions (Geiger et al., NeurIPS 2021) on the other tokens and on the token itself.
     """
     y_BTD = layer(x_BTD)
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
@@ -140,8 +140,9 @@ class _SplitLayer:
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
-    Each token has a separate exchange, from which only the output of this token is used. Because only attention mixes
-    tokens, the heads are computed for all T exchanges, and the rest of the layer only for the token of each exchange.
+    Each token has two separate exchanges, of the other tokens and of the token itself, from which only the output of
+    this token is used. Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest
+    of the layer only for the token of each exchange.
     """
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)

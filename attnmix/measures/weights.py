@@ -79,7 +79,7 @@ class Norm:
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
-    """Return the `Norm` of a LayerNorm or RMSNorm module, with its weights in the dtype and on the device of `like`.
+    """Return the `Norm` of a LayerNorm or RMSNorm module. `like` is a tensor with the dtype and device of the model.
 
     gamma of an RMSNorm is derived from the module's output for a vector of ones, because some families add 1 to the
     weight.

@@ -19,7 +19,8 @@ from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
-WHITESPACE = "Ġ▁Ċĉ \n\t"  # white space in token names: two marks of a space, a line break, a tab, and the characters
+# In names of tokens: two marks of a space, marks of a line break and of a tab, and these three characters themselves.
+WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
@@ -29,7 +30,7 @@ PASS_COST_TOKENS = 128  # duration of an additional forward pass, in units of th
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:
     """Return the token IDs of each text or pair, with special tokens and without padding, truncated to `max_length`.
 
-    Pairs are truncated at the end of the longer text.
+    In pairs, tokens are removed from the end of the longer text first, then from both texts.
     """
     first, second = _split_pairs(texts)
     encoding = tokenizer(first, second, truncation=True, max_length=max_length)
@@ -145,8 +146,8 @@ def _find_words(text: str, special_tokens_mask: Sequence[int], offsets: Sequence
         if is_special:
             words.append(-1)
             continue
-        # A new word begins if there is a space or punctuation between the previous token and this token or in the
-        # first character of this token, or punctuation in the last character of the previous token.
+        # A new word begins if there is white space or punctuation between the previous token and this token, in the
+        # first character of this token, or in the last character of the previous token (there except plain spaces).
         last_character = text[max(previous_end - 1, 0) : previous_end].strip(" ")
         seam = last_character + text[previous_end : start + 1]
         is_separated = any(character.isspace() or _is_punctuation(character) for character in seam)

@@ -517,7 +517,7 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
     """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
 
     With the tokenizer's option `split_special_tokens`, names of special tokens within a text are not encoded as special
-    tokens, so only the special tokens that the tokenizer adds to a text are checked.
+    tokens, so of the special tokens, only the padding token and those that the tokenizer adds to a text are checked.
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)

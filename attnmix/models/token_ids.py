@@ -98,10 +98,10 @@ def _remove_padding(
 def _check_ambiguous_padding(
     tokenizer: PreTrainedTokenizerFast, text: TokenIds, batch: Iterable[TokenIds], key: str
 ) -> None:
-    """Raise `InputError`, prefixed with `key`, if an end of a text may be padding, for a token with a second role.
+    """Raise `InputError`, prefixed with `key`, if tokens at an end of a text may be padding.
 
-    This is the case for two or more such tokens at one end of the text, and for a single one if a text of the
-    equal-length `batch` has a different token at this end.
+    The padding token has a second role, such as the end of a text. Two or more such tokens at one end of the text are
+    ambiguous, and so is a single one if a text of the equal-length `batch` has a different token at this end.
     """
     pad = tokenizer.pad_token_id
     end_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}

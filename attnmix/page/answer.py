@@ -227,8 +227,8 @@ def _describe_shares_by_class(run: Results) -> str:
     if same.empty or other.empty:
         return ""
     same_class = " and ".join(percent(same["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
-    other_class = " and ".join(percent(other["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
-    return f"It depends on the {DONORS_LINK}: {same_class} with the same predicted class, {other_class} with another."
+    others = " and ".join(percent(other["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
+    return f"Before and after, it is {same_class} with {DONORS_LINK} of the same predicted class, otherwise {others}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:

@@ -217,7 +217,7 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
     Returns:
         The `number` of heads per layer and their `width` (both 0 if no text has heads), and `documents`, the encoded
-        arrays by name and checkpoint. All arrays of short texts are encoded in float32. For longer texts, the vectors
+        arrays by name and checkpoint. The vectors of short texts are encoded in float32. For longer texts, the vectors
         are limited to queries and keys in 16 bits, with a scale for each vector. Texts above the limits are omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
@@ -287,7 +287,10 @@ def _sum_rows(arrays: Parts) -> Array:
 
 
 def _encode_vectors(arrays: Parts) -> dict[str, Any]:
-    """Return all head arrays of a text in float32; `vectors` contains those that long texts lack."""
+    """Return the head arrays of a short text, with queries, keys and other vectors in float32.
+
+    `vectors` contains the arrays that long texts lack.
+    """
     encoded = _encode_common(arrays)
     encoded["query"] = encode(arrays["query"])
     encoded["key"] = encode(arrays["key"])

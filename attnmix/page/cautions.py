@@ -49,7 +49,7 @@ def _describe_scope(subject: Subject, run: Results) -> str:
     if subject.dataset is None:
         cautions.append("Results differ for other texts.")
     else:
-        cautions.append("Intervals are of means over reviews, for one fine-tuning seed.")
+        cautions.append("The intervals describe means over reviews, for one fine-tuning seed.")
     if subject.synthetic:
         noun = wording_of(run).texts
         cautions.append(

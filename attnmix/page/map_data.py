@@ -62,10 +62,10 @@ def _find_map_limits(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> npt.NDArray[np.float64]:
-    """Return the low and high limits of x and y `[sites, 2, 2]` of a square for each site, from `[sites, tokens, 2]`.
+    """Return a square for each site, as low and high limits of x and y `[sites, 2, 2]`.
 
-    Layouts in a single plane have one square for all sites `[1, 2, 2]`. For principal components, each site has its own
-    centre, and all layers of a capture point have the same scale.
+    `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square for all sites `[1, 2,
+    2]`. For principal components, each site has its own centre, and all layers of a capture point have the same scale.
     """
     if layout in ONE_PLANE:
         common_limits = square_limits(xy.reshape(-1, 2))
@@ -131,8 +131,8 @@ def list_kept_neighbours(
 ) -> list[list[float | None]]:
     """Return for each site the share of nearest neighbours that a map preserves, and the share expected by chance.
 
-    Missing shares are None. If neighbours among the vectors of the same site were measured, these are used; otherwise,
-    neighbours among all vectors.
+    Missing shares are None. The neighbours are those among the vectors of the same site; the score is named
+    `neighbours_kept_within` in the joint map, and `neighbours_kept` in other layouts.
     """
     is_of_site = (quality["layout"] == layout) & quality["point"].notna()
     rows = quality[is_of_site]

@@ -248,7 +248,7 @@ def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most:
 
 
 def _read_derivatives(run: Results) -> pd.DataFrame:
-    """Return the mean norms of derivatives of outputs of layers with respect to the inputs of the same layers."""
+    """Return the mean shares of other tokens in the derivatives of layer outputs with respect to the layer's inputs."""
     rows = run.table("measure/derivatives").dropna(subset="mean")
     return rows.query("quantity == 'level' and reference == 'layer_input'")
 
@@ -293,7 +293,10 @@ def _list_curves(run: Results, derivatives: pd.DataFrame, layers: range) -> Data
 
 
 def _list_source_curves(run: Results, layers: range) -> Data:
-    """Return the curves of contributions by ratio, checkpoint and group of source tokens."""
+    """Return the curves of ratios in which only one group of source tokens counts as other tokens.
+
+    The keys are the ratio, the checkpoint and the group.
+    """
     table = run.table("measure/mixing_by_group")
     by_source = table[table["grouping"] == "source"]
     return _nest_curves(by_source, layers, "method", "checkpoint", "group")

@@ -220,7 +220,7 @@ def class_evidence(run: Results) -> list[str]:
     """Return sentences on the class share, the change of the ratio, and the dependence of predictions on value vectors.
 
     The class share is that of the layer in which it is largest, or of the last layer if there are too few texts for
-    this choice. The list is empty if there was no fine-tuning or there are no classes.
+    this choice. The list is empty if there is a single checkpoint or there are no classes.
     """
     shares = class_shares(run)
     _, ratio_differences = run.mixing

@@ -46,7 +46,7 @@ SHAPE: Data = {
     "opens": {"document": int, "positions": [int]},  # the initially selected text, and a token position in each text
     "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
-    "sources": _BY_MEASURE,  # contributions in pairs of texts, by ratio, checkpoint and group of source tokens
+    "sources": _BY_MEASURE,  # ratios that count only one group of other tokens, by ratio, checkpoint and group
     "classShares": {...: _SERIES},  # by label
     "probes": {...: {...: _SERIES}},
     "neighboursKept": {...: [[_NUMBER]]},  # by layout and site, the observed share and the share expected by chance

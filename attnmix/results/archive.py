@@ -7,7 +7,8 @@
     arrays.npz       the arrays of the table below; `<text>` is the index of a text
 
     `ratios`                                           `[methods, layers, tokens]`, all texts one after the other
-    `predicted`                                        the class index of each text; -1 without `labels`
+    `predicted`                                        the class index of each text, from `labels` or from the
+                                                       classifier of a run; -1 if unknown
     `sums/<name>`                                      two arrays for each measured quantity: the sums over the tokens
                                                        of each text (`/values`), and their divisors (`/counts`)
     `own_share/<max_texts>/<max_length>/<by>/<name>`   the same two arrays for each sample and method of `own_share`

@@ -119,7 +119,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of texts for the own share and the method `by`; raise `InputError` for invalid values.
+    """Return the sample of texts for own shares with the method `by`; raise `InputError` for invalid values.
 
     `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. If the user's
     call has other names for these two arguments, pass the names as `arguments`, for error messages.

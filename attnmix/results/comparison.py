@@ -143,7 +143,9 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the main columns of `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
-        omitted = ["between_models", "between_seeds", "texts", "tokens"]  # they do not fit into the width of a page
+        # These columns do not fit into the width of a page. Intervals over training runs, which are in a column with
+        # another name, are kept, because they are the evidence on training.
+        omitted = ["between_models", "between_seeds", "texts", "tokens"]
         table = format_latex(self._format_rows().drop(columns=omitted, errors="ignore"))
         cautions = [f"% {paragraph}" for paragraph in self._write_paragraphs()]
         return "\n".join([*cautions, table])

@@ -30,7 +30,7 @@ SHARES = {
 }
 """Quantities that `measure(controls=...)` accepts in addition to controls of ratios, by name."""
 CLASS_SHARE_PERMUTED = f"{CLASS_SHARE}_permuted"
-"""The value that `CLASS_SHARE` exceeds by chance."""
+"""The name of the 95 % quantile of `CLASS_SHARE` over random permutations of the classes."""
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")

@@ -90,7 +90,7 @@ def _measure_results(
                 base = copy.deepcopy(base)  # because both models are observed at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
-        if len(models) > 1:  # With two models, matrices that are expensive to compute would double the run time.
+        if len(models) > 1:  # The slow matrices would take twice as long.
             matrices = [name for name in matrices if name not in SLOW_MATRICES]
         measurer = TextMeasurer(bases, last.tokenizer, last.pad_token_id, methods, matrices, tokenized.pairs)
         measurements = dict(zip(bases, known, strict=False))

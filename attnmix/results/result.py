@@ -55,7 +55,7 @@ IDENTITY_TEXTS = 3  # number of texts in which the expensive identities are chec
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
     """Yield an engine that measures the ratios `methods` in a model in memory.
 
-    The batch size is taken from `measured`. If the texts in `measured` are short, one thread is used.
+    The batch size is taken from `measured`. If its texts have few tokens in total, one thread is used (`few_threads`).
     """
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(

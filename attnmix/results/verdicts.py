@@ -98,7 +98,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
             # The variance of the single run is `len(runs_RC)` times that of the mean.
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
-    # Two tails, and Bonferroni's correction for the number of cells.
+    # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).
     probability = 1 - (1 - LEVEL) / (2 * len(cells))
     quantile_C = stdtrit(freedom_C, probability)
     half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)

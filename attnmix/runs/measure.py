@@ -277,7 +277,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: the displacements of vectors caused by exchanging tokens."""
+    """Return sums over the tokens of document `number`: own shares, and displacements caused by exchanging tokens."""
     parameters = plan.parameters
     corpus = plan.corpus
     document = corpus.document(number).cut(parameters.exchange_max_length)
@@ -320,9 +320,10 @@ def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
 
 
 def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: the contributions of the input tokens to the vectors.
+    """Return sums over the tokens of document `number`: quantities that describe the contributions of input tokens.
 
-    The document is truncated. The keys are the rules for activation functions, `measure.parts_rules`.
+    `attnmix.measures.input_parts.QUANTITIES` lists them. The document is truncated. The keys are the rules for
+    activation functions, `measure.parts_rules`.
     """
     document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
     return engine.parts_sums(document, plan.parameters.parts_rules)

@@ -105,7 +105,7 @@ def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> di
 def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> RowNumbers:
     """Return the row indices of the tokens to map: at most `umap.max_points / points`, stratified by text.
 
-    `points` is the number of vectors of each token, one per capture point.
+    `points` is the number of vectors of each token, one per site (layer and capture point).
     """
     limit = len(tokens)
     if umap.max_points is not None:

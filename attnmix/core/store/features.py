@@ -72,7 +72,7 @@ class _Location(NamedTuple):
 
     place: Place
     digests: dict[str, str]
-    """The digest of each array, by site; empty for arrays in the folder of the run."""
+    """The digest of each array, by site; empty for arrays in the features folder, which has no manifest."""
 
 
 def _locate_arrays(root: Path) -> _Location:

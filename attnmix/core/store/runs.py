@@ -309,7 +309,7 @@ def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors `[layers, tokens, hidden]` of one capture point, which are loaded when a method is called."""
+    """Vectors `[layers, tokens, hidden]` of one capture point, loaded by `numpy`, `torch`, or on demand."""
 
     run: Run
     sites: list[Site]

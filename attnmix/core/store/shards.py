@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 
 class ShardWriter:
-    """A writer that builds each shard file in a reused buffer, and then writes it once. Each thread needs a writer.
+    """A writer that builds each shard file in a reused buffer, and then writes it once. Threads must not share one.
 
     Files of at least `MIN_DIRECT_BYTES` bypass the page cache if the file system supports direct writes.
     """

@@ -156,7 +156,7 @@ class ResumedBody(httpx2.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         """Yield each byte of the file once, in order, across all responses."""
         position = 0  # number of yielded bytes
-        repeated = 0  # number of bytes of the current response that an earlier response already contained
+        repeated = 0  # number of bytes to skip in the current response, because they were already yielded
         while True:
             try:
                 for part in self._stream:

@@ -78,10 +78,11 @@ function valueOfBlock(block: Block, column: number): string {
   return blocks.value.length > 1 ? `${value} ${comparison.value ? "in " : ""}${titleInText(block)}` : value;
 }
 
-/** The sentence on the values of a column; a reason that holds for all blocks is given once. */
+/** The sentence on the values of a column; if all values are missing for the same reason, it is given once. */
 function valuesText(shown: Block[], column: number): string {
   const isMissing = shown.every((block) => valueIn(block, column, state.layer.value) === null);
-  if (isMissing) return `the ${measures.shareKind()} is ${missingText(shown[0].tokens[column])}`;
+  const reasons = new Set(shown.map((block) => missingText(block.tokens[column])));
+  if (isMissing && reasons.size === 1) return `the ${measures.shareKind()} is ${[...reasons][0]}`;
   const values = shown.map((block) => valueOfBlock(block, column)).join(", ");
   return `${measures.shareStatement()} ${values}${differenceText(column)}`;
 }

@@ -240,7 +240,7 @@ const Legend = () => (
       {measures.measureName().replace(/^Exact/, "exact")}
     </Term>
     {state.change.value && `, change ${data.wording.by_change}`};{" "}
-    {state.stretch.value ? "stretched to the values in this picture" : "one scale for all"}.{" "}
+    {state.stretch.value ? "stretched to the values in this picture" : "one scale for all texts"}.{" "}
     {measures.hasOtherSources() && measures.sourcesIn.value !== null && (
       <>
         <span class="took-key">Orange</span>: sources by <SourcesName />.
@@ -274,8 +274,8 @@ function OrangeText() {
       {measures.sourcesIn.value === "input"
         ? `The bottom row shows the shares of the input tokens, and straight lines lead to the sources with ${least} or more.`
         : `Lines lead to its sources in the layer below, to their sources, and so on, as long as a line's share of the selected vector is ${least} or more. The bottom row shows the sums of these shares by input token.`}{" "}
-      The strength of the orange is the square root of a source's share, so that small shares are visible; the scale
-      above the picture does not apply to it.
+      In the bottom row, the strength of the orange is the square root of a source's share, so that small shares are
+      visible; the scale above the picture does not apply to it. The wider a line, the larger its share.
     </>
   );
 }

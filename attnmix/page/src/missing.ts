@@ -7,15 +7,19 @@ import { state } from "./state";
 const isKnown = (token: number) =>
   checkpoints.some((model) => layers.some((layer) => ratioOf(token, layer, model, OWN_SHARE) !== null));
 
+/** The name of a token's text, which is clear in the comparison of two texts. */
+const textName = (token: number) => (comparison.value ? data.documents[documentOf[token]].title : "this text");
+
 /** The reason why a token has no own share by exchange, as a clause. */
 function whyNoExchange(token: number): string {
   const tokens = tokensOf(documentOf[token]);
   const exchangeable = tokens.filter((each) => !isSpecial(each));
   if (isSpecial(token)) return "special tokens are not exchanged";
   if (isKnown(token)) return "replacing tokens changes this vector by no more than rounding errors";
-  if (exchangeable.length === 1) return "this text has no other token to exchange";
-  if (!tokens.some(isKnown)) return "the own share of single tokens was not computed for this text";
-  if (exchangeable.length > data.exchangeLimit) return `only ${data.exchangeLimit} tokens of this text were exchanged`;
+  if (exchangeable.length === 1) return `${textName(token)} has no other token to exchange`;
+  if (!tokens.some(isKnown)) return `the own share of single tokens was not computed for ${textName(token)}`;
+  if (exchangeable.length > data.exchangeLimit)
+    return `only ${data.exchangeLimit} tokens of ${textName(token)} were exchanged`;
   return "all donor texts have the same token at this position";
 }
 

@@ -95,6 +95,12 @@ function Sources(props: { id: string; title: string; shares: Share[]; none: stri
   );
 }
 
+/** The title of the list of sources, with the measure if the page has any matrices. */
+function sourcesTitle(): string {
+  const title = state.change.value ? "Changes of its sources" : "Its sources";
+  return measures.sourcesName() ? `${title} (${measures.sourcesName()})` : title;
+}
+
 /** The own share, sources and targets of the selected token. */
 export function Card({ token }: { token: number }) {
   const { took, gave } = measures.exchanged(token) ?? { took: [], gave: [] };
@@ -108,13 +114,7 @@ export function Card({ token }: { token: number }) {
         <KeptBar token={token} />
       </div>
       <div class="lists">
-        <Sources
-          id="sources"
-          title={`${state.change.value ? "Changes of its sources" : "Its sources"} (${measures.sourcesName()})`}
-          shares={took}
-          none="No other token."
-          scale={scale}
-        />
+        <Sources id="sources" title={sourcesTitle()} shares={took} none="No other token." scale={scale} />
         <Sources
           id="gave"
           title={state.change.value ? "Changes of its targets" : "Its targets"}

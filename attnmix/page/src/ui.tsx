@@ -273,7 +273,7 @@ export const GLOSSARY = {
 /** True if the pointer moved, rather than the page under it. */
 const isMoved = ({ movementX, movementY }: MouseEvent) => movementX !== 0 || movementY !== 0;
 
-/** False for taps, after which the browser reports that the pointer left, although the finger is still in place. */
+/** False for taps: when the finger is lifted, the browser reports that the pointer left, but the explanation stays. */
 const isMouse = ({ pointerType }: PointerEvent) => pointerType === "mouse";
 
 const MARGIN = 16; // pixels between an explanation and the window's edge
