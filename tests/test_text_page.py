@@ -119,7 +119,7 @@ def test_page_of_many_texts_details_some_and_names_them(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = attnmix.load(str(tiny_bert))
-    texts = ["the film was not good .", "time flies", "the film was good .", "a film"]
+    texts = ["the film was not good .", "time flies like", "the film was good .", "a bad film"]
     words, whole = read_page(attnmix.measure(model, texts).to_html(tmp_path / "whole.html"))
     assert "were computed for" not in words
     result = attnmix.measure(model, texts)

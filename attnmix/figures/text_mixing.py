@@ -225,8 +225,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     for row, method in enumerate(methods):
         is_last = row == len(methods) - 1
         matrices = run.matrix(checkpoint, document, method)[layer_indices]  # [layers, tokens, sources]
-        shares = row_shares(matrices)[:, part][:, :, part]  # computed before selection, because all sources add up to 1
-        others = np.where(is_diagonal, np.float32(np.nan), shares)
+        shares = row_shares(matrices)[:, part]  # [layers, shown tokens, all sources]
+        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])
         scale = Normalize(0, _find_scale_end(others))
         for column, layer in enumerate(layers):
             axes = grid[row, column]

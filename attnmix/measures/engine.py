@@ -508,8 +508,10 @@ class Engine:
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
-            number_of_donors = self.neutral_donors or len(neutral)
-            return {NEUTRAL: exchanged_texts(document, neutral, range(len(neutral)), number_of_donors)}
+            exchanged = exchanged_texts(document, neutral, range(len(neutral)), len(neutral))
+            # Donors with few tokens in common with the text come first, because equal tokens cannot be exchanged.
+            exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))
+            return {NEUTRAL: exchanged[: self.neutral_donors or len(neutral)]}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
