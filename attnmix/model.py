@@ -1,6 +1,5 @@
 """Models with their tokenizers: loading, observation during a measurement, and interventions."""
 
-import copy
 import logging
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from attnmix.interventions import Edit, edited_attention
 from attnmix.models.attention import EAGER, implementation_of
 from attnmix.models.attention_edits import implementations, is_edited
 from attnmix.models.checkpoint import NEUTRAL_VALUES, load_tokenizer, set_values
+from attnmix.models.copies import copy_model
 from attnmix.models.families import check_config, family_of, layer_counts
 from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import (
@@ -45,6 +45,7 @@ _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """The lock of each base model, which a thread holds while it measures the model."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
+HOOKS_FLAG = "_output_capturing_hooks_installed"  # attribute of modules in which transformers has installed its hooks
 """Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
 WRAPPERS = {"merge_and_unload()": "adapter", "_orig_mod": "compiled model", "module": "wrapper"}
 """The member of an object that contains or returns a transformers model, with the kind of the object."""
@@ -97,10 +98,12 @@ class Model:
             device = measuring_device(network.device)
             base = network
             if not _is_measurable(network, device):
-                base = copy.deepcopy(network).to(device).float()
+                copied: Any = copy_model(network)
+                base = copied.to(device).float()
             hook = read_segments(base, self.tokenizer, pairs)
             if hook is not None:
                 stack.callback(hook.remove)
+            stack.enter_context(_without_new_hooks(base))
             stack.enter_context(_return_only_vectors(base))
             stack.enter_context(implementations(base, implementation_of(base.config)))
             yield base
@@ -194,9 +197,24 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
     """Return a base model or, if its code does not support the model's dtype, a copy in float32."""
     if base.dtype == torch.float32 or family_of(base.config).half_precision:
         return base
-    copied: PreTrainedModel = copy.deepcopy(base)
+    copied = copy_model(base)
     copied.float()
     return copied
+
+
+@contextmanager
+def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
+    """Remove the permanent hooks that transformers adds to a network when it returns hidden states or attention."""
+    hooks_before = {module: set(module._forward_hooks) for module in network.modules()}
+    hooked_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
+    try:
+        yield
+    finally:
+        for module, before in hooks_before.items():
+            for key in set(module._forward_hooks) - before:
+                del module._forward_hooks[key]
+            if hasattr(module, HOOKS_FLAG) and module not in hooked_before:
+                delattr(module, HOOKS_FLAG)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from attnmix.core.disk import check_folder
+from attnmix.core.disk import check_folder, publish_output
 from attnmix.core.errors import InputError
 from attnmix.core.names import POINTS
 from attnmix.core.paths import read_path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
+
+FEATURES = "features"  # folder of the outputs in a run
 
 
 @overload
@@ -97,7 +99,7 @@ def capture(
     run = None
     if path is not None:
         run = Run(read_path("path", path, call))
-        check_folder("path", run.root, ["features", "unfinished"])
+        check_folder("path", run.root, [FEATURES, "unfinished"])
     check_model(model, call)
     given_points = {}
     if points is not None:
@@ -111,10 +113,14 @@ def capture(
             ids = [document.ids for document in documents_of(tokenized.texts, tokenized.tokens)]
             vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
             return labelled_vectors(vectors, tokenized.tokens)
-        tokenized.write(run.captured)
+        # Texts and vectors replace those of an earlier capture together, when both are complete.
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
-        capture_texts(settings, base, model.pad_token_id, run, unfinished)
+        new_run = Run(unfinished / "run")
+        tokenized.write(new_run.captured)
+        capture_texts(settings, base, model.pad_token_id, new_run, unfinished / "stores")
+        publish_output(new_run.root / FEATURES, run.root / FEATURES)
+        shutil.rmtree(unfinished)
     return run
 
 

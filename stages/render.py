@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import joblib
-import pandas as pd
 
 from attnmix.core.draw import TYPICAL_TOKENS
 from attnmix.core.names import ONE_PLANE
@@ -67,9 +66,12 @@ def main(parameters: Parameters) -> None:
         *mixing_figures(run, captured),
     ]
     drawn = draw_all(drawings, captured, parameters.render)
-    write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
-    for _ in drawn:  # raises errors of the drawing processes
-        pass
+    try:
+        write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
+    finally:
+        # Wait even after an error, because joblib reports abandoned drawings. This raises errors of other processes.
+        for _ in drawn:
+            pass
 
 
 def page_subject(parameters: Parameters, download: dict[str, Any]) -> Subject:
@@ -119,8 +121,13 @@ def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
 
 def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
     """Return all parameter values by key, such as `umap.metric`."""
-    (row,) = pd.json_normalize(parameters.model_dump()).to_dict("records")
-    return {str(key): value for key, value in row.items()}
+    values: dict[str, Any] = {}
+    for name, section in parameters.model_dump().items():
+        if isinstance(section, dict):
+            values.update({f"{name}.{key}": value for key, value in section.items()})
+        else:
+            values[name] = section
+    return values
 
 
 def _format_yaml(value: Any) -> str:

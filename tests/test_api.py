@@ -6,6 +6,7 @@ import doctest
 import html
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -480,3 +481,50 @@ def test_vectors_in_memory_match_stores(model: attnmix.Model, tmp_path: Path) ->
         features = run.features(point).xarray()
         np.testing.assert_array_equal(array, features)
         np.testing.assert_array_equal(array["token_id"], features["token_id"])
+
+
+def test_interrupted_capture_keeps_the_earlier_one(model: attnmix.Model, tmp_path: Path) -> None:
+    run = attnmix.capture(model, TEXTS[0], tmp_path, points="layer_output")
+    before = run.features("layer_output").numpy()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    base: Any = model.network.base_model
+    hook = base.encoder.layer[-1].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        attnmix.capture(model, TEXTS[1], tmp_path, points="layer_output")
+    hook.remove()
+    kept = attnmix.open_run(tmp_path)
+    assert list(kept.texts.values()) == TEXTS[:1]
+    np.testing.assert_array_equal(kept.features("layer_output").numpy(), before)
+    new = attnmix.capture(model, TEXTS[1], tmp_path, points="layer_output")
+    assert list(new.texts.values()) == TEXTS[1:]
+    expected = attnmix.capture(model, TEXTS[1], points="layer_output")["layer_output"]
+    np.testing.assert_array_equal(new.features("layer_output").numpy(), expected.values)
+    np.testing.assert_array_equal(new.features("layer_output", layers=1).numpy()[0], expected.sel(layer=1).values)
+    for layers in (1.0, True, [0]):
+        with pytest.raises(InputError, match=r"^layers: .*; allowed for layer_output: 1, 2"):
+            new.features("layer_output", layers=layers)
+    assert [path.name for path in tmp_path.iterdir()] == ["features"]
+
+
+def test_special_tokens_inside_a_text_are_special(tiny_bert: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    model = attnmix.load(AutoModel.from_pretrained(tiny_bert), tokenizer)
+    texts = ["the film was good [SEP] a film", "it was bad [SEP] time flies like"]
+    from_strings = attnmix.measure(model, texts, controls="without_special_sources")
+    from_ids = attnmix.measure(model, tokenizer(texts, padding=True), controls="without_special_sources")
+    assert from_strings.tokens["token_class"].tolist().count("sep") == 4
+    pd.testing.assert_frame_equal(from_strings.tokens, from_ids.tokens)
+    pd.testing.assert_frame_equal(from_strings.controls(), from_ids.controls())
+    pd.testing.assert_frame_equal(from_strings.own_share(), from_ids.own_share())
+
+
+def test_vectors_of_other_texts_are_an_error(model: attnmix.Model, tmp_path: Path) -> None:
+    run = attnmix.capture(model, TEXTS, tmp_path / "run", points="layer_output")
+    run.check_capture()
+    other = attnmix.capture(model, TEXTS[::-1], tmp_path / "other", points="layer_output")
+    shutil.copytree(other.activations, run.activations, dirs_exist_ok=True)
+    with pytest.raises(InputError, match=r"vectors of other texts than .*captured; rerun the stage capture"):
+        attnmix.open_run(run.root).check_capture()

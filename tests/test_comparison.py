@@ -942,3 +942,23 @@ def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: in
     assert sum_bits(weight.clone()) == before
     change(weight)
     assert sum_bits(weight) != before
+
+
+def test_different_labels_are_an_error(model: attnmix.Model) -> None:
+    plain = attnmix.measure(model, TEXTS, methods=RATIO)
+    labelled = attnmix.measure(model, TEXTS, methods=RATIO, labels=LABELS)
+    for before, after in ((plain, labelled), (labelled, plain)):
+        with pytest.raises(InputError, match=r"^compare: the labels of the texts differ; measure the same labels$"):
+            attnmix.compare(before, after)
+    assert attnmix.compare(labelled, labelled).all_rows()["difference"].abs().max() == 0
+
+
+@pytest.mark.parametrize("labels", [dict.fromkeys(TEXTS[:4], "x"), {"w", "x", "y", "z"}])
+def test_labels_without_order_are_an_error(model: attnmix.Model, labels: Any) -> None:
+    with pytest.raises(InputError, match=r"^labels: .*; pass a list with a class for each text$"):
+        attnmix.measure(model, TEXTS[:4], methods=RATIO, labels=labels)
+
+
+def test_equal_numbers_are_one_class(model: attnmix.Model) -> None:
+    result = attnmix.measure(model, TEXTS[:4], methods=RATIO, labels=[0, 0.0, np.int64(1), True])
+    assert [document.label for document in result.documents] == [0, 0, 1, 1]

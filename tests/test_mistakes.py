@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from conftest import REPOSITORY, SHORT, Workspace, run_capture, write_parameters
+from safetensors import SafetensorError
 from stage_process import PATHS, run_to_its_end
 
 from attnmix.core import caches, disk
@@ -25,6 +28,8 @@ from attnmix.core.names import ACTIVATIONS
 from attnmix.core.settings import (
     CaptureParameters,
     DatasetParameters,
+    FinetuneParameters,
+    LoraParameters,
     MeasureParameters,
     UmapParameters,
     checked_section,
@@ -34,9 +39,10 @@ from attnmix.core.terminal import printable
 from attnmix.data.source import read_source
 from attnmix.models.loading import load_base, load_classifier
 from stages import capture, download, faithfulness, finetune, inspect, measure, reduce, render
-from stages.common.cli import as_command
+from stages.common.cli import _explain_error, as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
+from stages.render import changed_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"
 CAPTURE = {"documents": [0, 1, 2], "max_length": 40}
@@ -335,3 +341,42 @@ def test_missing_inputs_name_the_stage_that_writes_them(
 def test_misplaced_name_is_explained(section: Any, key: str, name: str, place: str) -> None:
     with pytest.raises(InputError, match=rf"^{key}\[0\]: '{name}' is not allowed: .*; it belongs to {place}$"):
         checked_section(section, **{key: [name]})
+
+
+def test_lora_settings_are_one_changed_parameter() -> None:
+    lora = LoraParameters(rank=4)
+    parameters = Parameters(finetune=FinetuneParameters(lora=lora), seed=5)
+    changed = {key: (value, default) for key, value, default in changed_parameters(parameters)}
+    assert changed.keys() == {"seed", "finetune.lora"}
+    assert changed["seed"] == ("5", "111")
+    value, default = changed["finetune.lora"]
+    assert yaml.safe_load(value) == lora.model_dump()
+    assert default == "empty"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EFBIG, "File too large", "model.safetensors"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 448 vs 336"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_full_disk_is_one_error(error: Exception) -> None:
+    message = _explain_error(error, "finetune")
+    assert message is not None
+    assert "File too large" in message or "free some space and run again" in message
+
+
+def test_failed_publication_keeps_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/old").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk.shutil, "move", Mock(side_effect=OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            disk.publish_output(tmp_path / "new", tmp_path / "output")
+    assert (tmp_path / "output/old").exists()
+    (tmp_path / "new/file").touch()
+    disk.publish_output(tmp_path / "new", tmp_path / "output")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["output", "output/file"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +143,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a model with infinite weights": (
         lambda folder: with_module(folder, lambda layer: layer.output.dense.weight.data.fill_(torch.inf)),
-        "returns NaN or infinite values",
+        "has NaN or infinite weights",
     ),
     "a model of peft": (
         lambda folder: peft.get_peft_model(network(folder), peft.LoraConfig(target_modules=["query"])),
@@ -243,3 +244,35 @@ def test_equivalent_attention_implementation_is_accepted(tiny_bert: Path) -> Non
     result = attnmix.measure(attnmix.load(same, load_tokenizer(tiny_bert)), TEXT)
     same.set_attn_implementation("eager")
     assert len(result.own_share()) == 3
+
+
+class Recorder:
+    """A hook that stores activations, which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.outputs: list[torch.Tensor] = []
+
+    def record(self, _module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        self.outputs.append(output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_hooks_that_store_activations_are_supported(dtype: torch.dtype, tiny_bert: Path) -> None:
+    plain = attnmix.load(network(tiny_bert, dtype=dtype), load_tokenizer(tiny_bert))
+    hooked = attnmix.load(network(tiny_bert, dtype=dtype), load_tokenizer(tiny_bert))
+    recorder = Recorder()
+    base: Any = hooked.network.base_model
+    base.encoder.layer[0].output.register_forward_hook(recorder.record)
+    hooked.network(**hooked.tokenizer("a", return_tensors="pt"))  # stores an activation that requires gradients
+    result = attnmix.measure(hooked, TEXT)
+    assert recorder.outputs
+    assert result.matrix("alti").equals(attnmix.measure(plain, TEXT).matrix("alti"))
+
+
+def test_measured_network_has_no_additional_hooks(tiny_bert: Path) -> None:
+    model = attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert))
+    attnmix.measure(model, TEXT).matrix("alti")
+    assert not any(module._forward_hooks for module in model.network.modules())
+    torch.save(model.network, io.BytesIO())
+    states = model.network(**model.tokenizer(TEXT, return_tensors="pt"), output_hidden_states=True).hidden_states
+    assert len(states) == model.layers + 1  # transformers installs its own hooks again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,57 @@ def test_missing_path_is_one_error(result: attnmix.Measures, tmp_path: Path) -> 
     with pytest.raises(InputError, match=r"^path: .*\.html is the name of a page; .*, or call result\.to_html\(path\)"):
         result.save(tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_model_with_other_output_is_an_error(model: attnmix.Model, tmp_path: Path) -> None:
+    result = attnmix.measure(model, TEXTS)
+    path = result.save(tmp_path / "result.zip")
+    expected = result.own_share()
+    pd.testing.assert_frame_equal(attnmix.load_result(path, model=model).own_share(), expected)
+    changed = copy.deepcopy(model.network)
+    for module in changed.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1.0
+    with pytest.raises(InputError, match=r"^model: the output of .* differs from that of the measured model"):
+        attnmix.load_result(path, model=attnmix.load(changed, model.tokenizer))
+
+
+def test_unnamed_model_in_memory_is_not_searched_for(model: attnmix.Model, tmp_path: Path) -> None:
+    unnamed = copy.deepcopy(model.network)
+    for module in unnamed.modules():
+        if hasattr(module, "config"):
+            module.config.name_or_path = ""
+    result = attnmix.measure(attnmix.load(unnamed, model.tokenizer), TEXTS)
+    loaded = saved_and_loaded(result, tmp_path)
+    with pytest.raises(InputError, match=r"^model: .* was not saved with the result; call load_result"):
+        loaded.matrix("alti")
+
+
+def test_changes_of_returned_values_do_not_change_the_result(model: attnmix.Model) -> None:
+    result = attnmix.measure(model, TEXTS)
+    for read in (
+        lambda: result.matrix("attention", layer=1).values,
+        lambda: result.parts()["own_share"].values,
+        lambda: result.ratios_by_text[0],
+        lambda: result.tokens["token_id"].to_numpy(),
+        lambda: result.tokens["text"].to_numpy(),
+    ):
+        expected = read().copy()
+        values = read()
+        values.flags.writeable = True
+        values[:] = 0
+        np.testing.assert_array_equal(read(), expected)
+    assert result == result
+    assert result != attnmix.measure(model, TEXTS)
+
+
+def test_special_files_are_kept_and_links_followed(result: attnmix.Measures, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for write in (result.save, result.to_html, attnmix.compare(result, result).to_html):
+        with pytest.raises(InputError, match=r"^path: .*pipe is not a regular file; pass the path of a file$"):
+            write(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.zip").symlink_to("target.zip")
+    assert result.save(tmp_path / "link.zip") == tmp_path / "link.zip"
+    assert (tmp_path / "link.zip").is_symlink()
+    assert attnmix.load_result(tmp_path / "target.zip").texts == result.texts

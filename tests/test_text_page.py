@@ -15,7 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
+from families import write_family
 from torch import Tensor
+from transformers import BartConfig, BartModel
 
 import attnmix
 from attnmix.core.errors import InputError
@@ -25,6 +27,7 @@ from attnmix.measures import exchange, identities
 from attnmix.measures.batches import STATISTICS
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
+from attnmix.models.checkpoint import load_tokenizer
 from attnmix.page import arrays, payload
 from attnmix.page.arrays import curve, curves_by
 from attnmix.page.assembly import page_text
@@ -248,3 +251,12 @@ def test_notebook_shows_own_shares_of_first_text(tiny_bert: Path, monkeypatch: p
     long = attnmix.measure(model, "time flies like an arrow")
     assert "<svg" not in long._repr_html_()  # computing its own shares would be slow
     assert long.measurements.token_shares == {}
+
+
+def test_unequal_numbers_of_heads_are_omitted(tmp_path: Path) -> None:
+    config = BartConfig.from_pretrained(write_family("bart", tmp_path / "bart"))
+    tokenizer = load_tokenizer(tmp_path / "bart")
+    config.decoder_attention_heads = 2 * config.encoder_attention_heads
+    model = attnmix.load(BartModel(config).eval(), tokenizer)
+    _, data = read_page(attnmix.measure(model, "the film was good").to_html(tmp_path / "page.html"))
+    assert "heads" not in data

@@ -34,15 +34,21 @@ def check_writable(folder: Path) -> Path:
     return existing
 
 
-def check_new_file(key: str, path: Path) -> None:
-    """Raise `InputError` if `path`, set by `key`, cannot be written as a file in an existing folder."""
+def check_new_file(key: str, path: Path) -> Path:
+    """Return the file to write at `path`, which is the target of a link.
+
+    Raise `InputError` if `path`, set by `key`, cannot be written as a file in an existing folder.
+    """
     if path.is_dir():
         raise InputError(f"{key}: {path} is a folder; pass the path of a file")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{key}: {path} is not a regular file; pass the path of a file")
     if not path.parent.is_dir():
         raise InputError(f"{key}: the folder {path.parent} does not exist; create it, or choose another one")
     place = path if path.exists() else path.parent
     if not os.access(place, os.W_OK):
         raise InputError(f"{key}: {place} is not writable; choose a path with write permission")
+    return path.resolve()
 
 
 def check_new_folder(key: str, folder: Path) -> None:
@@ -87,10 +93,13 @@ def _measure_size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Delete the old output of a stage and rename `unfinished` to `output`, which is therefore never incomplete."""
-    shutil.rmtree(output, ignore_errors=True)
+    """Replace the old output of a stage by the folder `unfinished`; `output` is therefore never incomplete."""
     output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished.rename(output)
+    new = output.with_name(f"{output.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.move(unfinished, new)  # copies the folder if `output` is on another file system
+    shutil.rmtree(output, ignore_errors=True)
+    new.rename(output)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -111,7 +111,8 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
         shown = shown_classes(missing)
         if split == "train" or table["label"].nunique() < 2:
             problem = f"{len(table)} texts, without {len(missing)} of the {len(classes)} classes ({shown})"
-            remedy = "use more texts or smaller groups, or raise the limits or dataset.validation_fraction"
+            direction = "lower" if split == "train" else "raise"
+            remedy = f"use more texts or smaller groups, raise the limits, or {direction} dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
         logging.warning("the %s split contains no text of the classes %s", split, shown)
     learned = pd.concat([tables["train"], tables["validation"]])

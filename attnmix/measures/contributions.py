@@ -6,7 +6,6 @@ significant digits in float32.
 Shapes: L layers, H heads, T tokens, J sources of a chunk, D hidden.
 """
 
-import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from attnmix.measures.matrices import (
 )
 from attnmix.measures.ratios import mixing_ratios, split_layer
 from attnmix.measures.swaps import SWAPS, document_swaps
+from attnmix.models.copies import copy_model
 from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, family_of, layer_counts
 
@@ -261,7 +261,7 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
     copies: dict[int, Parameter] = {}  # memo of `copy.deepcopy`, by id of the original
     for parameter in base.parameters():
         copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
-    return copy.deepcopy(base, copies)
+    return copy_model(base, copies)
 
 
 class DocumentMeasurer:

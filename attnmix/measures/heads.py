@@ -11,6 +11,7 @@ short texts, all vectors; `attnmix/core/store/heads.py` documents their names.
 Shapes: L layers, H heads, T tokens, d head width, D hidden, E = H * d, R = min(d, D).
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,14 @@ def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> di
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
-    """Stack the head tensors of all layers, by name, as NumPy arrays in the dtypes in which they are stored."""
+    """Stack the head tensors of all layers, by name, as NumPy arrays in the dtypes in which they are stored.
+
+    Return {} if the layers have different numbers of heads, as in an encoder and decoder of different shapes.
+    """
+    shapes = {layer["query"].shape for layer in by_layer if layer}
+    if len(shapes) > 1:
+        logging.info("heads: omitted, because the numbers of heads differ between the layers")
+        return {}
     parts = {}
     for name in by_layer[0]:
         stacked = torch.stack([layer[name] for layer in by_layer])

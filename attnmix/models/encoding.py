@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from tokenizers.models import WordPiece
@@ -22,6 +23,8 @@ SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE a
 # In names of tokens: two marks of a space, marks of a line break and of a tab, and these three characters themselves.
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
+END_ROLES = ("cls", "sep", "bos", "eos")
+"""Roles of the special tokens at the start and end of texts."""
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
 PASS_COST_TOKENS = 128  # duration of an additional forward pass, in units of the time per token
@@ -105,7 +108,7 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
 
     If `pairs` is True, the table includes the segment column, even for single texts among the pairs.
     """
-    is_special = np.array(encoding.special_tokens_mask, bool)
+    is_special = _find_special_tokens(tokenizer, encoding)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
     start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
     if isinstance(text, tuple):
@@ -116,13 +119,13 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
         end = end + shift
     offsets = list(zip(start.tolist(), end.tolist(), strict=True))
     whole = whole_text(text)
-    words = _find_words(whole, encoding.special_tokens_mask, offsets)
+    words = _find_words(whole, is_special, offsets)
     columns = {
         "document": name,
         "position": np.arange(len(words), dtype=np.int32),
         "token_id": np.array(encoding.ids, np.int32),
         "token": tokenizer.convert_ids_to_tokens(encoding.ids),
-        "label": _label_tokens(tokenizer, whole, encoding, offsets),
+        "label": _label_tokens(tokenizer, whole, encoding, is_special, offsets),
         "start": np.where(is_special, -1, start),
         "end": np.where(is_special, -1, end),
         "word": words,
@@ -133,7 +136,23 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
     return pd.DataFrame(columns)
 
 
-def _find_words(text: str, special_tokens_mask: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+def list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int]:
+    """Return the IDs of the special tokens with the given roles."""
+    ids = {getattr(tokenizer, f"{role}_token_id") for role in roles}
+    return {number for number in ids if number is not None}
+
+
+def _find_special_tokens(tokenizer: PreTrainedTokenizerFast, encoding: Any) -> npt.NDArray[np.bool_]:
+    """Return True for each token that the tokenizer added to a text, and for start and end tokens inside the text.
+
+    Tokenizers in memory read names such as `[SEP]` in a text as special tokens.
+    """
+    added = np.array(encoding.special_tokens_mask, bool)
+    end_ids = list_special_ids(tokenizer, END_ROLES)
+    return added | np.isin(encoding.ids, list(end_ids))
+
+
+def _find_words(text: str, is_special: Iterable[bool], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Return the word index of each token, from 0; -1 for special tokens.
 
     A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
@@ -142,8 +161,8 @@ def _find_words(text: str, special_tokens_mask: Sequence[int], offsets: Sequence
     words = []
     number = -1  # index of the current word
     previous_end = 0  # end of the previous token
-    for is_special, (start, end) in zip(special_tokens_mask, offsets, strict=True):
-        if is_special:
+    for is_special_token, (start, end) in zip(is_special, offsets, strict=True):
+        if is_special_token:
             words.append(-1)
             continue
         # A new word begins if there is white space or punctuation between the previous token and this token, in the
@@ -162,6 +181,7 @@ def _label_tokens(
     tokenizer: PreTrainedTokenizerFast,
     text: str,
     encoding: Any,
+    is_special: npt.NDArray[np.bool_],
     offsets: Sequence[tuple[int, int]],
 ) -> list[str]:
     """Return a readable label for each token.
@@ -173,12 +193,11 @@ def _label_tokens(
     labels = list(tokenizer.convert_ids_to_tokens(encoding.ids))
     if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
         return labels
-    special_tokens_mask = encoding.special_tokens_mask  # each access copies the mask
     unknown_name = tokenizer.unk_token
     labelled_end = 0  # end of the text that is already part of a label
     for i, (start, end) in enumerate(offsets):
         name = labels[i]
-        if special_tokens_mask[i] or name == unknown_name:
+        if is_special[i] or name == unknown_name:
             continue
         is_whitespace = not name.strip(WHITESPACE)
         if is_whitespace:

@@ -336,10 +336,21 @@ def check_network(name: str, base: PreTrainedModel, tokenizer: PreTrainedTokeniz
     """
     check_attention_function(name, base)
     check_modules(name, base)
+    _check_finite(name, base)
     padding_token(name, tokenizer)
     embeddings: Any = base.get_input_embeddings()
     check_tokenizer(name, tokenizer, embeddings.num_embeddings)
     check_vectors(name, base, probe_ids(base, tokenizer))
+
+
+def _check_finite(name: str, base: PreTrainedModel) -> None:
+    """Raise `InputError` for a weight that is NaN or infinite, even if a trial forward pass would not use it."""
+    for parameter_name, parameter in base.named_parameters():
+        if not parameter.numel():
+            continue
+        extremes = torch.stack(torch.aminmax(parameter.detach()))
+        if not extremes.isfinite().all():
+            raise InputError(f"model.name: {name} has NaN or infinite weights ({parameter_name}), so it is damaged")
 
 
 def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:

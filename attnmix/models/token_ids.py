@@ -9,11 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from attnmix.core.errors import InputError
 from attnmix.core.given_texts import MASK, TokenIds
 from attnmix.core.store.texts import Text
-from attnmix.models.encoding import TokenizedText, count_unknown, token_table
+from attnmix.models.encoding import END_ROLES, TokenizedText, count_unknown, list_special_ids, token_table
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from incomplete UTF-8 sequences
-END_ROLES = ("cls", "sep", "bos", "eos")
-"""Roles of the special tokens at the start and end of texts."""
 OTHER_ROLES = (*END_ROLES, "unk", "mask")
 
 
@@ -39,7 +37,7 @@ def read_ids(
     lengths = {len(text.ids) for text in given}
     has_equal_lengths = len(lengths) == 1 and len(given) > 1
     batch = given if has_equal_lengths else ()  # texts of equal length may be padded rows of one batch
-    end_ids = _list_special_ids(tokenizer, END_ROLES)
+    end_ids = list_special_ids(tokenizer, END_ROLES)
     for number, text in enumerate(given):
         where = f"{key}: number {number}"
         _check_vocabulary(tokenizer, text.ids, rows, where)
@@ -61,11 +59,6 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], ro
     for number, token in zip(ids, tokens, strict=True):
         if token is None:
             raise InputError(f"{key} contains the token id {number}; allowed: ids of the tokenizer's tokens")
-
-
-def _list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int | None]:
-    """Return the IDs of the tokenizer's special tokens with the given `roles`, including None for missing ones."""
-    return {getattr(tokenizer, f"{role}_token_id") for role in roles}
 
 
 def _remove_padding(
@@ -124,7 +117,7 @@ def has_own_padding(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Return True if the tokenizer has a dedicated padding token, without a second role."""
     if tokenizer.pad_token_id is None:
         return False
-    return tokenizer.pad_token_id not in _list_special_ids(tokenizer, OTHER_ROLES)
+    return tokenizer.pad_token_id not in list_special_ids(tokenizer, OTHER_ROLES)
 
 
 def check_no_padding(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], key: str) -> None:
@@ -157,7 +150,7 @@ def tokenized_ids(
 
 def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[Text, IdsEncoding]:
     """Decode token IDs to a text or a pair, and return it with an encoding that contains the offsets of the tokens."""
-    end_ids = _list_special_ids(tokenizer, END_ROLES)
+    end_ids = list_special_ids(tokenizer, END_ROLES)
     types = given.types or [0] * len(given.ids)
     special_mask: list[int] = []
     segments: list[int | None] = []  # None for special tokens

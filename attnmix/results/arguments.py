@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -95,9 +95,15 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     missing = int(given.isna().sum())
     if missing:
         raise InputError(f"labels: {missing} of {_format_count(texts, 'label')} missing; {allowed}")
-    names = given.map(str)
+    names = given.map(_name_class)
     indices, _ = pd.factorize(names, sort=True)
     return indices.astype(np.int64)
+
+
+def _name_class(label: Any) -> str:
+    """Return the name of a class. Equal numbers, such as 1 and 1.0, have the same name."""
+    is_whole = isinstance(label, Real) and float(label).is_integer()
+    return str(int(label)) if is_whole else str(label)
 
 
 def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -> list[Document]:
@@ -107,8 +113,9 @@ def add_classes(documents: Sequence[Document], classes: npt.NDArray[np.int64]) -
 
 
 def read_labels(labels: Any) -> list[Any]:
-    """Return the labels as a list; raise `InputError` for a single value."""
-    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+    """Return the labels as a list; raise `InputError` for a single value and for collections without order."""
+    is_unordered = isinstance(labels, Mapping | Set)
+    if isinstance(labels, str | bytes) or is_unordered or not isinstance(labels, Iterable):
         raise InputError(f"labels: {shorten(repr(labels))}; pass a list with a class for each text")
     return list(labels)
 
@@ -182,7 +189,8 @@ def read_positions(rows: Any, tokens: int) -> list[int]:
     if rows is None:
         return list(range(tokens))
     positions = [rows]
-    if isinstance(rows, Iterable) and not isinstance(rows, str):
+    is_scalar = np.ndim(rows) == 0  # also of a tensor without dimensions
+    if isinstance(rows, Iterable) and not isinstance(rows, str) and not is_scalar:
         positions = list(rows)
     are_valid = all(is_whole_number(position) and 0 <= position < tokens for position in positions)
     if not positions or not are_valid:

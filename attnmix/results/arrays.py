@@ -44,15 +44,15 @@ def tabulate_ratios(
 
 
 def label_matrix(name: str, matrix_LTT: Array, tokens: Sequence[str]) -> xarray.DataArray:
-    """Return a contribution matrix `[layers, tokens, tokens]` with the dimensions `layer`, `token` and `source`."""
+    """Return a copy of a contribution matrix `[layers, tokens, tokens]` with the dimensions `layer, token, source`."""
     import xarray
 
     labels: dict[str, Any] = {"layer": range(1, len(matrix_LTT) + 1), "token": tokens, "source": tokens}
-    return xarray.DataArray(matrix_LTT, labels, ("layer", "token", "source"), name=name)
+    return xarray.DataArray(matrix_LTT.copy(), labels, ("layer", "token", "source"), name=name)
 
 
 def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Sequence[int]) -> xarray.Dataset:
-    """Return the variables of `Measures.parts` with the dimensions `layer`, `token` and `source`.
+    """Return copies of the variables of `Measures.parts` with the dimensions `layer`, `token` and `source`.
 
     Args:
         parts: The variables `[layers, positions, sources]` or `[layers, positions]` by name.
@@ -70,5 +70,5 @@ def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Se
     variables = {}
     for name, values in parts.items():
         dimensions_of_variable = dimensions[: values.ndim]
-        variables[name] = (dimensions_of_variable, values)
+        variables[name] = (dimensions_of_variable, values.copy())
     return xarray.Dataset(variables, labels)

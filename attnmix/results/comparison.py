@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from attnmix.results.result import Measures
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
     """The differences between two models on the same texts, returned by `compare` and printed with cautions.
 
@@ -205,8 +205,8 @@ class Comparison:
         from attnmix.page.viewer import write_text
 
         path = read_path("path", path, "to_html(path)")
-        check_new_file("path", path)
-        return write_text(path, self._render_page())
+        write_text(check_new_file("path", path), self._render_page())
+        return path
 
     def show(self, whole: bool = False) -> Any:
         """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.

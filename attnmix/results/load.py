@@ -24,7 +24,7 @@ from attnmix.models.families import layer_counts
 from attnmix.results.archive import read_result
 from attnmix.results.arguments import check_model
 from attnmix.results.measure_names import check_name
-from attnmix.results.measured_model import MeasuredModel, SavedModel, digest_weights
+from attnmix.results.measured_model import MeasuredModel, SavedModel, digest_weights, read_output
 from attnmix.results.result import Measures
 from attnmix.runs.tokens import TokenizedTexts
 
@@ -69,8 +69,9 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     facts = saved.facts
     saved_model = SavedModel(facts["model"], facts["source"])
     weights = bytes.fromhex(facts["weights"])
+    output = read_output(facts.get("output"))  # missing in files of earlier versions
     return Measures(
-        _match_recorded_model(saved_model, weights, model),
+        _match_recorded_model(MeasuredModel(saved_model, weights, output), model),
         TokenizedTexts(saved.texts, saved.tokens),
         facts["methods"],
         saved.measurements,
@@ -79,17 +80,22 @@ def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str
     )
 
 
-def _match_recorded_model(saved: SavedModel, weights: bytes, model: Model | None) -> MeasuredModel:
-    """Return the user's `model`, or the saved model if `model` is None, together with the digest `weights`.
+def _match_recorded_model(saved: MeasuredModel, model: Model | None) -> MeasuredModel:
+    """Return `saved` with the user's `model` in place of the saved model; `saved` itself if `model` is None.
 
-    `weights` is the digest of the measured weights. Raise `InputError` if the weights of `model` differ from the
-    measured weights.
+    Raise `InputError` if the weights or the output of `model` differ from those measured.
     """
     if model is None:
-        return MeasuredModel(saved, weights)
-    if digest_weights(model) != weights:
+        return saved
+    if digest_weights(model) != saved.weights:
         raise InputError(f"model: the weights of {model.name} differ from those measured; pass the measured model")
-    return MeasuredModel(model, weights)
+    if saved.output is not None and model.output_signature().differs(saved.output):
+        causes = "an adapter, a hook, the configuration or the attention function"
+        raise InputError(
+            f"model: the output of {model.name} differs from that of the measured model, because of {causes}; pass the "
+            "measured model"
+        )
+    return MeasuredModel(model, saved.weights, saved.output)
 
 
 def _read_run(run: Run, checkpoint: str) -> Measures:

@@ -37,6 +37,17 @@ class MeasuredModel:
         """Return an object for a model in memory, with the current digest of the weights and the current output."""
         return cls(model, digest_weights(model), model.output_signature())
 
+    def find_source(self) -> str:
+        """Return the source of the model for `load`; empty for a model in memory without a name."""
+        is_unnamed = isinstance(self.model, Model) and not self.model.network.config.name_or_path
+        return "" if is_unnamed else self.model.source
+
+    def describe_output(self) -> dict[str, Any] | None:
+        """Return the signature of the output for a result file; None if it is unknown."""
+        if self.output is None:
+            return None
+        return {"values": self.output.values.tolist(), "dtype": str(self.output.dtype).removeprefix("torch.")}
+
     def read(self) -> Model:
         """Return the model; load it if necessary.
 
@@ -88,6 +99,17 @@ class MeasuredModel:
             causes = "by an adapter, a hook, its configuration or its attention function"
             return f"the output of {model.name} has, {causes},"
         return None
+
+
+def read_output(description: dict[str, Any] | None) -> OutputSignature | None:
+    """Return a signature from the result of `MeasuredModel.describe_output`.
+
+    The device is unknown, so differences by rounding on another device are tolerated.
+    """
+    if description is None:
+        return None
+    dtype = getattr(torch, description["dtype"])
+    return OutputSignature(torch.tensor(description["values"]), dtype, ("unknown", None))
 
 
 def digest_weights(model: Model) -> bytes:

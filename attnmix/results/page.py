@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +13,7 @@ from attnmix.core.settings import MeasureParameters
 from attnmix.core.store.results import TextResults
 from attnmix.measures.engine import Measurements
 from attnmix.model import Model, quiet
+from attnmix.models.copies import copy_model
 from attnmix.page.assembly import page_text
 from attnmix.page.sentences import Subject
 from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
@@ -87,7 +87,7 @@ def _measure_results(
         for checkpoint, model in zip(CHECKPOINT_NAMES, models, strict=False):
             base = stack.enter_context(model.observed(tokenized.pairs))
             if any(_share_modules(base, other) for other in bases.values()):
-                base = copy.deepcopy(base)  # because both models are observed at the same time
+                base = copy_model(base)  # because both models are observed at the same time
             bases[checkpoint] = base
         matrices = MeasureParameters().matrices
         if len(models) > 1:  # The slow matrices would take twice as long.

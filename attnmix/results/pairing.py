@@ -62,10 +62,14 @@ def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str |
     obstacles = [result.own_share_obstacle(sample) for result in results]
     for obstacle in filter(None, obstacles):
         return obstacle
+    kinds = []
     for result in results:
         sums = result.own_share_totals(sample)
         if not sums[OWN_SHARE].counts.any():
             return "every text has fewer than two tokens that can be exchanged"
+        kinds.append(list(sums))
+    if any(other != kinds[0] for other in kinds):
+        return "the kinds of donors differ, because not all classifiers predict several classes"
     return None
 
 
@@ -115,7 +119,7 @@ def _list_model_names(results: Sequence[Measures]) -> list[str]:
 def _check_comparable(results: Sequence[Measures]) -> list[str]:
     """Return the ratios common to all results.
 
-    Raise `InputError` if the results have different tokens, layers or controls, or no ratio in common.
+    Raise `InputError` if the results have different tokens, labels, layers or controls, or no ratio in common.
     """
     names = [result.model.name for result in results]
     layers = [result.layers for result in results]
@@ -125,7 +129,10 @@ def _check_comparable(results: Sequence[Measures]) -> list[str]:
         ids.append(ids_of_texts)
     check_same_input(names, ids, layers)
     first = results[0]
+    labels = [document.label for document in first.documents]
     for other in results[1:]:
+        if [document.label for document in other.documents] != labels:
+            raise InputError("compare: the labels of the texts differ; measure the same labels")
         if first.tokenized.pairs != other.tokenized.pairs:
             raise InputError("compare: one result has pairs of texts, another single texts; measure the same texts")
         if list(first.control_totals) != list(other.control_totals):

@@ -69,7 +69,7 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
         )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Measures:
     """The measures of texts in one model, returned by `measure` and `load_result`. Layers count from 1."""
 
@@ -97,7 +97,7 @@ class Measures:
     @property
     def ratios_by_text(self) -> list[npt.NDArray[np.float32]]:
         """The ratios of each text `[methods, layers, tokens]`."""
-        return [self.measurements.ratios[number] for number in range(len(self.measurements.texts))]
+        return [self.measurements.ratios[number].copy() for number in range(len(self.measurements.texts))]
 
     @property
     def layers(self) -> int:
@@ -112,7 +112,7 @@ class Measures:
     def __repr__(self) -> str:
         number = len(self.documents)
         texts = "1 text" if number == 1 else f"{number} texts"
-        extent = f"{texts}, {len(self.tokens)} tokens, {self.layers} layers of {self.model.name}"
+        extent = f"{texts}, {len(self._token_table)} tokens, {self.layers} layers of {self.model.name}"
         return f"Measures({extent}; {', '.join(self.methods)})"
 
     def _repr_html_(self) -> str:
@@ -125,8 +125,8 @@ class Measures:
         if 0 not in known and is_short and self.own_share_obstacle() is None:
             with self._open_engine() as engine:
                 engine.add_token_shares(self.measurements, 0)
-        is_first_text = self.tokens["text"] == 0
-        tokens = self.tokens.loc[is_first_text, "token"].tolist()
+        is_first_text = self._token_table["text"] == 0
+        tokens = self._token_table.loc[is_first_text, "token"].tolist()
         return draw_notebook_view(repr(self), self.model.name, tokens, known.get(0))
 
     @property
@@ -134,9 +134,13 @@ class Measures:
         """The texts. The two texts of a pair are joined, and token IDs are decoded."""
         return self.tokenized.texts["text"].tolist()
 
-    @cached_property
+    @property
     def tokens(self) -> pd.DataFrame:
         """A table with a row for each token: `text, position, token_id, token, word, token_class`."""
+        return self._token_table.copy()
+
+    @cached_property
+    def _token_table(self) -> pd.DataFrame:
         lengths = [len(document) for document in self.documents]
         numbers = np.repeat(np.arange(len(lengths)), lengths)
         return self.tokenized.tokens.assign(text=numbers)[TOKEN_COLUMNS]
@@ -154,7 +158,7 @@ class Measures:
         """Return the input tokens of a text in a layer. In decoder layers, inputs are shifted right by one token."""
         is_decoder = self.encoder_layers is not None and layer > self.encoder_layers
         column = DECODER_TOKEN if is_decoder else "token"
-        is_in_text = self.tokens["text"] == text
+        is_in_text = self._token_table["text"] == text
         labels: list[str] = self.tokenized.tokens.loc[is_in_text, column].tolist()
         return labels
 
@@ -471,8 +475,8 @@ class Measures:
         from attnmix.page.viewer import write_text
 
         path = read_path("path", path, "to_html(path)")
-        check_new_file("path", path)
-        return write_text(path, self._render_page())
+        write_text(check_new_file("path", path), self._render_page())
+        return path
 
     def save(self, path: Path | str) -> Path:
         """Write all values computed so far to a zip file for `load_result`, and return its path.
@@ -488,16 +492,17 @@ class Measures:
             raise InputError(
                 f"path: {path} is the name of a page; pass the name of a zip file, or call result.to_html(path)"
             )
-        check_new_file("path", path)
+        target = check_new_file("path", path)
         facts = {
             "model": self.model.name,
-            "source": shareable_source(self.model.source),
+            "source": shareable_source(self.measured_model.find_source()),
             "methods": list(self.methods),
             "encoder_layers": self.encoder_layers,
             "controls": list(self.control_names),
             "weights": self.measured_model.weights.hex(),
+            "output": self.measured_model.describe_output(),
         }
-        write_result(path, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, self.measurements))
+        write_result(target, SavedResult(facts, self.tokenized.texts, self.tokenized.tokens, self.measurements))
         return path
 
     def show(self, whole: bool = False) -> Any:

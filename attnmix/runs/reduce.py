@@ -33,6 +33,7 @@ COMPARED_SCORES = ("trustworthiness", "neighbours_kept", "neighbour_overlap")  #
 
 def reduce(umap: UmapParameters, run: Run) -> None:
     """Compute the maps of the captured vectors, and write them with their scores."""
+    run.check_capture()
     rows = _draw_tokens(run.tokens, len(run.sites), umap)
     tokens = run.tokens.iloc[rows].reset_index(drop=True)
     vectors = {}

@@ -19,7 +19,18 @@ from stages.common.resume import describe_unfinished, is_first_process, lock_sta
 
 QUIETED_LIBRARIES = ("distributed", "fontTools", "httpx", "httpx2", "matplotlib", "torch")
 """Libraries with verbose logging at level INFO."""
-SYSTEM_REFUSALS = (errno.EACCES, errno.EDQUOT, errno.ELOOP, errno.ENOSPC, errno.EPERM, errno.EROFS, errno.EXDEV)
+SYSTEM_REFUSALS = (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.ELOOP,
+    errno.ENOSPC,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EXDEV,
+)
+DISK_FULL_SIGNS = ("No space left on device", "inline_container")
+"""Parts of the messages of safetensors and torch about a full disk, which are not an `OSError`."""
 """Errors of the operating system that the user can fix: permissions, full and read-only disks, circular links."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
@@ -106,6 +117,8 @@ def _explain_error(error: BaseException, stage: str) -> str | None:
     if isinstance(error, OSError) and error.errno in SYSTEM_REFUSALS:
         # `filename2` is the destination of a copy or move; after a failed write, both names are missing.
         return f"the system refuses to access {error.filename2 or error.filename or 'a file'} ({error.strerror})"
+    if any(sign in str(error) for sign in DISK_FULL_SIGNS):
+        return f"{stage}: cannot write a file ({first_line(error)}); free some space and run again"
     if stage in MEMORY_PARAMETERS and is_out_of_memory(error):
         return f"{stage}: out of memory ({first_line(error)}); reduce {MEMORY_PARAMETERS[stage]}"
     return None

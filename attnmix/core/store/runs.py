@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,15 @@ class Run(MixingTables):
         """The captured tokens, in the row order of the stores; `attnmix.core.store.texts` documents the columns."""
         return self.captured.tokens
 
+    def check_capture(self) -> None:
+        """Raise `InputError` if the captured vectors belong to other texts than those that `tokenize` wrote last."""
+        captured = read_table(self.activations / stored.TOKENS_FILE, "capture", columns=["document", "token_id"])
+        if not captured.equals(self.tokens[["document", "token_id"]].astype(captured.dtypes)):
+            raise InputError(
+                f"{self.activations} contains the vectors of other texts than {self.captured.folder}; rerun the stage "
+                "capture"
+            )
+
     @cached_property
     def sites(self) -> list[Site]:
         """The captured sites (layers and points), in forward order."""
@@ -142,7 +152,7 @@ class Run(MixingTables):
         """Return the vectors `[rows, width]` of the sorted `rows`, in the store's dtype."""
         return stored.read_rows(self.activations, site, rows)
 
-    def features(self, point: str, layers: Iterable[int] | None = None, document: str | None = None) -> Features:
+    def features(self, point: str, layers: Iterable[int] | int | None = None, document: str | None = None) -> Features:
         """Return the vectors of one capture point, by default in all captured layers and for all texts.
 
         Raise `InputError` for a point, layer or text that was not captured.
@@ -151,8 +161,10 @@ class Run(MixingTables):
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
             raise InputError(f"{shorten(point)!r} was not captured in {self.activations}; captured: {points}")
-        layers = captured_layers if layers is None else list(layers)
-        wrong = [str(layer) for layer in layers if layer not in captured_layers]
+        if layers is None:
+            layers = captured_layers
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
+        wrong = [str(layer) for layer in layers if not _is_whole(layer) or layer not in captured_layers]
         if wrong or not layers:
             captured = ", ".join(map(str, captured_layers))
             raise InputError(f"layers: {', '.join(wrong) or 'none'}; allowed for {point}: {captured}")
@@ -355,3 +367,8 @@ class Features:
         coordinates["layer"] = [site.layer for site in self.sites]
         dimensions = ("layer", "token", "hidden")
         return xarray.DataArray(array.stack(layers), coordinates, dimensions, name=self.sites[0].point)
+
+
+def _is_whole(value: Any) -> bool:
+    """Return True for an integer that is not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,0 +1,34 @@
+"""Copies of models, for example in another dtype."""
+
+import copy
+from typing import Any
+
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def copy_model(model: PreTrainedModel, memo: dict[int, Any] | None = None) -> PreTrainedModel:
+    """Return a copy of a model that shares the hooks of its modules.
+
+    Hooks are not copied, because they may refer to objects that cannot be copied, such as stored activations. `memo`
+    contains further objects of the copy by the ID of the original object, as in `copy.deepcopy`.
+    """
+    objects = {} if memo is None else memo
+    modules = set(model.modules())
+    for module in modules:
+        for hook in _list_hooks(module):
+            owner = getattr(hook, "__self__", hook)  # the object of a bound method
+            is_copied = isinstance(owner, Module) and owner in modules
+            if not is_copied:
+                objects[id(owner)] = owner
+    return copy.deepcopy(model, objects)
+
+
+def _list_hooks(module: Module) -> list[Any]:
+    """Return the hooks of a module, without those of its submodules."""
+    hooks: list[Any] = []
+    for attribute in HOOKS:
+        hooks.extend(getattr(module, attribute).values())
+    return hooks
