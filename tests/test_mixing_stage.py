@@ -103,7 +103,7 @@ def test_tokens_table_is_complete(finished: Path) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["pretrained", "finetuned"])
-def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpoint: str) -> None:
+def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpoint: str, tmp_path: Path) -> None:
     loaded = attnmix.load_result(finished, checkpoint=checkpoint)
     number = loaded.tokenized.texts["document"].tolist().index("text/0")
     model = attnmix.load(finished / "models" / checkpoint)
@@ -121,6 +121,10 @@ def test_run_loads_as_result_and_computes_missing_values(finished: Path, checkpo
     assert isinstance(loaded.model, attnmix.Model)
     np.testing.assert_allclose(parts["own_share"], expected.parts()["own_share"], atol=1e-5)
     assert loaded.own_share()["layer"].tolist() == [1, 2, 3]
+    saved = attnmix.load_result(loaded.save(tmp_path / "result.zip"))
+    for name in ("label", "predicted"):
+        expected_values = [getattr(document, name) for document in loaded.documents]
+        assert [getattr(document, name) for document in saved.documents] == expected_values
 
 
 def test_run_has_two_checkpoints_only(finished: Path) -> None:

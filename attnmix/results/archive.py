@@ -26,6 +26,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,6 @@ from attnmix.core.statistics import Sums
 from attnmix.core.store.files import DAMAGE, PARQUET_OPTIONS, atomic_path
 from attnmix.measures.documents import Texts, documents_of
 from attnmix.measures.engine import Measurements
-from attnmix.results.arguments import add_classes
 
 FORMAT = 4
 FACTS_FILE = "facts.json"
@@ -135,8 +135,10 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
     """Return the measurements from the arrays that `_pack_measurements` created, except `Measurements.measured`."""
-    documents = documents_of(texts, tokens)
-    documents = add_classes(documents, arrays["predicted"])
+    documents = []
+    for document, predicted in zip(documents_of(texts, tokens), arrays["predicted"].tolist(), strict=True):
+        label = predicted if document.label < 0 else document.label  # texts of a run have labels
+        documents.append(replace(document, label=label, predicted=predicted))
     measured = Measurements(Texts(documents))
     lengths = [len(document) for document in documents]
     ends = np.cumsum(lengths)[:-1]
