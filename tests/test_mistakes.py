@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import errno
 import logging
 import os
 import shutil
@@ -20,7 +19,6 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY, SHORT, Workspace, run_capture, write_parameters
-from safetensors import SafetensorError
 from safetensors import SafetensorError
 from stage_process import PATHS, run_to_its_end
 
@@ -44,7 +42,6 @@ from stages import capture, download, faithfulness, finetune, inspect, measure, 
 from stages.common.cli import _explain_error, as_command
 from stages.common.parameters import Parameters, read_parameters
 from stages.common.resume import UNFINISHED, lock_stage
-from stages.render import changed_parameters
 from stages.render import changed_parameters
 
 DEFAULT = REPOSITORY / "params.yaml"

@@ -16,9 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from families import write_family
-from families import write_family
 from torch import Tensor
-from transformers import BartConfig, BartModel
 from transformers import BartConfig, BartModel
 
 import attnmix
@@ -29,7 +27,6 @@ from attnmix.measures import exchange, identities
 from attnmix.measures.batches import STATISTICS
 from attnmix.measures.layers import LayerPass
 from attnmix.measures.mixing_tables import mixing_tables
-from attnmix.models.checkpoint import load_tokenizer
 from attnmix.models.checkpoint import load_tokenizer
 from attnmix.page import arrays, payload
 from attnmix.page.arrays import curve, curves_by
