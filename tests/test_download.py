@@ -438,7 +438,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda own: (own / "tokenizer.json").write_text("{"), r"own: the tokenizer cannot be loaded \("),
     (lambda own: change_config(own, model_type="nothing_of_the_kind"), r"own: config\.json cannot be loaded"),
     (lambda own: add_token(own, special=False), rf"has 1 tokens outside .* {ROWS} rows, the first '<image>'"),
-    (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own returns NaN or infinite"),
+    (lambda own: change_weights(own, lambda name, value: (name, value * torch.nan)), "own has NaN or infinite weights"),
     (replace_vocabulary, r"own does not include 100\.0 % of the words of 9 texts, such as 'the', '\w+', '\w+'; ch"),
     (lambda own: change_config(own, model_type="fnet"), "'fnet' is not supported: it has no attention;"),
     (lambda own: write_config(own, model_type="xglm"), "'xglm' is not supported; allowed: bert"),
