@@ -4,6 +4,8 @@ attnmix show "time flies like an arrow" --model bert-base-uncased --to page.html
 attnmix serve    # a local server for typed texts
 """
 
+from __future__ import annotations
+
 import argparse
 import logging
 import os

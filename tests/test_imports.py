@@ -58,3 +58,8 @@ def test_imported_objects_are_frozen_and_collector_is_restored(
     """Garbage from before and after the imports is collected unless the user has disabled the collector."""
     result = run_python(IMPORTS.format(before=before, inside=inside))
     assert result == [frozen, enabled, during, enabled, enabled]
+
+
+def test_help_imports_no_slow_packages() -> None:
+    program = "import json, sys, attnmix.__main__ as command; command._create_parser(); print(json.dumps([*sys.modules]))"
+    assert not {"torch", "transformers", "numpy", "pandas"} & set(run_python(program))
