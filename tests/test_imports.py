@@ -61,5 +61,5 @@ def test_imported_objects_are_frozen_and_collector_is_restored(
 
 
 def test_help_imports_no_slow_packages() -> None:
-    program = "import json, sys, attnmix.__main__ as command; command._create_parser(); print(json.dumps([*sys.modules]))"
+    program = "import json, sys, attnmix.__main__ as main; main._create_parser(); print(json.dumps([*sys.modules]))"
     assert not {"torch", "transformers", "numpy", "pandas"} & set(run_python(program))
