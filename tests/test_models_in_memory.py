@@ -13,7 +13,7 @@ import peft
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoModel, BertConfig, BertModel, PreTrainedModel
+from transformers import AttentionInterface, AutoModel, BertConfig, BertModel, Phi3Config, Phi3Model, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import attnmix
@@ -276,3 +276,28 @@ def test_measured_network_has_no_additional_hooks(tiny_bert: Path) -> None:
     torch.save(model.network, io.BytesIO())
     states = model.network(**model.tokenizer(TEXT, return_tensors="pt"), output_hidden_states=True).hidden_states
     assert len(states) == model.layers + 1  # transformers installs its own hooks again
+
+
+def test_long_texts_do_not_change_rotary_positions_of_others(tiny_bert: Path) -> None:
+    """With longrope, frequencies depend on the longest text of a batch, so texts are limited to the original length."""
+    tokenizer = load_tokenizer(tiny_bert)
+    factors = {"short_factor": [1.0] * 3, "long_factor": [4.0] * 3, "rope_theta": 10_000.0}
+    config = Phi3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=40,
+        max_position_embeddings=64,
+        original_max_position_embeddings=8,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "longrope", "original_max_position_embeddings": 8, **factors},
+    )
+    torch.manual_seed(0)
+    model = attnmix.load(Phi3Model(config).eval(), tokenizer)
+    expected = attnmix.measure(model, "a film", methods="attn_w").ratios["ratio"]
+    with pytest.warns(UserWarning, match="text 1 has 14 tokens, of which the first 8 are measured"):
+        together = attnmix.measure(model, ["a film", "the film was good " * 3], methods="attn_w").ratios
+    assert together.query("text == 0")["ratio"].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    with pytest.raises(InputError, match=r"^max_length: 9 exceeds the 8 tokens that this model supports$"):
+        attnmix.measure(model, "a film", max_length=9)

@@ -119,12 +119,19 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the maximum number of tokens per text, including special tokens; None if there is no limit."""
+    """Return the maximum number of tokens per text, including special tokens; None if there is no limit.
+
+    Rotary positions of the type `longrope` have other frequencies if the longest text of a batch exceeds the original
+    length. Longer texts are not supported, because they would change the results of the other texts in their batch.
+    """
     positions: int | None = getattr(config, "max_position_embeddings", None)
     if not positions:
         return None
     if config.model_type in POSITIONS_AFTER_PADDING:
         return positions - (int(config.pad_token_id) + 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return min(positions, int(rope["original_max_position_embeddings"]))
     return positions
 
 
