@@ -16,6 +16,7 @@ from families import make_tokenizer, write_family
 from family_reference import ReferenceLayer, run_reference
 from transformers import AutoModel, AutoTokenizer
 
+import attnmix
 from attnmix.core.errors import InputError
 from attnmix.core.settings import DatasetParameters
 from attnmix.core.store.runs import Run
@@ -255,3 +256,15 @@ def test_classifier_predictions_match_transformers(pair_run: Path) -> None:
     reviews = pd.read_parquet(run.reviews / "test.parquet")
     logits = plain_logits(run.finetuned, zip(reviews["text"], reviews["text_pair"], strict=True))
     assert logits.argmax(-1).tolist() == pd.read_parquet(run.test_predictions_file)["predicted"].tolist()
+
+
+@pytest.mark.parametrize("max_length", [3, 4])
+def test_truncation_keeps_both_texts_of_a_pair(tiny_bert: Path, max_length: int) -> None:
+    model = attnmix.load(tiny_bert)
+    pairs = [("time flies", "an arrow")]
+    with pytest.raises(
+        InputError, match=rf"^text/0: with {max_length} tokens, a text of the pair is empty; use a larger"
+    ):
+        attnmix.measure(model, pairs, max_length=max_length)
+    with pytest.warns(UserWarning, match="of which the first 5 are measured"):
+        assert len(attnmix.measure(model, pairs, max_length=5).tokens) == 5

@@ -78,9 +78,12 @@ def tokenize_texts(
     tokenized = []
     for name, text, encoding in zip(names, texts, encodings, strict=True):
         table = token_table(tokenizer, name, text, encoding, pairs=isinstance(text, tuple))
+        truncated = _count_truncated(tokenizer, text, encoding)
+        if truncated and isinstance(text, tuple) and not {0, 1}.issubset(table[SEGMENT]):
+            raise InputError(f"{name}: with {max_length} tokens, a text of the pair is empty; use a larger max_length")
         counts = {
             "tokens": len(table),
-            "whole_tokens": len(table) + _count_truncated(tokenizer, text, encoding),
+            "whole_tokens": len(table) + truncated,
             "unknown_tokens": count_unknown(tokenizer, encoding.ids),
         }
         types = encoding.type_ids if has_types else [0] * len(table)
