@@ -1,1 +1,1 @@
-"""Measures of mixing: contributions of other tokens and of the token itself, layer by layer and from the input."""
+"""Measures of mixing: how much of each token's vector comes from other tokens, and how much from the token itself."""

@@ -1,8 +1,8 @@
 """Measures of a batch of documents, computed layer by layer during one padded forward pass.
 
-Each layer is processed in micro-batches, and each micro-batch in several tasks, which `submit_task` runs in parallel if
-this is faster. The measures of all layers stay on the model's device and are transferred to the host together after the
-forward pass.
+Each layer is processed in micro-batches. The measures of a micro-batch are computed in several tasks; `submit_task`
+runs these tasks in parallel if this is faster. The measures of all layers stay on the model's device and are
+transferred to the host together after the forward pass.
 
 Shapes: B documents, L layers, X sites (layer and capture point), H heads, T tokens, M methods (mixing ratios), C
 controls, E = heads * head width, D hidden, I identities, S groups of sources, m measures.
@@ -45,16 +45,19 @@ WORDS = Site(0, "word_embedding")
 # Maximum relative error of an identity. Rounding errors of float32 reach 1e-6 in pretrained models.
 IDENTITY_TOLERANCE = 1e-4
 GROUPS = {"token_class": CLASSES, "position": POSITIONS}
-"""Names of the groups of tokens, by grouping."""
+"""The names of the groups of tokens, for the grouping by token class and for the grouping by position."""
 # Upper limits of the length classes of texts, in tokens.
 LENGTH_ENDS = tuple(2**power for power in range(5, 21))
 LENGTHS = ("1-32", *(f"{end + 1}-{2 * end}" for end in LENGTH_ENDS[:-1]))
 STATISTICS = ("steps", "by_head", "sinks", "others", "lengths", *SAME_PASS, *PAIR_SOURCES, "geometry", "unit_sums")
-"""Quantities that a forward pass can measure in addition to the ratios. Those in `PAIR_SOURCES` require text pairs."""
+"""Quantities that a forward pass can measure in addition to the ratios.
+
+The quantities in `PAIR_SOURCES` require pairs of texts.
+"""
 RATIO_SUMS = (*(f"ratios_by_{grouping}" for grouping in GROUPS), "to_first")
 """Names of the sums that are computed for every document, regardless of the requested `STATISTICS`."""
 DocumentSums = dict[str, Sums]
-"""Sums of one document by name of the quantity: over its tokens, or a single value of the text (geometry and sinks)."""
+"""The sums of each quantity over the tokens of one document; `geometry` and `sinks` are values of the whole text."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class DocumentMeasures:
     statistics: Mapping[str, npt.NDArray[np.floating]]
     """The requested `STATISTICS`. Except for `geometry` and `sinks`, they are sums over the document's tokens.
 
-    F_ij is the contribution of token j to the attention output of token i, and x_i the layer's input.
+    F_ij is the contribution of token j to the attention output of token i, and x_i is the layer's input at token i.
 
     `geometry`   [sites, measures]
     `sinks`      [layers, measures]
@@ -77,13 +80,13 @@ class DocumentMeasures:
     `by_head`    [heads, layers]: the ratio of each head
     `others`     [layers, D]: the contributions of other tokens, sum_{j!=i} F_ij
     `lengths`    [layers, 3]: |sum_{j!=i} F_ij|^2, |sum_{j!=i} F_ij| and |F_ii + x_i|
-    each control of `SAME_PASS` and, for pairs of texts, each of `PAIR_SOURCES`: its ratios [layers, methods]
+    each control of `SAME_PASS` and, for pairs of texts, each of `PAIR_SOURCES`: sums of ratios [layers, methods]
     """
 
     def sums(self) -> DocumentSums:
-        """Return the sums by name: ratios by group of tokens, `to_first`, and each of the `statistics`.
+        """Return the document's sums by name: ratios by group of tokens, `to_first`, and each of the `statistics`.
 
-        Their shapes do not depend on the text length.
+        The shapes of the sums do not depend on the text length.
         """
         sums = ratio_sums(self.document, self.ratios)
         # The first token is excluded: all its attention to the first token is attention to itself.
@@ -94,10 +97,11 @@ class DocumentMeasures:
         return sums
 
     def _count_statistic(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
-        """Return one of the `statistics` as sums, with the counts that are the divisors of its mean.
+        """Return the statistic `name` as `Sums`, with the counts by which the sums are divided to obtain means.
 
         The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
-        values of these two, and of the control `corpus_value`, have a sum and a count of 0.
+        values of `geometry` and `sinks` have a sum and a count of 0. If any value of the control `corpus_value` is
+        undefined, all its sums and its count are 0.
         """
         if name in ("geometry", "sinks"):
             is_defined = ~np.isnan(values)
@@ -132,7 +136,7 @@ def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> Docu
 
 
 def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
-    """Return the sums of single documents, stacked by name; {} if there are no documents."""
+    """Stack the sums of several documents along a new first axis, by name; return {} if there are no documents."""
     if not documents:
         return {}
     stacked = {}
@@ -142,13 +146,13 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
 
 
 def _create_sums(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
-    """Return the sums `values` with their `counts`, which are converted to float64 and to as many axes as `values`."""
+    """Return the `Sums` of `values` and `counts`. Counts are converted to float64 and to as many axes as `values`."""
     counts_as_values = np.array(counts, dtype=np.float64, ndmin=values.ndim)
     return Sums(values, counts_as_values)
 
 
 def length_class(tokens: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return the index in `LENGTHS` of the length class of each text, from its number of `tokens`."""
+    """Return the index of each text's length class in `LENGTHS`; `tokens` contains the texts' numbers of tokens."""
     return np.searchsorted(LENGTH_ENDS, np.asarray(tokens), side="left")
 
 
@@ -169,23 +173,23 @@ class BatchMeasurer:
         self.family = family_of(base.config)
         self.methods = self.family.present(methods)
         self.corpus: CorpusValues | None = None
-        """The values of the control `corpus_value`; None if they are unknown, and the control is then NaN."""
+        """The mean values for the control `corpus_value`. If they are None, the ratios of this control are NaN."""
         self.waiting_seconds = 0.0
-        """Total time between forward passes and their results, during which a GPU completes its queued kernels."""
+        """Total time spent in `BatchPass.wait_for_results`, during which a GPU completes its queued kernels."""
 
     def read_corpus(self, batches: Iterable[Sequence[Document]]) -> None:
         """Compute `corpus` from batches of sampled documents."""
         self.corpus = CorpusValues.read(self.base, batches, self.pad_token_id)
 
     def ratios(self, documents: Sequence[Document]) -> Tensor:
-        """Return only the mixing ratios `[layers, methods, batch, tokens]` of one padded batch."""
+        """Return the mixing ratios `[layers, methods, batch, tokens]` of one padded batch, and no other measures."""
         points = (*RATIO_POINTS, *ratio_points(self.methods))
         compute_ratios = partial(mixing_ratios, self.methods)
         by_layer = map_layers(compute_ratios, self.base, self.batch(documents), points)
         return torch.stack(by_layer)
 
     def control_sums(self, name: str, documents: Sequence[Document]) -> list[DocumentSums]:
-        """Return the sums `{name: sums}` of each document's ratios, from a forward pass of these documents alone.
+        """Return the sums of each document's ratios over its tokens, `{name: sums}`, from a separate forward pass.
 
         `name` is the name of a control, and `documents` are the texts as modified for this control.
         """
@@ -235,9 +239,10 @@ class BatchMeasurer:
         sampled: Sequence[bool] | None = None,
         statistics: Collection[str] = STATISTICS,
     ) -> "BatchPass":
-        """Run the forward pass of a batch for the same measures as `measures`, without waiting for the results.
+        """Run the forward pass of a batch and measure it as `measures` does, without waiting for the results.
 
-        A GPU may still compute them when this method returns; `BatchPass.wait_for_results` returns them.
+        A GPU may still be computing the measures when this method returns. `BatchPass.wait_for_results` waits for the
+        measures and returns them.
         """
         batch_pass = BatchPass(self, documents, sampled, statistics)
         points = (*POINTS, PROJECTED, PREACTIVATION)
@@ -246,7 +251,7 @@ class BatchMeasurer:
         return batch_pass
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """Return the model's input `[B, T]`; the keys are argument names."""
+        """Return the model's padded inputs `[B, T]`, by name of the argument."""
         ids = [document.ids.tolist() for document in documents]
         return padded(ids, self.pad_token_id, self.base.device)
 
@@ -257,7 +262,7 @@ class SiteMeasures(NamedTuple):
     sites: list[Site]
     measures_BXm: Tensor  # `GEOMETRY_MEASURES`, with NaN in place of the effective rank
     ranks_BX: Future[Tensor]  # the effective ranks
-    unit_sums_BXD: Tensor  # sums over each text's vectors after scaling to norm 1
+    unit_sums_BXD: Tensor  # the sum of each text's vectors, each scaled to norm 1
 
 
 class RatioMeasures(NamedTuple):
@@ -269,7 +274,7 @@ class RatioMeasures(NamedTuple):
 
 
 class VectorMeasures(NamedTuple):
-    """Measures of a micro-batch in one layer that do not depend on its `LayerSplits`."""
+    """Measures of a micro-batch in one layer that are not computed from the `LayerSplits` of this layer."""
 
     statistics: dict[str, Tensor]  # keys "steps", "by_head" and "sinks"; values [B, ...]
     sites: list[SiteMeasures]  # the geometry, by group of sites
@@ -340,8 +345,8 @@ class BatchPass:
         self.outputs: list[Tensor] = []  # by layer
         self.words: list[Words] = []  # by micro-batch
         self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
-        # Sites and constants are determined before this forward pass, because they need separate ones.
-        self.unread_sites = measurer.sites if self.has_geometry else []  # sites without geometry so far
+        # Sites and constants are determined before this forward pass, because they require separate forward passes.
+        self.unread_sites = measurer.sites if self.has_geometry else []  # sites not measured yet
         needs_constants = bool(self.controls) or "by_head" in statistics
         self.constants = measurer.layer_constants if needs_constants else []
 
@@ -386,12 +391,15 @@ class BatchPass:
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Check the embeddings and store the word embeddings; `stack` is the stack of the first layer."""
+        """Check the identities of the embeddings, and store the word embeddings if the geometry is measured.
+
+        `stack` is the stack (encoder or decoder) that contains the first layer.
+        """
         base = self.measurer.base
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
         if WORDS not in features:
-            # The module in the family's entry has not run yet. The error is therefore infinite, and is raised here.
+            # If the word embeddings were not captured, their error is infinite, and the check raises an `InputError`.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
@@ -402,7 +410,7 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the vectors that replace the layer's values in controls, and sums of them weighted by attention."""
+        """Return the control values of one layer, and the sums of these values weighted by the layer's attention."""
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
@@ -425,10 +433,10 @@ class BatchPass:
     ) -> RatioMeasures:
         """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
 
-        The splits divide each vector into the parts from the token itself and from other tokens. They also determine
-        three groups of statistics, which are sums over tokens: the lengths of the parts, the ratios under controls, and
-        the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). Without requested controls,
-        `control_values` is None.
+        The splits divide each vector into the parts from the token itself and from other tokens. Three groups of
+        statistics are also computed from the splits, as sums over tokens: the sums and lengths of the parts, the ratios
+        under controls, and the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). If no controls are
+        requested, `control_values` is None.
         """
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)  # N = B * T
@@ -495,7 +503,10 @@ class BatchPass:
         values: ControlValues,
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
-        """Return the sums of the ratios `[B, M]` by control; NaN for `corpus_value` if the corpus was not read."""
+        """Return the sums of the ratios over tokens `[B, M]`, by control.
+
+        The sums are NaN for `corpus_value` if there are no corpus values.
+        """
         methods = self.measurer.methods
         ratios = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
@@ -510,7 +521,7 @@ class BatchPass:
         return {name: sums[name] for name in self.controls}
 
     def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
-        """Return the sums of the ratios `[B, M]` for each of `PAIR_SOURCES`; {} for texts that are not pairs."""
+        """Return the sums of the ratios over tokens `[B, M]` for each of `PAIR_SOURCES`; {} if a text is not a pair."""
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
             return {}
@@ -521,7 +532,7 @@ class BatchPass:
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
     def _is_shifted(self, layer_pass: LayerPass) -> bool:
-        """Return True for a decoder layer of an encoder-decoder model, whose inputs are shifted right by one."""
+        """Return True for the decoder layers of an encoder-decoder model; their inputs are shifted right by one."""
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
     def _measure_sites(
@@ -551,7 +562,7 @@ class BatchPass:
             cloud = Cloud(vectors_BXTD, mask_B1T)
             reference_BTD = layer_pass.x if is_in_layer else words_BTD
             reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
-            # Nearest word embeddings require vectors of the same width and, unlike in a decoder, of the same tokens.
+            # Nearest word embeddings require vectors of equal width and of the same tokens; decoder tokens are shifted.
             has_word_embeddings = is_first_stack and shape == words_BTD.shape
             measures_BXm = geometry_but_rank(cloud, reference, words if has_word_embeddings else None)
             site_measures = SiteMeasures(
@@ -615,7 +626,7 @@ class BatchPass:
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry `[B, X, m]` and the sums of unit vectors `[B, X, largest width]` of all sites.
 
-        The sums of narrower sites are padded with zeros.
+        Sums of vectors that are narrower than the largest width are padded with zeros.
         """
         sites: list[Site] = []
         measures = []  # by group of sites
@@ -637,9 +648,9 @@ class BatchPass:
         return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
 
     def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        """Return the errors of the identities `[B, 1 + L, I]`, first for the embeddings.
+        """Return the errors of the identities in the embeddings (index 0) and in each layer, `[B, 1 + L, I]`.
 
-        Raise `InputError` for large errors or non-finite ratios.
+        Raise `InputError` if an error is too large or a ratio is not finite.
         """
         hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, axis=1)
@@ -655,7 +666,7 @@ class BatchPass:
         return errors_BLI
 
     def _find_broken_ratios(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Return True `[B, L]` for each document and layer with a non-finite ratio; padding is ignored."""
+        """Return a mask `[B, L]` of the documents and layers with a non-finite ratio; padding is ignored."""
         lengths_B = np.array([len(document) for document in self.documents])
         positions_T = np.arange(ratios_BMLT.shape[-1])
         is_token_BT = positions_T < lengths_B[:, None]
@@ -663,10 +674,10 @@ class BatchPass:
         return np.asarray(is_broken_BMLT.any((1, 3)))
 
     def _compare_hidden_states(self) -> list[Tensor]:
-        """Return the errors `[B]` of each layer's output against `hidden_states` of transformers.
+        """Return, for each layer, the errors `[B]` of its output relative to the `hidden_states` of transformers.
 
-        In `hidden_states`, the last layer's output is replaced by the output of the final norm. This norm is therefore
-        applied before the comparison.
+        In `hidden_states`, the output of the final norm, if there is one, replaces the last layer's output. The final
+        norm is therefore applied to the last layer's output before the comparison.
         """
         stacks = self.measurer.family.stacks
         # The first of the hidden states is the output of the embeddings.
@@ -687,7 +698,7 @@ class BatchPass:
         return errors
 
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
-        """Raise an `InputError` that names the first document with a non-finite ratio (`broken_B`) in a layer."""
+        """Raise an `InputError` if a document has a non-finite ratio in `layer`; `broken_B` marks these documents."""
         if broken_B.any():
             place = int(broken_B.argmax())
             document = self.documents[place].name
@@ -742,7 +753,7 @@ def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str
     """Return the sums `others` `[B, D]` and `lengths` `[B, 3]` of one layer over the tokens of each text.
 
     `others` is the sum over tokens i of c_i = sum_{j != i} F_ij, the contribution of all other tokens to token i.
-    `lengths` contains the sums of |c_i|^2, of |c_i| and of |F_ii + x_i|, the length of the own contribution plus input.
+    `lengths` contains the sums of |c_i|^2, of |c_i| and of |F_ii + x_i|, where x_i is the layer's input at token i.
     """
     shape = micro_batch.mask_BT.shape
     others_BTD = splits.attention.others.double().unflatten(0, shape)

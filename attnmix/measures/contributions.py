@@ -1,4 +1,4 @@
-"""Contribution vectors and matrices of a text, computed in chunks of sources, and rollouts.
+"""Contribution vectors, contribution matrices and rollouts of a text, computed in chunks of source tokens.
 
 Vectors, matrices and rollouts are computed in float64, because 1 - cos of nearly equal vectors would have no
 significant digits in float32.
@@ -39,7 +39,7 @@ from attnmix.models.families import PROJECTED, family_of, layer_counts
 Doubles = npt.NDArray[np.float64]
 
 CHUNK_NUMBERS = 2**20  # maximum number of float64 elements `[J, T, D]` of a chunk, so that it fits into a CPU's cache
-DEVICE_CHUNK_NUMBERS = 2**26  # the same for other devices, where larger operations are more efficient
+DEVICE_CHUNK_NUMBERS = 2**26  # the maximum on other devices, where larger operations are more efficient
 
 
 def contributions(
@@ -48,9 +48,9 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
-    NaN if its sum before normalisation is below the matrix's `min_raw_sum`. Rollouts include such rows. In matrices
-    whose rows are made to sum to 1, and in their rollouts, rows of zeros become rows of the identity. A rollout
-    restarts at each layer index in `starts`, because encoder and decoder have different tokens.
+    NaN if its sum before normalisation is below the matrix's `min_raw_sum`; the rollout uses the normalised row
+    instead. If the rows of a matrix are made to sum to 1, rows of zeros are replaced by rows of the identity. A rollout
+    restarts at each layer index in `starts`, because the encoder and the decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -70,8 +70,8 @@ def contributions(
 def _roll_out_stacks(matrix: LayerMatrix, rows_LTT: Tensor, starts: Sequence[int]) -> Tensor:
     """Return the rollout `[L, T, T]` of a normalised matrix, separately for each stack of layers.
 
-    `starts` contains the index of the first layer of each stack. With `matrix.rollout` "with identity", the skip
-    connection counts as one half of each layer.
+    `starts` contains the index of the first layer of each stack. If `matrix.rollout` is "with identity", the mean of
+    the matrix and the identity is rolled out; the identity represents the skip connection.
     """
     steps_LTT = rows_LTT
     if matrix.rollout == "with identity":
@@ -103,7 +103,8 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the matrices `declared` `[T, T]` of one text in one layer before normalisation; the keys are their names.
 
-    `layer_pass` is in float64. Columns are computed in chunks, because the vectors of a source have shape `[T, D]`.
+    `layer_pass` is in float64. Columns are computed in chunks, because the contribution vectors of a single source
+    already have `T * D` elements.
     """
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
@@ -121,8 +122,8 @@ def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) 
 def coherence(layer_pass: LayerPass) -> Tensor:
     """Return |sum_{j != i} F_ij| / sum_{j != i} |F_ij| in [0, 1] for each token i `[T]` of a text in one layer.
 
-    F_ij is the contribution of token j to the attention output of token i. The ratio is NaN without contributions of
-    other tokens.
+    F_ij is the contribution of token j to the attention output of token i. The result is NaN for a token without
+    contributions of other tokens.
     """
     (norms_TT,) = layer_contributions([LAYER_MATRICES["norm"]], layer_pass).values()
     sum_of_norms_T = norms_TT.sum(-1) - norms_TT.diagonal()
@@ -163,7 +164,7 @@ class SourceChunk:
 
     @property
     def attention_JTH(self) -> Tensor:
-        """The attention weights of the chunk's sources."""
+        """The attention weights of all tokens on the chunk's sources."""
         return self.layer_sources.weights_JTH[self.sources]
 
     @property
@@ -187,12 +188,12 @@ class SourceChunk:
 
     @cached_property
     def F_JTD(self) -> Tensor:
-        """F_ij, the contribution of source j to the attention output of token i (after a norm that follows W_O)."""
+        """F_ij, the contribution of source j to the attention output of token i, after any norm of W_O's output."""
         return self.layer_pass.block.attention_output_norm.part(self.projected_JTD, self.layer_pass.projected)
 
     @cached_property
     def T_JTD(self) -> Tensor:
-        """T_ij: R_ij = F_ij + [i=j] x_i, after the linear part of the norm that follows the skip connection, if any."""
+        """T_ij: R_ij = F_ij + [i=j] x_i after the norm (without beta) of attention's skip connection, if any."""
         R_JTD = self.F_JTD.clone()
         own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # a view of R_jj of each source j
         own_DJ += self.layer_pass.x[self.sources].T
@@ -203,7 +204,8 @@ class SourceChunk:
 
         T_ij is the contribution of source j to token i after attention's norm. Each later LayerNorm divides T_ij by the
         standard deviation of the whole vector. Cross-attention and the feed-forward network only affect this standard
-        deviation; `attended` and `stream` are the whole vectors before these two modules.
+        deviation. `attended` is the whole vector before cross-attention, and `stream` is the whole vector before the
+        feed-forward network.
         """
         block = self.layer_pass.block
         features = self.layer_pass.features
@@ -247,7 +249,7 @@ class _ComparedMeasures(NamedTuple):
         return np.stack(correlations, axis=1)
 
     def compute_rollout_mixing(self) -> list[Doubles]:
-        """Return 1 - R_ii `[L, 1, T]` of each rollout R: the share of other tokens, counted from the input."""
+        """Return 1 - R_ii `[L, 1, T]` for each rollout R: the share of the other input tokens in token i's vector."""
         mixing = []
         for name, matrix_LTT in self.matrices.items():
             if name in ROLLOUTS:
@@ -257,7 +259,7 @@ class _ComparedMeasures(NamedTuple):
 
 
 def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model whose parameters are separate objects that initially share the memory of `base`."""
+    """Return a copy of `base` with separate parameter objects, which initially share the memory of the originals."""
     copies: dict[int, Parameter] = {}  # memo of `copy.deepcopy`, by id of the original
     for parameter in base.parameters():
         copies[id(parameter)] = Parameter(parameter.detach(), parameter.requires_grad)
@@ -265,7 +267,7 @@ def copy_with_same_weights(base: PreTrainedModel) -> PreTrainedModel:
 
 
 class DocumentMeasurer:
-    """Measurement of single texts with one checkpoint, in float64 for matrices and float32 for derivatives."""
+    """Measures single texts with one checkpoint: matrices in float64, and derivatives in float32."""
 
     def __init__(self, base: PreTrainedModel, methods: Sequence[str], matrices: Sequence[str] = ()) -> None:
         """Store a float32 model, and the names of those ratios and matrices that are defined for the model's family."""
@@ -279,7 +281,7 @@ class DocumentMeasurer:
         self.starts = [0, *counts[:-1]]  # index of the first layer of each stack
 
     def create_copy(self) -> PreTrainedModel:
-        """Return the copy of the model that `base` converts to float64; all calls return the same copy.
+        """Return the copy of the model that the property `base` converts to float64; all calls return the same copy.
 
         No other thread may run a forward pass during the first call, because the copy would include that pass's hooks.
         """
@@ -335,7 +337,7 @@ class DocumentMeasurer:
     def derivatives(
         self, ids: npt.NDArray[np.int32], donors: Sequence[npt.NDArray[np.int32]], directions: int, seed: int
     ) -> dict[str, Doubles]:
-        """Return measures based on derivatives of a text, and the measures compared with them, by quantity.
+        """Return the measures of a text that are based on derivatives, and measures for comparison, by name.
 
         `level`       [references, layers, forms, tokens]: share of other tokens in the derivative of a token, for all
                       `REFERENCES` and `FORMS`; NaN for a token with zero derivatives
@@ -343,13 +345,14 @@ class DocumentMeasurer:
                       tokens beyond the end of the shorter text
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
                       other tokens have the same direction, NaN if there are none
-        `ratio`       [layers, methods, tokens]: the mixing ratios of the same tokens
+        `ratio`       [layers, methods, tokens]: the mixing ratios of the text's tokens
         `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout R, then `level` for word embeddings
         `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, then with
                       matrices and rollouts; NaN if undefined
 
         In `agreement`, a ratio is correlated with the form `sum_of_norms` of `level` over the tokens of the text. Each
-        row of a matrix is correlated with the norms of the derivatives by source; these correlations are averaged.
+        row of a matrix is correlated with the norms of the same token's derivatives by source, and the correlations are
+        averaged over the rows.
         """
         compared = self._measure_ratios_and_matrices(ids)
         chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
@@ -393,9 +396,10 @@ class DocumentMeasurer:
         return _ComparedMeasures(ratios_LMT, in_order, torch.stack(coherences))
 
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-        """Return the swap ratios `[L, swaps, T]` of a text with the inputs of a donor text.
+        """Return the swap ratios `[L, swaps, T]` of a text, computed with the layer inputs of a donor text.
 
-        The ratios are NaN for positions that the donor text does not have; `donor_ids` is empty without a donor text.
+        The ratios are NaN for positions beyond the end of the donor text. If there is no donor text, `donor_ids` is
+        empty, and all ratios are NaN.
         """
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
@@ -407,7 +411,7 @@ class DocumentMeasurer:
         return np.array(self._map_layers(attention_gain, one_token))
 
     def _map_layers(self, function: Callable[[LayerPass], Result], ids: npt.NDArray[np.int32]) -> list[Result]:
-        """Return the result of `function` for each layer, applied to the text's `LayerPass` without a batch axis."""
+        """Apply `function` to the `LayerPass` of each layer (one text, without a batch axis); return the results."""
         points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
 
         def call_for_text(layer_pass: LayerPass) -> Result:
@@ -416,7 +420,7 @@ class DocumentMeasurer:
         return map_layers(call_for_text, self.base, self._create_batch(ids), points)
 
     def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the model's input `[1, T]`; the keys are argument names."""
+        """Return the model's inputs `[1, T]` for one text, by name of the argument."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 
@@ -432,8 +436,8 @@ def _compute_matrices_on_host(layer_matrices: Sequence[LayerMatrix], layer_pass:
 def attention_gain(layer_pass: LayerPass) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O; b_O]|_F / sqrt(d + 1) (Kobayashi et al., EMNLP 2021, section 5.2).
 
-    This is the root mean square scaling of random vectors by the affine map x -> (x W_V + b_V) W_O + b_O, as a matrix
-    on [x, 1]. Below 1, the skip connection dominates. `layer_pass` must have a single token.
+    This is the root mean square of the factors by which the map [x, 1] -> (x W_V + b_V) W_O + b_O scales the lengths of
+    random vectors [x, 1]. If it is below 1, the skip connection dominates. `layer_pass` must have a single token.
     """
     value = value_map(layer_pass)
     output = layer_pass.block.output

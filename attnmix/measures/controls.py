@@ -1,4 +1,4 @@
-"""Controls of the mixing ratios: the same ratios without a property that should affect them.
+"""Controls of the mixing ratios: each control computes the ratios without a property that should affect the ratios.
 
 If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
 that computes the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) from the
@@ -75,9 +75,9 @@ class CorpusValues:
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Sum the values over the texts of all `batches`, with one forward pass per batch; return None without texts.
+        """Sum the values over the texts of all `batches`, with one forward pass per batch.
 
-        `pad` is the ID of the padding token.
+        Return None if `batches` is empty. `pad` is the ID of the padding token.
         """
         sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
@@ -98,9 +98,10 @@ class CorpusValues:
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
         """Return the mean value `[B, T, E]` over the other texts for each token of `micro_batch` in one layer.
 
-        The mean covers the tokens of the same group. If no other text has such tokens, it covers the tokens of the same
-        token class. If no other text has tokens of this class either, it is NaN. `value_BTE` contains the values of the
-        micro-batch; those of a text in the sample are subtracted from the sums of the sample.
+        The mean of a token covers the tokens of its group in the other sampled texts or, if there are none, the tokens
+        of its token class. The mean is NaN if no other sampled text has a token of this class. `value_BTE` contains the
+        values of the micro-batch; to exclude a text from its own means, its values are subtracted from the sums of the
+        sample.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()
@@ -116,22 +117,25 @@ class CorpusValues:
         mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
         group_BT1 = micro_batch.groups_BT.unsqueeze(-1)
         mean_BTE = torch.take_along_dim(mean_BGE, group_BT1, 1).to(value_BTE)
-        # NaN in padding would propagate even with a weight of 0.
+        # NaN in padding would propagate to tokens, even if the attention weights on padding are 0.
         is_padding_BT = ~micro_batch.mask_BT
         return mean_BTE.masked_fill(is_padding_BT.unsqueeze(-1), 0)
 
 
 def _sum_by_group(members_NG: Tensor, layer_pass: LayerPass) -> Tensor:
-    """Return the sums `[G, E]` of a layer's values over the tokens of each group; `members_NG` is one-hot."""
+    """Return the sums `[G, E]` of a layer's values over the tokens of each group.
+
+    `members_NG` is the one-hot encoding of each token's group, with zeros for padding.
+    """
     value_NE = layer_pass.value.flatten(0, 1)
     return members_NG.T @ value_NE.double()
 
 
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
-    """Return a token class that no other text has, by index of the text; such texts are excluded from `corpus_value`.
+    """Return a token class for each text that `corpus_value` excludes; the keys are the indices of these texts.
 
-    The other texts are those of `CorpusValues`, whose indices are in `sample`. If a text has several such classes, the
-    first one is returned.
+    A text is excluded if one of its token classes occurs in no other text of the sample for `CorpusValues`. The first
+    such class is returned. `sample` contains the indices of the sampled texts.
     """
     counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
     counts_NC = np.stack(counts)  # number of tokens by text and class
@@ -149,9 +153,10 @@ def classes_without_others(documents: Sequence[Document], sample: Collection[int
 
 
 def left_out_sentence(text: str, token_class: str, left_out: int, texts: int) -> str:
-    """Return a sentence on the number of texts that `corpus_value` excludes, with the cause for the first of them.
+    """Return a sentence that states how many texts `corpus_value` excludes, and why it excludes the first of them.
 
-    `text` is the name of the first excluded text, and `token_class` a class of its tokens that no other text has.
+    `text` is the name of the first excluded text, and `token_class` is a token class of this text that no other text
+    has.
     """
     cause = f"no other text has a token of the class {token_class}, which occurs in {text}"
     return f"corpus_value excludes {left_out} of {texts} texts; for example, {cause}."
@@ -161,15 +166,16 @@ class ControlValues(NamedTuple):
     """The tensors of one layer for computing the `SAME_PASS` controls."""
 
     bias_E: Tensor  # b_V
-    corpus_BTE: Tensor | None  # the corpus values v_j; None if there are no other texts
+    corpus_BTE: Tensor | None  # the corpus values v_j; None if they are not needed or there are no other texts
     mean_B1E: Tensor  # mean_k v_k over the tokens of each text
     special_SB: Tensor  # positions of each text's special tokens, padded with -1
 
     def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
-        """Return the sums of the values without b_V and of the corpus values, weighted by the layer's attention.
+        """Return the sums of control values, weighted by the layer's attention, and the sums of the attention weights.
 
-        The bias is subtracted before the weighted sum. If the values consist of b_V alone, a subtraction after the sum
-        would leave rounding errors, and a meaningless ratio of 1.
+        The control values are the layer's values without b_V, and the corpus values. If the layer's values consist of
+        b_V alone, a subtraction of b_V after the weighted sum instead of before it would leave rounding errors, and
+        therefore a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
         values_by_control = {}
@@ -214,11 +220,11 @@ class HeadSums(NamedTuple):
     vectors_HD: Tensor  # the vectors after W_O, `[H, D]` or `[B, H, D]`
 
     def projected(self) -> Tensor:
-        """Return the sums `[..., N, D]`."""
+        """Return the weighted sums of the vectors, `[..., N, D]`."""
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Return the sums as a `NetworkPart`, propagated to the skip connection and into the feed-forward network."""
+        """Propagate the sums to the second skip connection and into the feed-forward network, as a `NetworkPart`."""
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
@@ -240,7 +246,7 @@ def control_ratios(
     attended: AttendedValues,
     names: Collection[str] = SAME_PASS,
 ) -> dict[str, Tensor]:
-    """Return the ratios `[methods, B, T]` of all tokens; the keys are the controls `names` of `SAME_PASS`.
+    """Return the ratios `[methods, B, T]` of all tokens under each control in `names`, by name of the control.
 
     `splits` contains the original splits of all tokens, to which no control is applied. `attended` is the result of
     `values.attended`. `corpus_value` is omitted if there are no corpus values.
@@ -278,11 +284,11 @@ def _compute_head_sums(
     """Return, by control, the attention outputs that the control substitutes or subtracts.
 
     `text_mean_value` substitutes the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
-    `without_special_sources` the contributions of special tokens. The first two have separate sums for the token itself
-    and for the other tokens.
+    `without_special_sources` subtracts the contributions of special tokens. For `text_mean_value` and
+    `without_value_bias`, the sums for the token itself and for the other tokens are separate.
     """
     diagonal_BTH = layer_pass.diagonal
-    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # on itself, on other tokens
+    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # the token itself, others
     sums = {}
     if "without_value_bias" in attended.splits:
         sums["without_value_bias"] = HeadSums(weights_2BTH, _project_heads(layer_pass, values.bias_E))
@@ -297,7 +303,7 @@ def _compute_head_sums(
 def _stack_layer_splits(
     splits: LayerSplits, projected: Mapping[str, Split], head_sums: Mapping[str, HeadSums]
 ) -> Split:
-    """Return the split after the whole layer for each control in `projected`, `[C, N, D]`."""
+    """Return the splits of the layer's output under each control in `projected`, stacked as `[C, N, D]`."""
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
     if "corpus_value" in projected:
         layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
@@ -305,15 +311,16 @@ def _stack_layer_splits(
 
 
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return the split after the whole layer for the control `name`, from its result of `_compute_head_sums`.
+    """Return the split of the layer's output under the control `name`.
 
-    The result equals the property `layer` of the control's `LayerSplits`, but is faster to compute (see `HeadSums`).
+    `sums` is the result of `_compute_head_sums` for this control. The returned split equals the property `layer` of the
+    control's `LayerSplits`, but is faster to compute (see `HeadSums`).
     """
     rest = splits.rest
     assert rest is not None
     network = sums.network(splits)
     if name == "text_mean_value":
-        # The own part also includes the layer's input, from the skip connection.
+        # The part from the token itself also includes the layer's input, which the skip connection adds.
         network = network.add_own(rest.network_part(splits.x_ND))
         own_ND, others_ND = rest.output(network)
         return Split(own_ND, others_ND)
@@ -325,7 +332,7 @@ def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Spli
 
 
 def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
-    """Return the contributions of special tokens to other tokens, as sums of V = S * H vectors per text.
+    """Return the contributions of special tokens to other tokens, as weighted sums of V = S * H vectors per text.
 
     `special_SB` contains the positions of each text's special tokens, padded with -1.
     """
@@ -338,9 +345,10 @@ def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadS
 
 
 def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Tensor:
-    """Return the weight `[N]` on other tokens without `removed_weight_N`, as a share of each token's remaining weight.
+    """Return each token's weight on other tokens minus `removed_weight_N`, divided by the total weight that remains.
 
-    Before the removal, the weight on other tokens is `mixed_weight_N`, and the total weight of a token is 1.
+    Before the subtraction, the weight on other tokens is `mixed_weight_N`, and the total weight of a token is 1. The
+    result `[N]` is 0 if no weight remains.
     """
     others_weight_N = (mixed_weight_N - removed_weight_N).clamp_min(0)
     total_N = others_weight_N + 1 - mixed_weight_N
@@ -348,7 +356,7 @@ def _renormalise_weight(mixed_weight_N: Tensor, removed_weight_N: Tensor) -> Ten
 
 
 def _project_heads(layer_pass: LayerPass, vectors: Tensor) -> Tensor:
-    """Return the product of each head's part of vectors `[..., E]` with its part of W_O, `[..., H, D]`."""
+    """Multiply each head's part of `vectors` `[..., E]` by the head's part of W_O; return products `[..., H, D]`."""
     W_ED = layer_pass.block.output.W
     heads = layer_pass.diagonal.shape[-1]
     W_HdD = W_ED.unflatten(0, (heads, -1))

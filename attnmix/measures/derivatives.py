@@ -1,14 +1,14 @@
 """Derivatives as a reference for the mixing ratios: sensitivity of a layer's output at token i to the input of token j.
 
-The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3),
-computed in the model's own layers with explicit attention. Derivatives with respect to word embeddings use forward
-mode: tangents are propagated through all layers once, whereas backward mode would need separate passes for each layer.
-Derivatives within a layer use backward mode. Operations after attention are token-wise, and all tokens are
-backpropagated through them together; only attention requires a separate backpropagation for each token.
+The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3). The
+norm is computed with the model's own layers and explicit attention. Derivatives with respect to word embeddings use
+forward mode: tangents are propagated through all layers once, whereas backward mode would need separate passes for each
+layer. Derivatives within a layer use backward mode. All tokens are backpropagated together through the operations after
+attention, because these are token-wise; attention requires a separate backpropagation for each token.
 
-With fewer directions than dimensions, norms are bias-corrected estimates (`_compute_norm`). They are computed from
-|J r_k| for random directions r_k of the inputs, or from |r_k J| for random directions of the outputs. All sources have
-the same directions, so that the norm of the matrix sum_j J_ij can be estimated from |sum_j J_ij r_k|.
+With fewer random directions than dimensions, the norms are bias-corrected estimates (`_compute_norm`). The norms are
+computed from |J r_k| for random directions r_k of the inputs, or from |r_k J| for random directions of the outputs. All
+sources have the same directions, so that the norm of the matrix sum_j J_ij can be estimated from |sum_j J_ij r_k|.
 
 `levels` returns the share of other tokens in a token's derivative, others / (others + |J_ii|). Three forms combine the
 Jacobians of the other tokens into one norm:
@@ -48,7 +48,7 @@ Reference = Literal["word_embedding", "layer_input"]
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
 PASS_TOKENS = 8192  # maximum number of tokens, summed over tangents, in one pass through a layer
-DEVICE_PASS_TOKENS = 2**17  # the same for devices other than CPUs, where larger operations are more efficient
+DEVICE_PASS_TOKENS = 2**17  # the maximum on devices other than CPUs, where larger operations are more efficient
 
 
 class JacobianNorms(NamedTuple):
@@ -60,7 +60,7 @@ class JacobianNorms(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The layers of one stack in the forward pass of a text; tangents are propagated through them."""
+    """The layers of one stack, recorded in the forward pass of a text, for the propagation of tangents."""
 
     start_TW: Tensor  # the differentiated vectors
     embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer
@@ -68,9 +68,10 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass, and return the chain of each stack, which starts at the sum of the embeddings.
+    """Run one forward pass, and return one chain per stack.
 
-    In families in which this sum is not a capture point, a chain starts at the input of the first layer.
+    A chain starts at the sum of the embeddings. In families in which this sum is not a capture point, the chain starts
+    at the input of the first layer.
     """
     calls: list[LayerCall] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
@@ -111,10 +112,10 @@ def _replace_activation(call: LayerCall) -> LayerCall:
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij = d layer_output_i / d x_j of one text, in all layers.
 
-    For the reference `word_embedding`, x_j is the token's word embedding; for `layer_input`, it is the input of each
-    layer. In a decoder after an encoder, x_j belongs to the decoder, and encoder states are constant. A norm is
-    estimated from K (`directions`) random orthonormal directions r_k in W dimensions, with E sum_k |J r_k|^2 =
-    |J|_F^2 K / W. The estimate is exact if K equals W.
+    For the reference `word_embedding`, x_j is the word embedding of token j; for `layer_input`, it is the layer's input
+    at token j. In the decoder of an encoder-decoder model, x_j is an input of the decoder, and encoder states are
+    constant. A norm is estimated from K (`directions`) random orthonormal directions r_k in W dimensions: the
+    expectation of sum_k |J r_k|^2 is |J|_F^2 K / W. The estimate is exact if K equals W.
     """
     norms: list[JacobianNorms] = []
     for chain in chains:
@@ -171,7 +172,8 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
     """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for the directions r_k.
 
     J_ij is the derivative of a layer's output at token i with respect to the start of the chain at token j, the source.
-    Tangents that are r_k at a single source are propagated through all layers, for a block of S sources at a time.
+    For each source and direction, a tangent that is r_k at the source and 0 at all other tokens is propagated through
+    all layers. The tangents of S sources are propagated together.
     """
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
@@ -262,7 +264,7 @@ def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Ten
     directions, tokens, _width = input_KTD.shape
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
-    own_KTD = input_KTD.clone()  # The derivatives of the outputs of other tokens are subtracted below.
+    own_KTD = input_KTD.clone()  # The products of all other tokens i are subtracted below.
     for targets_S, same_ST in _split_tokens(tokens, input_KTD):
         other_ST = 1 - same_ST
         heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
@@ -299,7 +301,7 @@ def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
 
 
 def _split_tokens(tokens: int, vectors_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of token indices `[S]` with their one-hot rows `[S, T]`.
+    """Yield blocks of token indices `[S]`, each with the one-hot encodings `[S, T]` of these indices.
 
     A pass through a layer propagates each of the K vectors at each token of a block, `S * K` tangents in total.
     """
@@ -397,7 +399,7 @@ class _LeanDerivatives(TorchFunctionMode):
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
-    """Return the derivatives of `function` at the point `at` along each tangent `along[k]`, on the first axis."""
+    """Return the derivatives of `function` at the point `at` along each tangent `along[k]`, stacked over k."""
 
     def differentiate(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]

@@ -1,4 +1,4 @@
-"""Tokenized texts (documents), and readers of the files of the stage `tokenize` by row group."""
+"""Tokenized texts (documents), and functions that read them from the files of the stage `tokenize` by row group."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,13 @@ class Document:
     words: npt.NDArray[np.int32]  # index of the word of each token, from 0; -1 for special tokens
     label: int = 0
     predicted: int = -1  # the class predicted by the classifier; -1 if unknown
-    segments: npt.NDArray[np.int8] | None = None  # in a pair, the text of each token, 0 or 1; -1 for special tokens
+    segments: npt.NDArray[np.int8] | None = None  # in a pair, the index of each token's text; -1 for special tokens
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Return the text, truncated to `length` tokens as the tokenizer truncates texts.
+        """Truncate the text to `length` tokens in the same way as the tokenizer, and return it.
 
         Special tokens are kept. In a pair, the longer text is truncated first.
         """
@@ -53,8 +53,8 @@ class Document:
     def _cut_pair(self, segments: npt.NDArray[np.int8], length: int) -> Self:
         """Return a pair truncated to `length` tokens.
 
-        Special tokens are kept. Of the remaining tokens, the shorter text keeps at most half, and the longer text the
-        rest.
+        Special tokens are kept. The shorter text receives at most half of the remaining length, and the longer text
+        receives the length that then remains.
         """
         special = np.flatnonzero(segments < 0)
         first_text = np.flatnonzero(segments == 0)
@@ -76,7 +76,7 @@ class Document:
 
 
 def position_groups(tokens: int) -> npt.NDArray[np.int64]:
-    """Return the index in `POSITIONS` of each token's group `[T]`, for a text with `tokens` tokens."""
+    """Return, for each token of a text with `tokens` tokens, the index `[T]` of its position group in `POSITIONS`."""
     positions = np.arange(tokens)
     return np.searchsorted(POSITION_STARTS, positions, side="right") - 1
 
@@ -120,7 +120,7 @@ def read_documents(files: store.TokenizedFiles) -> Iterator[Document]:
 
 
 def read_reviews(kind: str, files: store.TokenizedFiles) -> list[Document]:
-    """Return the texts with the value True in the column `kind` (`measured` or `removed`), in test-split order."""
+    """Return the texts whose column `kind` (`measured` or `removed`) is True, in the order of the test split."""
     documents = itertools.compress(read_documents(files), files.documents[kind])
     return sorted(documents, key=_parse_number_in_test_split)
 
@@ -158,7 +158,7 @@ class Corpus:
     """The measured texts of a run, indexed in file order. One row group is in memory at a time."""
 
     def __init__(self, files: store.TokenizedFiles) -> None:
-        """Select the measured texts. Their tokens are read on access."""
+        """Select the measured texts. The tokens of a text are read when the text is accessed."""
         self.files = files
         self.texts = files.documents[files.documents["measured"]]  # the first rows of the table
         self.lengths = self.texts["tokens"].to_numpy()
@@ -184,7 +184,7 @@ class Corpus:
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return the text with index `number`, from memory if it is kept or in the last row group that was read."""
+        """Return the text with index `number`. Texts in memory (kept, or in the last row group) are not read again."""
         if number in self._kept:
             return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)

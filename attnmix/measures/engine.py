@@ -7,8 +7,8 @@ There are three kinds of quantities:
     `SAMPLED`       measured in a sample of single texts, because the cost is quadratic in the text length
 
 A `Sink` stores the results and lists the remaining tasks. A sink is a `Measurements` object in memory, or it consists
-of the files of a stage, with which an interrupted run resumes. A new quantity requires an entry in one of the three
-tables.
+of the files of a stage, from which an interrupted run resumes. A new quantity requires an entry in `STATISTICS`,
+`OWN_PASSES` or `SAMPLED`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of all random draws in the Python API and on pages; stages use `seed` of params.yaml."""
-EXCHANGE_POSITIONS = 8  # measured positions per text, if there are several texts
+EXCHANGE_POSITIONS = 8  # maximum number of measured positions per text if donors are other texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
 DEVICE_PASSES_AHEAD = 1  # number of passes started on a GPU while the host computes eigenvalues of the previous batch
@@ -90,8 +90,8 @@ def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] 
     Args:
         texts: The texts.
         batch_tokens: The maximum number of tokens per batch, including padding.
-        sample: Indices of the texts with controls and statistics; None for all texts. The batches of the sample come
-            first and combine texts of all row groups; the batches of the other texts do not.
+        sample: Indices of the texts whose statistics are measured; None for all texts. The batches of the sample come
+            first and combine texts of all row groups; each batch of other texts has texts of a single row group.
     """
     if sample is not None:
         yield from sampled_tasks(texts, batch_tokens, sample)
@@ -151,13 +151,16 @@ class Measurements:
     sums: dict[str, Sums] = field(default_factory=dict)
     """The sums of all texts by quantity."""
     measured: set[str] = field(default_factory=set)
-    """The names passed to `Engine.add_sums`. A quantity can have several sums, or none for these texts."""
+    """The names of the quantities passed to `Engine.add_sums`. A quantity has one, several or no entries in `sums`."""
     matrices: dict[int, dict[str, Array]] = field(default_factory=dict)
-    """Contribution matrices, rollouts and `INPUT_PARTS` `[layers, tokens, sources]`, by text index and name."""
+    """Contribution matrices `[layers, tokens, sources]` by text index and name.
+
+    The matrices include rollouts, `EXCHANGE` and `INPUT_PARTS`.
+    """
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
     """The tensors of the attention heads from `DocumentMeasurer.matrices_and_heads`, by text index and name."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
-    """The sums of own shares `[texts, layers]`, by `OwnShareSample` and name."""
+    """The sums of the tokens' own shares `[texts, layers]`, by `OwnShareSample` and name."""
     exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
     """The results of `Engine.token_exchange`, by text index."""
     token_shares: dict[int, Array] = field(default_factory=dict)
@@ -206,7 +209,7 @@ def corpus_sample(texts: Texts | Corpus, seed: int) -> list[int]:
 
 
 class Engine:
-    """Measures texts in one model; copies of the model are created on demand."""
+    """Measures texts in one model. The engine creates further models (such as a float64 copy) when it needs them."""
 
     def __init__(
         self,
@@ -228,8 +231,8 @@ class Engine:
             base: A model without a task head, in float32 and eval mode, with observable attention.
             methods: Names of the mixing ratios. Ratios that the model's family lacks are ignored.
             padding: ID of the padding token.
-            tokenizer: The tokenizer of neutral donor texts. If `pairs` is True, the model with random weights also
-                needs it to determine the segments of its inputs.
+            tokenizer: The tokenizer for neutral donor texts. If `pairs` is True, the tokenizer also determines the
+                segments of the inputs of the model with random weights.
             pairs: True for pairs of texts.
             batch_tokens: Maximum number of tokens per batch, including padding.
             seed: Seed of all random draws.
@@ -266,7 +269,7 @@ class Engine:
 
     @cached_property
     def readers(self) -> dict[str, PartsReader]:
-        """A decomposition of the model's vectors into parts from each input token, by name of the rule."""
+        """Objects that decompose the model's vectors into parts from each input token, by name of the rule."""
         return {rule: PartsReader(self.base, rule) for rule in RULES}
 
     def read_texts(
@@ -300,8 +303,8 @@ class Engine:
     ) -> Iterator[tuple[Task, BatchPass]]:
         """Yield each task with a forward pass of its texts; on a GPU, the pass may still be running.
 
-        All identities are checked in the texts whose indices are in `checked`. Tasks outside the sample have no
-        `statistics`.
+        All identities are checked in the texts whose indices are in `checked`. The `statistics` are not measured in
+        tasks outside the sample.
         """
         for task in tasks:
             documents = [texts.document(number) for number in task.numbers]
@@ -342,7 +345,7 @@ class Engine:
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
         """Measure the quantities in `names` that `measurements` lacks, and add their sums.
 
-        The name `MEASURES` stands for the ratios, which are also measured whenever one of the `STATISTICS` is measured.
+        The name `MEASURES` stands for the ratios. The ratios are also measured if one of the `STATISTICS` is measured.
         """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
@@ -362,10 +365,10 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Return the sums of one of the `SAMPLED` quantities by text.
+        """Return the sums of the quantity `name`, which is in `SAMPLED`, for all texts.
 
         The counts are 0 for texts outside the sample. The sample has at most `max_texts` texts, stratified by class,
-        and at most `max_length` tokens per text. The result has several sums if the quantity depends on the kind of
+        and at most `max_length` tokens per text. The result has several entries if the quantity depends on the kind of
         donor.
         """
         texts = measurements.texts
@@ -376,7 +379,7 @@ class Engine:
         sums_of_sample = measurements.read(name, text_tasks(numbers))
         sums_of_all_texts = {}
         for key, sums in sums_of_sample.items():
-            if key == name or sums.counts.any():  # Omit kinds of donors that no text has.
+            if key == name or sums.counts.any():  # Omit kinds of donors that do not exist.
                 sums_of_all_texts[key] = sums.scatter(numbers, len(texts))
         return sums_of_all_texts
 
@@ -416,7 +419,7 @@ class Engine:
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
         """Return True if `add_matrices` has to compute a result for any of the texts.
 
-        In this case, also create the copy of the model that `add_matrices` needs.
+        If the result is True, also create the copy of the model that `add_matrices` needs.
         """
         required = set(self._select_present(names))
         for number in range(len(measurements.texts)):
@@ -430,7 +433,7 @@ class Engine:
     def add_input_parts(self, measurements: Measurements, number: int) -> None:
         """Add the share of each input token in each vector of the text with index `number`.
 
-        The shares are not computed if they are already in `measurements`, or undefined for this text.
+        Shares that are already in `measurements` are not computed again. Nothing is added if `input_parts` returns {}.
         """
         known = measurements.matrices.setdefault(number, {})
         if INPUT_PARTS not in known:
@@ -481,9 +484,9 @@ class Engine:
     def exchange(
         self, texts: Texts, number: int, document: Document, positions: npt.NDArray[np.int32]
     ) -> tuple[list[str], Displacements]:
-        """Return the kinds of donors, and the displacements of vectors by exchanging tokens with donors of each kind.
+        """Return the kinds of donors, and the displacements of vectors if tokens are exchanged with each kind of donor.
 
-        If there are several kinds of donors, `all` is the first name.
+        If there are several kinds of donors, the list starts with `all`; the displacements have no entry for `all`.
 
         Args:
             texts: All texts, including the candidate donors.
@@ -526,8 +529,8 @@ class Engine:
     def donor_kinds(texts: Texts) -> tuple[str, ...]:
         """Return the available kinds of donors for these texts.
 
-        A single text has neutral donors. Donors are distinguished by class if the classifier predicted a class for
-        every text, and more than one class in total.
+        The donors of a single text are neutral texts. Donors are distinguished by class if the classifier predicted a
+        class for every text, and more than one class in total.
         """
         if len(texts) == 1:
             return (NEUTRAL,)
@@ -542,7 +545,7 @@ class Engine:
         return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares in a sample of the texts, by name; compute them if they are not known yet."""
+        """Return the sums of the tokens' own shares in a sample of the texts, by name; compute only unknown sums."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)
@@ -602,7 +605,7 @@ OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
 
 
 class Sampled(NamedTuple):
-    """A quantity with quadratic cost in the text length, measured in a sample of single texts."""
+    """A quantity that is measured in a sample of single texts, because its cost is quadratic in the text length."""
 
     max_texts: int
     max_length: int
@@ -612,7 +615,7 @@ class Sampled(NamedTuple):
 
 
 class OwnShareSample(NamedTuple):
-    """The sample of texts for own shares, and the method of computation."""
+    """The sample of texts in which the tokens' own shares are measured, and the method of computing them."""
 
     max_texts: int = 20
     max_length: int = 48
@@ -628,7 +631,7 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
 
-    The name of the first kind, which covers all donors, is `OWN_SHARE`. The `TOTAL_EFFECTS` of all donors are included.
+    The sums with the name `OWN_SHARE` cover all donors. The result also contains the `TOTAL_EFFECTS` of all donors.
     """
     kinds, displacements = _exchange_tokens(engine, measurements, max_length, number)
     by_quantity = exchange_sums(displacements, PRECISION)
@@ -661,9 +664,9 @@ def _exchange_tokens(
 
 
 def _select_layers(sums: Sums, place: int) -> Sums:
-    """Return the sums `[layers]` for one kind of donors, with the index `place`, from the sums `[kinds, levels]`.
+    """Return the sums `[layers]` of the kind of donors with the index `place`, selected from `sums` `[kinds, levels]`.
 
-    The first level, the input of the first layer, is omitted.
+    The first level, which is the input of the first layer, is omitted.
     """
     return Sums(sums.values[place, 1:], sums.counts[place, 1:])
 
@@ -673,7 +676,8 @@ def _measure_own_share_by_parts(
 ) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by decomposing the vectors into parts.
 
-    The parts of a text within `max_length` are stored in `measurements`, because the page displays them, too.
+    The shares of all input tokens are stored in `measurements` if the text has at most `max_length` tokens, because the
+    page also displays these shares.
     """
     document = measurements.texts.document(number)
     truncated = document.cut(max_length)

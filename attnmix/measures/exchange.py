@@ -1,8 +1,8 @@
-"""Exchange of input tokens: the displacement of a vector if its own token is replaced, or if all others are replaced.
+"""Exchange of input tokens: displacements of a token's vector if the token itself or all other tokens are replaced.
 
 For the vector y_i of token i after a layer, and a donor text x' with the same special tokens at the same positions:
 
-    o_i = |y_i(x'_i, x_others) - y_i(x)|      the own token is replaced by the donor's
+    o_i = |y_i(x'_i, x_others) - y_i(x)|      token i is replaced by the donor's token
     a_i = |y_i(x_i, x'_others) - y_i(x)|      all other tokens are replaced
     j_i = |y_i(x') - y_i(x)|                  all tokens are replaced
     own share = o_i / (o_i + a_i)
@@ -10,17 +10,17 @@ For the vector y_i of token i after a layer, and a donor text x' with the same s
 The model itself is unchanged and attention is recomputed. No rules for activations, norms or biases are needed, and all
 families are supported. Tokens common to both texts cause no displacement. The own share compares two displacements; it
 is not additive, because tokens interact and are not independent. Ratios of squared displacements have the form of the
-indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) with two groups of inputs: o^2 / j^2 for the
-total effect of the own token, a^2 / j^2 for the total effect of the others, 1 - a^2 / j^2 for the first-order effect of
-the own token. The ratios equal the indices only if the token is independent of the others and donors follow the text's
-distribution.
+indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) for two groups of inputs, token i and the
+other tokens. o^2 / j^2 is the total effect of token i, a^2 / j^2 is the total effect of the other tokens, and
+1 - a^2 / j^2 is the first-order effect of token i. The ratios equal the indices only if token i is independent of the
+other tokens, and if donors have the same distribution as the text.
 
-Special tokens are kept. The own share is undefined (NaN) for special tokens, for tokens common to both texts, and for a
-token that is the only one in which the texts differ. A donor shorter than the text is extended with the next donor of
-its kind.
+Special tokens are not exchanged. The own share is undefined (NaN) for special tokens, for tokens common to both texts,
+and for a token that is the only one in which the texts differ. A donor shorter than the text is extended with the next
+donor of its kind.
 
 An exchanged text is the text after all its words have been replaced by those of a donor. A hybrid takes one token from
-the text and all others from an exchanged text, or vice versa.
+the text and all other tokens from an exchanged text, or vice versa.
 
 Shapes: T tokens, S measured positions, K kinds of donors, L levels (the embeddings, then each layer), D hidden, X
 exchanged texts, R texts of a batch (rows).
@@ -64,16 +64,16 @@ QUANTITIES = (
 )
 """Quantities that `exchange_sums` computes from the displacements."""
 TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
-"""Total effects, with a description of the exchanged tokens."""
+"""The total effects by name, each with a description of the tokens whose effect it measures."""
 ATTENTION_OUTPUT = "attention_output"
 ROUNDING = 32  # smallest significant displacement, relative to the vector, in multiples of the dtype's precision
 Ids = npt.NDArray[np.int32]
 Documents = Sequence[Document] | Corpus
-"""Texts by index; a `Corpus` loads them on access."""
+"""A sequence of texts, or a `Corpus`, which loads each text on access."""
 
 
 class Displacements(NamedTuple):
-    """Mean squared displacements of one text's vectors, and their squared lengths.
+    """Mean squared displacements of one text's vectors, and squared lengths of the undisplaced vectors.
 
     All arrays are `[K, L, T]`, with NaN for tokens that were not exchanged.
     """
@@ -85,7 +85,7 @@ class Displacements(NamedTuple):
     joint: Doubles
     """The displacement if all tokens are replaced."""
     length: Doubles
-    """|y|^2 of the vectors of the unmodified text."""
+    """The squared length |y|^2 of each vector of the unmodified text."""
 
 
 def choose_positions(document: Document, number: int, seed: int) -> Ids:
@@ -129,8 +129,8 @@ def choose_donors(
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
     """Return the token IDs `[T]` of a document after its words have been replaced by those of the donors, in order.
 
-    Special tokens are kept. If the donors have fewer tokens than the document, their tokens are repeated. If they have
-    none, the document is unchanged.
+    Special tokens are kept. If the donors have fewer tokens than the document, their tokens are repeated. If the donors
+    have no tokens, the token IDs of the document are returned unchanged.
     """
     places = np.flatnonzero(document.words >= 0)
     donated: list[int] = []
@@ -146,7 +146,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return the document's token IDs `[T]` after its words are replaced by those of a donor, for several donors.
+    """Return, for each donor, the document's token IDs `[T]` after its words are replaced by those of the donor.
 
     The donors are the texts with the first `number` indices in `candidates`, or with all indices if there are fewer. A
     donor that is shorter than the document is extended with the following candidates.
@@ -202,7 +202,8 @@ def measure_exchange(
         batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
-        Means over those donors of each kind that have a different token at the position.
+        Means over the donors of each kind that differ from the document at the position and at another position; NaN if
+        there is no such donor.
     """
     exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -252,7 +253,7 @@ def exchange_matrix(
 def _exchange_single_tokens(
     reader: _Reader, ids_T: Ids, donor_T: Ids, sources: npt.NDArray[np.int64], originals: Sequence[Tensor]
 ) -> Doubles:
-    """Return the squared displacement of each token's vectors by the exchange of each source alone, `[L, T, sources]`.
+    """Return the squared displacements `[L, T, sources]` of each token's vectors if only one source is exchanged.
 
     `sources` contains the positions of the exchanged tokens, and `originals` the vectors `[1, T, D]` of the unmodified
     text at each level.
@@ -271,8 +272,9 @@ def _exchange_single_tokens(
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
 
-    The first row covers all donors: it contains the mean over the kinds of donors for each token or, for total effects,
-    the sum over the kinds. If there is only one kind, this row is omitted, and the shape is `[1, L]`.
+    The first row covers all donors: values are averaged over the kinds of donors before the sum over tokens, but total
+    and first-order effects are summed over the kinds. If there is only one kind, this row is omitted, and the shape is
+    `[1, L]`.
 
     Args:
         displacements: Displacements of one text.
@@ -312,7 +314,10 @@ def own_shares(displacements: Displacements, precision: float) -> Doubles:
 
 
 def _compute_own_share(displacements: Displacements) -> Doubles:
-    """Return the own share o / (o + a) `[K, L, T]`: o is the displacement by the own token, a that by all others."""
+    """Return the own share o / (o + a) of each token, `[K, L, T]`.
+
+    o is the displacement if the token itself is replaced, and a is the displacement if all other tokens are replaced.
+    """
     own = np.sqrt(displacements.own)
     others = np.sqrt(displacements.others)
     return _divide(own, own + others)
@@ -329,7 +334,7 @@ def _remove_rounding_errors(displacements: Displacements, precision: float) -> D
 
 
 def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
-    """Prepend the mean over the kinds of donors, and return `[1 + K, L, T]`. A single kind remains unchanged."""
+    """Prepend the mean over the kinds of donors, `[1 + K, L, T]`; for a single kind, return the values unchanged."""
     if len(values_KLT) == 1:
         return values_KLT
     mean_LT = _average_known(values_KLT)
@@ -337,7 +342,7 @@ def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
 
 
 def _prepend_total(values_KL: Doubles) -> Doubles:
-    """Prepend the sum over the kinds of donors, and return `[1 + K, L]`. A single kind remains unchanged."""
+    """Prepend the sum over the kinds of donors, `[1 + K, L]`; for a single kind, return the values unchanged."""
     if len(values_KL) == 1:
         return values_KL
     total_1L = values_KL.sum(0, keepdims=True)
@@ -347,13 +352,13 @@ def _prepend_total(values_KL: Doubles) -> Doubles:
 class _Hybrids(NamedTuple):
     """The hybrids of a text and its exchanged texts, for measured positions at which their tokens differ.
 
-    Positions are omitted if the texts are otherwise equal, because there are no other tokens to exchange.
+    A position is omitted if all other tokens of the two texts are equal, because exchanging them has no effect.
     """
 
     ids_RT: Ids
     """Token IDs of two hybrids for each exchanged text and position.
 
-    In the first one, only the token at the position is exchanged; in the second one, all other tokens are.
+    In the first hybrid, only the token at the position is exchanged; in the second, all other tokens are exchanged.
     """
     places_R: npt.NDArray[np.int64]
     """The measured position of each hybrid, as an index in `positions`."""
@@ -397,7 +402,8 @@ def _measure_squares(
     in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
     first_places = hybrids.places_R[:in_first_pass]
     complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], first_places)
-    # For each level, `complete` contains the text and its exchanged texts [1 + X, S, D], and `hybrid_vectors` [R, D].
+    # For each level, `complete` contains the vectors [1 + X, S, D] of the text and its exchanged texts, and
+    # `hybrid_vectors` contains the vectors [R, D] of the hybrids.
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
     originals = [level[0] for level in complete]
@@ -440,7 +446,8 @@ class _LastLayerError(Exception):
 class _Reader:
     """Reads the vectors after each layer at the measured positions.
 
-    After attention, the last layer processes only these positions, which saves most operations of this layer.
+    In models with a single stack, the last layer processes only these positions after attention. This saves most
+    operations of the last layer.
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
@@ -457,7 +464,7 @@ class _Reader:
         return vectors
 
     def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Return one vector per hybrid, `[R, D]`, by level. `places_R` are the indices of the measured positions."""
+        """Return one vector per hybrid, `[R, D]`, by level. `places_R` contains indices in the measured positions."""
         _no_texts, hybrid_vectors = self.read(ids_RT[:0], ids_RT, places_R)
         return hybrid_vectors
 
@@ -471,7 +478,8 @@ class _Reader:
         all_rows = torch.arange(len(all_ids), device=device)
         complete_rows = all_rows[: len(ids_XT)].repeat_interleave(len(self.positions))
         hybrid_rows = all_rows[len(ids_XT) :]
-        # Row and column in the batch of each vector: all positions of each complete text, then one of each hybrid.
+        # The row and column of each vector in the batch: first all positions of each complete text, then one position
+        # of each hybrid.
         rows = torch.cat([complete_rows, hybrid_rows])
         columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
         vectors = []
@@ -541,7 +549,7 @@ def _compute_squared_distance(moved: Tensor, original: Tensor) -> Tensor:
 
 
 def _compute_squared_length(vectors: Tensor) -> Tensor:
-    """Return |y|^2 over the last axis, in float64."""
+    """Return the squared length of vectors on the last axis, in float64."""
     return vectors.double().square().sum(-1)
 
 

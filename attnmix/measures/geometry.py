@@ -1,4 +1,4 @@
-"""Geometry of the token vectors of a text (a cloud) at a capture point, and displacements by the steps of a layer.
+"""Geometry of a text's token vectors (a cloud) at a capture point, and changes to the vectors in each step of a layer.
 
 Computation is batched over texts and points. Shapes: `...` texts and points, T tokens, D width, N = min(T, D), W
 distinct token IDs.
@@ -19,7 +19,7 @@ from attnmix.core.names import STEP_MEASURES, STEP_POINTS
 from attnmix.measures.layers import LayerPass
 
 NEAREST_NUMBERS = 2**24  # maximum number of dot products (token vectors x word embeddings) in one chunk
-SOLVED_NUMBERS = 2**16  # maximum number of Gram matrix elements per eigenvalue call; its overhead is negligible
+SOLVED_NUMBERS = 2**16  # maximum number of Gram matrix elements per eigenvalue call; the call's overhead is negligible
 SHORTEST = 1e-12  # minimum length for normalising vectors
 ROUNDING = 1e-12  # relative float64 threshold; smaller numbers are rounding errors
 GEOMETRY_MEASURES = (
@@ -34,13 +34,13 @@ RANK = GEOMETRY_MEASURES.index("effective_rank")
 
 
 class Cloud:
-    """The vectors `[..., T, D]` of texts at capture points, in float64, and products that several measures share.
+    """The vectors `[..., T, D]` of texts at capture points, and float64 quantities that several measures use.
 
     Sums, means and norms are computed over the tokens of each text and point, without padding.
     """
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Compute the products. `mask` `[..., T]` is False for padding (default: no padding)."""
+        """Compute the quantities. `mask` `[..., T]` is False for padding (default: no padding)."""
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
@@ -52,14 +52,14 @@ class Cloud:
         if mask is not None:
             x_TD.masked_fill_(~mask_T1, 0)
 
-        # Lengths, and the sum of the vectors after scaling to length 1
+        # Compute the lengths of the vectors, and the sum of the vectors after scaling each to length 1.
         length_T = x_TD.norm(dim=-1)
         self.norm = length_T.norm(dim=-1)
         inverse_length_T = 1 / length_T.clamp_min(SHORTEST)
         unit_sum_1D = inverse_length_T.unsqueeze(-2).matmul(x_TD)
         self.unit_sum_D = unit_sum_1D.squeeze(-2)
 
-        # Vectors minus their mean; padding remains 0.
+        # Subtract the mean vector of each text; padding remains 0.
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
         mean_1D = mean_D.unsqueeze(-2)
         self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)
@@ -78,9 +78,9 @@ class Cloud:
         self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
 
     def _compute_own_hsic(self) -> Tensor:
-        """Return the HSIC of the cloud with itself.
+        """Return the result of `_compute_hsic` for the cloud with itself.
 
-        It is NaN if the tokens differ only by rounding errors, or if the HSIC does not exceed its rounding errors.
+        The result is NaN if the tokens differ only by rounding errors, or if the HSIC is not larger than such errors.
         """
         square = self.gram_NN.norm(dim=(-2, -1)).square()
         hsic = _compute_hsic(square, self, self)
@@ -89,10 +89,13 @@ class Cloud:
 
 
 class Words:
-    """The word embeddings of each text's distinct token IDs, selected from those of all tokens `[..., T, D]`."""
+    """The word embeddings of the distinct token IDs of each text."""
 
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
-        """Select the embeddings of distinct token IDs in `ids` `[..., T]`. Padding must repeat an ID of the text."""
+        """Select the embeddings of distinct token IDs from `words_TD` `[..., T, D]`, the embeddings of all tokens.
+
+        `ids` `[..., T]` contains the token IDs. Padding must repeat an ID of the text.
+        """
         first_W = torch.as_tensor(_find_first_positions(ids), device=words_TD.device)
         self.ids_T = torch.as_tensor(ids, device=words_TD.device)
         self.ids_W = self.ids_T.gather(-1, first_W)
@@ -100,9 +103,9 @@ class Words:
         self.unit_WD = normalize(distinct_WD, dim=-1)
 
     def own_nearest(self, vectors: Tensor) -> Tensor:
-        """Return True for each vector whose nearest word embedding is that of its own token, `[..., points, T]`.
+        """Return a mask `[..., points, T]` of the vectors whose nearest word embedding is that of the vector's token.
 
-        `vectors` `[..., points, T, D]` are compared by cosine, and only with embeddings of tokens of the same text.
+        `vectors` `[..., points, T, D]` are compared by cosine, and only with the word embeddings of the same text.
         """
         texts = self.unit_WD.shape[:-2]
         rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)  # the tokens of all points of a text
@@ -124,8 +127,8 @@ class Words:
 def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Return the positions `[..., W]` of the first occurrence of each distinct token ID in texts with `ids` `[..., T]`.
 
-    W is the largest number of distinct IDs in a text. Texts with fewer distinct IDs are padded with one of these
-    positions.
+    W is the largest number of distinct IDs in a text. For texts with fewer distinct IDs, the result is padded with one
+    of the text's positions.
     """
     positions_by_text = []
     for text_ids in ids.reshape(-1, ids.shape[-1]):
@@ -146,8 +149,8 @@ def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
-    - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3) by the unbiased
-      estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
+    - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3), computed with the
+      unbiased estimator of HSIC (Song et al., JMLR 2012; Nguyen et al., ICLR 2021, equation 3).
     """
     measures = geometry_but_rank(cloud, start, words)
     ranks = _compute_effective_rank(cloud.gram_NN.cpu())
@@ -185,8 +188,8 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     """Return a future for the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
 
     `lengths` contains the number of tokens of each text. Eigenvalues are computed on the CPU, because solvers on other
-    devices process matrices sequentially. Gram matrices on other devices are copied by a separate thread, while the
-    device continues. For a cloud on the CPU, the future is already complete.
+    devices process matrices sequentially. A separate thread copies Gram matrices from another device to the CPU, while
+    the device continues to compute. For a cloud on the CPU, the future is already complete.
     """
     sizes = lengths
     if not cloud.by_tokens:
@@ -246,7 +249,10 @@ def _get_fetching_thread() -> ThreadPoolExecutor:
 
 @cache
 def _get_solving_threads() -> ThreadPoolExecutor:
-    """Return a pool with one thread per core. LAPACK starts no further threads; with them, it was 16 times slower."""
+    """Return a pool with one thread per core.
+
+    LAPACK starts no further threads in this pool, because they made the computation 16 times slower.
+    """
     return ThreadPoolExecutor(cores(), initializer=torch.set_num_threads, initargs=(1,))
 
 
@@ -286,12 +292,13 @@ def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
 def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds X and Y, from the `product` |X^T Y|_F^2.
 
-    It equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2). K and L are X X^T and Y Y^T with zeros on
-    the diagonal. Each row of X X^T sums to 0, so row i of K sums to -|x_i|^2, and no T x T matrix is needed.
+    The result equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), where K and L are X X^T and Y Y^T
+    with zeros on the diagonal. Each row of X X^T sums to 0, so row i of K sums to -|x_i|^2, and no T x T matrix is
+    needed.
     """
     tokens = first.tokens
     sum_of_KL = (first.squares_T * second.squares_T).sum(-1)
-    trace_of_KL = product - sum_of_KL  # without the diagonals |x_i|^2 |y_i|^2, which have the same sum
+    trace_of_KL = product - sum_of_KL  # subtracts the diagonal terms |x_i|^2 |y_i|^2, whose sum equals sum(KL)
     sum_of_K_times_sum_of_L = first.squares_T.sum(-1) * second.squares_T.sum(-1)
     pairs = (tokens - 1) * (tokens - 2)
     sums_term = sum_of_K_times_sum_of_L / pairs
@@ -304,9 +311,9 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
     `cosine_previous` compares the vector after a step with the vector after the previous step, and `cosine_input` with
-    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. The step `heads`
-    (concatenated heads) has a different basis from the residual stream. Its cosines are therefore not meaningful; they
-    are NaN if the widths differ.
+    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. Cosines of the
+    step `heads` are not meaningful, because the concatenated heads have a different basis from the residual stream.
+    These cosines are NaN if the concatenated heads and the residual stream differ in width.
     """
     layer_input = layer_pass.x
     all_vectors = _select_step_vectors(layer_pass)

@@ -36,7 +36,7 @@ PERMUTED = "share_class_permuted"
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the table `geometry`: means over texts, attention gains, cosines across texts, shares of contributions.
 
-    Except for the attention to the first token, the statistics cover the sampled texts.
+    The attention to the first token is averaged over all texts; all other statistics of texts cover the sampled texts.
     """
     sampled = measured.sampled
     tables = MeanTables(sampled.sums, sampled.draws)
@@ -52,7 +52,7 @@ def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
 
 
 def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
-    """Return the rows of `geometry` for a page of user texts: means by step of a layer, and shares of contributions."""
+    """Return the rows of `geometry` for a page of user texts: means of each layer step, and shares of contributions."""
     tables = MeanTables(measured.sums, measured.draws)
     tables.add(_average_steps(measured))
     attention: Labels = {"layer": measured.layers, "point": ["attention"]}
@@ -63,7 +63,7 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     """Add four kinds of means: geometry at each capture point, steps, attention sinks, and lengths of contributions.
 
     `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
-    `attention` contains the labels in the columns `layer` and `point` of measures of attention.
+    `attention` contains the values of the columns `layer` and `point` for measures of attention.
     """
     checkpoints = tuple(measured.sums)
     tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
@@ -85,7 +85,7 @@ def _average_steps(measured: CorpusMeasures) -> Mean:
 
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with mean cosines between tokens of different texts, for all texts and by class."""
+    """Yield, for each checkpoint, the rows of `geometry` with mean cosines between tokens of different texts."""
     sites = measured.sites
     numbers, classes_N = _draw_texts(measured)
     for checkpoint, sums in measured.sums.items():
@@ -132,9 +132,9 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    The rows of each checkpoint with permuted classes come first, followed by the shares of each checkpoint and of their
-    difference. There are no rows if fewer than two classes have three or more texts. `attention` contains the labels in
-    the columns `layer` and `point`.
+    The first rows contain the share of classes after random permutations of the classes, for each checkpoint. The next
+    rows contain the shares of each checkpoint and of the difference between checkpoints. There are no rows if fewer
+    than two classes have three or more texts. `attention` contains the values of the columns `layer` and `point`.
     """
     shares: dict[str, Jackknifed] = {}
     numbers, classes_N = _draw_texts(measured)
@@ -192,8 +192,8 @@ def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Mom
 def part_lengths(sums: CorpusSums) -> Sums:
     """Return the sums over tokens of two lengths, `[texts, layers, 2]`.
 
-    The first is the length of the sum of the contributions of all other tokens, and the second the length of the
-    token's own contribution, including the skip connection.
+    The first is |sum_{j!=i} F_ij|, the length of the summed contributions of all other tokens j to token i. The second
+    is |F_ii + x_i|, the length of token i's own contribution including the skip connection.
     """
     values, counts = sums["lengths"]
     return Sums(values[:, :, 1:], counts)  # without the squared length
