@@ -6,11 +6,11 @@
         network(**inputs).logits
 
 An edit is a function of three arguments: the layer number (from 1; decoder layers are numbered after the encoder
-layers), the attention weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`, with grouped heads repeated. It
-returns the weights and the values, changed or unchanged. The product of weights and values is the output of the heads.
-Without a cache of keys, the numbers of queries and keys are equal. Cross-attention is not edited. Layers, heads and
-tokens that do not exist raise `InputError`: layers when the intervention begins, heads and tokens in the first forward
-pass.
+layers), the attention weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`. Values that several heads share
+are repeated. The edit returns the weights and the values, changed or unchanged. The product of weights and values is
+the output of the heads. Without a cache of keys, the numbers of queries and keys are equal. Cross-attention is not
+edited. Layers, heads and tokens that do not exist raise `InputError`: layers when the intervention begins, heads and
+tokens in the first forward pass.
 
 An edit applies to every call while its context is open: calls of the whole network, of an encoder or decoder alone, of
 `generate`, and from other threads. Nested contexts apply their edits in sequence. Gradients are computed through the
@@ -107,7 +107,7 @@ class ChainedEdit:
 
 
 def _apply_edit(edit: Edit, call: EditedCall) -> tuple[Tensor, Tensor]:
-    """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns invalid values."""
+    """Return the weights and values of `call` after `edit`; raise `InputError` if `edit` returns an invalid result."""
     if isinstance(edit, LayerEdit | ChainedEdit):
         result: Any = edit.edited(call)
     else:
@@ -174,8 +174,8 @@ class Positions:
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions `[N]` for the texts of a call, on the CPU.
 
-        Raise `InputError` for positions that a text does not have. Padding also raises the error, unless the positions
-        were selected by a slice or a mask, or the call has only later queries (with a cache).
+        Raise `InputError` for positions that a text does not have. Positions of padding also raise this error, unless
+        they were selected by a slice or a mask, or the call has only the last queries of the texts (with a cache).
         """
         tokens = call.weights.shape[-1]
         where = f" in layer {call.layer}"
@@ -186,7 +186,7 @@ class Positions:
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         positions = torch.tensor(self.numbers)
         has_all_queries = call.weights.shape[-2] == tokens
-        # If the call has only later queries, a sliding window may exclude early tokens, which would look like padding.
+        # In a call with only the last queries, tokens outside a sliding window would be mistaken for padding.
         if self.mask_length is None and has_all_queries:
             self._check_padding(call.weights, positions)
         return positions
@@ -326,8 +326,8 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
 def replaced_values(values: Mapping[int, Tensor]) -> Edit:
     """Return an edit that replaces the values of each layer by `values[layer]`, which must broadcast to `[B, H, T, d]`.
 
-    For example, a mean over several texts or over the tokens of a donor text has the shape `[B, H, 1, d]`. It replaces
-    the values of all sources of a text.
+    For example, a mean over several texts or over the tokens of a donor text has the shape `[B, H, 1, d]`. Such a
+    mean replaces the values of all source tokens of a text.
     """
     by_layer = _check_dictionary("replaced_values", values)
     for layer, replacement in by_layer.items():
@@ -389,7 +389,7 @@ def chained(*edits: Edit) -> Edit:
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
-    """Return an edit that changes nothing, and stores the values `[B, H, T, d]` of each layer in `values` by layer."""
+    """Return an edit that changes nothing, and stores the values `[B, H, T, d]` of each layer in `values[layer]`."""
     if not isinstance(values, MutableMapping):
         raise InputError(
             f"recorded: got {type(values).__name__}; pass a dictionary, which will contain values by layer"
@@ -405,7 +405,7 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
 def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
     """Return a copy of the user's dictionary `given`, with layer numbers as keys.
 
-    Raise `InputError` for other types, an empty dictionary or invalid keys; messages begin with the function `maker`.
+    Raise `InputError` if `given` is not a dictionary, is empty or has invalid keys; messages begin with `maker`.
     """
     advice = "pass a dictionary with one or more layers as keys"
     if not isinstance(given, Mapping):
@@ -470,7 +470,7 @@ class Eraser:
 
 
 def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
-    """Return the smallest change of vectors that prevents linear classification, in the closed form of LEACE.
+    """Return the map with the smallest change to the vectors that prevents linear classification (LEACE, closed form).
 
     x' = x - W^+ P W (x - mean), where W is the inverse square root of the covariance (on the span of the vectors), Z
     the one-hot classes, and P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023, theorem
@@ -493,10 +493,10 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)  # W and W^+
     covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
     columns_DK = whitening_DD @ covariance_DK  # W cov(x, Z)
-    # An orthonormal basis of the columns, from the eigenvectors of their products, defines P = basis basis^T.
+    # P = basis basis^T. The orthonormal basis of the columns is computed from the eigenvectors of `products_KK`.
     products_KK = columns_DK.T @ columns_DK
     sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
-    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one is 0, because the columns of all classes sum to 0
+    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one eigenvalue is 0, because the columns sum to 0
     lengths_R = sizes_K[is_kept_K].sqrt()
     kept_vectors_KR = vectors_KK[:, is_kept_K]
     basis_DR = columns_DK @ kept_vectors_KR / lengths_R
@@ -535,7 +535,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
     share_R = _distribute_variance(erased_variance, variance_R)
-    factor_R = share_R.sqrt()  # an erased coordinate is scaled by the square root of its share of the variance
+    factor_R = share_R.sqrt()  # a factor of sqrt(share) multiplies the variance of a coordinate by the share
     # The coordinates of a vector x after `eraser` are (x - mean) (I - readout directions) basis.
     erased_basis_KR = directions_KD @ basis_DR
     basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
@@ -549,9 +549,10 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
 
 def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
-    """Return the share `[R]` of the variance of each direction that is erased, so that the erased variance is `total`.
+    """Return the share `[R]` of each direction's variance to erase, for a total erased variance of `total`.
 
-    Directions are erased in their order: completely, until the remainder of `total` is smaller than their variance.
+    Directions are erased completely in their order, until the remainder of `total` is smaller than the variance of the
+    next direction. Of this direction, only the remainder is erased.
     """
     variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
     remainder_R = total - variance_before_R
@@ -619,13 +620,14 @@ def _compute_whitening(centred_ND: Tensor) -> tuple[Tensor, Tensor]:
 def edited_attention(
     network: PreTrainedModel, edit: Edit, preparation: AbstractContextManager[Any] | None = None
 ) -> Iterator[None]:
-    """Apply `edit` to the self-attention of a network until the context ends, after the edits of outer contexts.
+    """Apply `edit` to the self-attention of a network until the context ends.
 
-    The context `preparation` is entered immediately, and exited when the last edit of the network ends.
+    Edits of outer contexts are applied before `edit`. The context `preparation` is entered immediately, and exited when
+    the last edit of the network ends.
 
     Layers are numbered by their position in the network, and decoder layers follow the encoder layers, even if only a
-    part of the network runs. Raise `InputError` if the network does not have a layer of the edit, or if another thread
-    has an active edit. Heads, tokens and shapes that do not fit a layer raise the error during the forward pass.
+    part of the network runs. Raise `InputError` if `edit` selects a layer that the network does not have, or if another
+    thread has an active edit. Heads, tokens and shapes that do not fit a layer raise the error during the forward pass.
     """
     _check_edit(edit)
     if isinstance(edit, LayerEdit | ChainedEdit):

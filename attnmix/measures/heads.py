@@ -1,12 +1,12 @@
-"""Mixing ratios of single attention heads, and the tensors of all heads in one text.
+"""Functions that compute the mixing ratio of each attention head, and that record the tensors of all heads.
 
 The mixing ratio of a head is `attn_n` restricted to that head (Kobayashi et al., EMNLP 2020):
 
     |sum_{j!=i} a^h_ij f_h(x_j)| / (|sum_{j!=i} a^h_ij f_h(x_j)| + |a^h_ii f_h(x_i)|)
 
-Norms of attention's output are not applied, because they scale all heads together. The sum over other tokens is the
-head's output minus the contribution of the token itself. `record_heads` returns queries, keys, softmax sums and, for
-short texts, all vectors; `attnmix/core/store/heads.py` documents their names.
+A norm after attention is not applied, because it acts on the sum of all heads. The sum over other tokens is the head's
+output minus the contribution of the token itself. `record_heads` returns arrays such as queries, keys and, for short
+texts, values; the names of these arrays are documented in `attnmix/core/store/heads.py`.
 
 Shapes: L layers, H heads, T tokens, d head width, D hidden, E = H * d, R = min(d, D).
 """
@@ -30,12 +30,12 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import HEADS, PROJECTED, family_of
 
 RESULTS = ("attention_norm", "attention_residual", "attention_output")
-"""Capture points of the result of the attention sublayer. The first point that the family has is used."""
-FAR_BELOW = -1e30  # a key is hidden if the mask adds a smaller number to the attention score of the key
+"""Capture points of the result of the attention sublayer. The first of them that the model family has is used."""
+FAR_BELOW = -1e30  # a key is masked if the attention mask adds a number below this limit to its score
 
 
 def head_factors(block: Block, heads: int) -> Tensor:
-    """Return L^h `[H, d, R]` with |u W_O^h| = |u L^h| for every u `[d]`.
+    """Return a matrix L^h `[d, R]` for each head h, such that |u W_O^h| = |u L^h| for every vector u `[d]`.
 
     L^h (L^h)^T equals the Gram matrix G = W_O^h (W_O^h)^T. The QR decomposition in float64 avoids sqrt(u G u^T), which
     would lose half of the digits.
@@ -47,7 +47,7 @@ def head_factors(block: Block, heads: int) -> Tensor:
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """Return the mixing ratio `[..., T, H]` of each head in one layer; 0 for tokens without contributions."""
+    """Return the mixing ratio `[..., T, H]` of each head in one layer; 0 if both parts of a head's output are 0."""
     heads = len(factors_HdR)
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
     value_THd = layer_pass.attention.value.transpose(-3, -2)
@@ -59,10 +59,11 @@ def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
 
 
 def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors of the attention heads of one text in all layers, by name.
+    """Return arrays of the attention heads of all layers for one text, by name.
 
-    `layers` is the number of layers of the model. Return {} for a family without queries and keys. Raise `InputError`
-    if a bias is added to attention scores.
+    `layers` is the number of layers of the model. Return {} for a model family without queries and keys, and for a
+    model whose layers have different numbers of heads. Raise `InputError` if a bias is added to attention scores, or if
+    the attention mask of a token has gaps.
     """
 
     def read_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
@@ -75,7 +76,10 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
 
 def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one text in one of `layers` layers; {} for a family without queries and keys."""
+    """Return the tensors of the heads of one layer for one text; {} for a model family without queries and keys.
+
+    `layers` is the number of layers of the model.
+    """
     if HEADS in family_of(base.config).absent():
         return {}
     heads = len(layer_pass.attention.query)
@@ -86,7 +90,7 @@ def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> di
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
     """Stack the head tensors of all layers, by name, as NumPy arrays in the dtypes in which they are stored.
 
-    Return {} if the layers have different numbers of heads, as in an encoder and decoder of different shapes.
+    Return {} if the number of heads differs between layers, for example between an encoder and its decoder.
     """
     shapes = {layer["query"].shape for layer in by_layer if layer}
     if len(shapes) > 1:
@@ -101,10 +105,11 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the head tensors of one of `layers` layers.
+    """Return the tensors of the heads of one layer, by name.
 
-    Vectors are included if the tensors `given` of all layers have at most `VECTOR_BYTES`. `key_heads` is the number of
-    different key heads. Keys and values that several heads share are stored once.
+    Vectors such as `value` are included only if the tensors `given` of all `layers` layers together have at most
+    `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several heads share are
+    stored once.
     """
     call = layer_pass.attention
     block = layer_pass.block
@@ -144,10 +149,10 @@ def _read_result(layer_pass: LayerPass) -> Tensor:
 
 
 def _read_norms(block: Block) -> dict[str, Tensor]:
-    """Return gamma and beta of the norms after attention, by name, without norms that the family does not have.
+    """Return gamma and beta `[2, D]` of each norm after attention, by name; absent norms are omitted.
 
-    If the family has at least one of the norms, include `norm_constants` `[2, 2]` with one row per norm: its eps, and 1
-    if the norm is centred, otherwise 0.
+    If at least one norm is present, the result also contains `norm_constants` `[2, 2]`. Each row contains eps of one
+    norm, and 1 if this norm subtracts the mean, otherwise 0.
     """
     norms = {
         "attention_output_norm": block.attention_output_norm,
@@ -166,8 +171,8 @@ def _read_norms(block: Block) -> dict[str, Tensor]:
 def _find_reach(call: AttentionCall, where: str) -> Tensor:
     """Return the positions of the first and last visible key of each token, `[T, 2]`.
 
-    Raise `InputError`, prefixed with `where`, if the visible keys are not contiguous, or if the mask contains values
-    other than 0 and large negative numbers, such as biases of attention scores.
+    Raise `InputError` if the visible keys of a token are not contiguous, or if the mask contains numbers other than 0
+    and large negative numbers, for example biases of attention scores. The message begins with `where`.
     """
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:
@@ -180,7 +185,7 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
     distance_from_end = is_visible_TT.flip(-1).int().argmax(-1)
     last = tokens[-1] - distance_from_end
     is_inside_TT = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
-    # All keys from the first to the last visible one must be visible, and all others hidden.
+    # All keys from the first to the last visible one must be visible, and all other keys must be hidden.
     if not torch.equal(is_visible_TT, is_inside_TT) or not torch.equal(is_hidden_TT, ~is_inside_TT):
         raise InputError(
             f"{where} adds terms to the attention scores, or its mask has gaps; heads can only be stored if each token "

@@ -33,15 +33,16 @@ IDENTITIES = {
 }
 """Descriptions of all identities. Identities of capture points that a family lacks are not checked."""
 SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
-"""Identities that are checked only in sampled texts, because attention or the feed-forward network is recomputed."""
+"""Identities that are checked only in sampled texts; their checks recompute attention or the feed-forward network."""
 
 
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest error of each text and identity, `[B, identities]` in the order of `IDENTITIES`.
 
-    Errors are relative to the largest component of the true vectors. Tokens outside `mask_BT` are ignored. The error is
-    NaN in three cases: for identities that the layer lacks; for `hidden_states`, which callers compare with
-    `vector_errors`; and for `SAMPLED_IDENTITIES` of texts that are not sampled (default: all texts are sampled).
+    Errors of vectors are relative to the largest absolute component of the model's vectors in the text. Tokens outside
+    `mask_BT` are ignored. The error is NaN in three cases: for identities that the layer lacks; for `hidden_states`,
+    which callers check with `vector_errors`; and for `SAMPLED_IDENTITIES` of texts that are not sampled (default: all
+    texts are sampled).
     """
     texts = len(mask_BT)
     undefined_B = layer_pass.x.new_full((texts,), torch.nan)
@@ -82,10 +83,11 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
 
 
 def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the largest error `[..., B]` of the vectors `[..., B, T, D]` of each text.
+    """Return, for each text, the largest error `[..., B]` of the computed vectors `[..., B, T, D]`.
 
-    Errors are relative to the largest true component. Tokens outside `mask_BT` are ignored. Errors are infinite if the
-    shapes differ, and 0 without computation if both arguments share their memory.
+    Errors are relative to the largest absolute component of the text's vectors in `true_BTD`. Tokens outside `mask_BT`
+    are ignored. Errors are infinite if the shapes differ, and 0 without computation if both arguments share their
+    memory.
     """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
@@ -105,11 +107,11 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 
 
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]`, by name, of the identities between vectors that the model computes in the layer.
+    """Return the errors `[B]`, by name, of the identities that compute a vector of the layer from preceding vectors.
 
     The vectors are, in order: `residual`, after attention's skip connection; `attended`, after the norm that follows;
-    and `stream`, after cross-attention and its norm. Absent modules are skipped. `Norm.normalise` applies the weights
-    that the measures use, whereas calling a `Norm` applies the model's module.
+    and `stream`, after cross-attention and its norm. Modules that the layer does not have are skipped. `Norm.normalise`
+    applies the weights that the measures use, whereas calling a `Norm` applies the model's module.
     """
     features = layer_pass.features
     block = layer_pass.block
@@ -126,10 +128,10 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 
 
 def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]`, by name, of the identities that sum over sources.
+    """Return the errors `[B]`, by name, of the identities that contain a sum over source tokens.
 
-    F_ij is the contribution of token j to the attention output of token i. F_ii and the sum over other tokens are
-    computed from attention weights and values, independently of the model's attention output.
+    F_ij is the contribution of token j to the attention output of token i. F_ii and the sum of F_ij over the other
+    tokens j are computed from attention weights and values, independently of the model's attention output.
     """
     features = layer_pass.features
     block = layer_pass.block
@@ -168,7 +170,7 @@ def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> 
 def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
     """Return a part of the vectors `whole_BTD` after a norm, plus the norm's beta.
 
-    The vectors `whole_BTD` determine the divisor.
+    The norm's divisor is computed from `whole_BTD`.
     """
     return norm.part(part_BTD, whole_BTD) + norm.beta
 
@@ -176,9 +178,10 @@ def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
 def _compare_vectors(
     expected: Mapping[str, Tensor], features: Mapping[str, Tensor], mask_BT: Tensor
 ) -> dict[str, Tensor]:
-    """Return the errors `[B]` of the `expected` vectors, by name of the capture point, at the points in `features`.
+    """Return the errors `[B]` of the `expected` vectors, by capture point; points not in `features` are omitted.
 
-    All points with the right shape are compared together, because each operator on a GPU is a kernel launch.
+    Vectors with the shape of their feature are stacked and compared at once, because each operator on a GPU requires a
+    kernel launch.
     """
     errors = {}
     equal_shapes = []
@@ -204,7 +207,7 @@ class _SourceSums(NamedTuple):
 
 
 def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
-    """Return the sums over sources, computed from attention weights and values in blocks of R tokens."""
+    """Return the sums over the sources of each token, computed from attention weights in blocks of R tokens."""
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
     heads = []
@@ -226,7 +229,7 @@ def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the largest error of all texts and the number of checked texts, stacked as `[2, levels, identities]`.
+    """Return the largest error and the number of checked texts for each level and identity, `[2, levels, identities]`.
 
     `documents` contains the errors `[levels, identities]` of each text; NaN for unchecked identities.
     """

@@ -3,14 +3,14 @@
     y_i = sum_j P_ij + b_i
 
 The part P_ij is the contribution of source token j to the vector y_i of token i, and b_i is the contribution of the
-model's biases. The input vectors of the first layer consist only of the token's own part. Each layer is treated as an
-affine map: its attention weights, the standard deviations of its norms and the slopes of its activations are fixed at
-their values in the forward pass. Attention, skip connections and norms are exact, and the output of an activation is
-attributed to the parts of its input by one of two published rules (`RULES`). The parts sum to the model's vector under
-both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023: DecompX).
+model's biases. An input vector of the first layer consists only of the part of its own token. Each layer is treated as
+an affine map: its attention weights, the standard deviations of its norms and the slopes of its activations are fixed
+at their values in the forward pass. For attention, skip connections and norms, this decomposition is exact. The output
+of an activation is attributed to the parts of its input according to one of two published rules (`RULES`). The parts
+sum to the model's vector under both rules, but their sizes depend on the rule (Modarressi et al., ACL 2023: DecompX).
 
 In encoder-decoder models, only the encoder is decomposed. The feed-forward network must be gated or consist of two
-Linears around an activation (`parts_obstacle`). The network follows attention or runs parallel to attention.
+Linears around an activation (`parts_obstacle`). It may follow attention or run in parallel with attention.
 
 Shapes: J parts (source tokens, then the biases), T tokens, N or R selected tokens, K levels (the embeddings, then each
 layer), L layers, D hidden, H heads, E = H * head width, W width of the feed-forward network, Q quantities.
@@ -36,7 +36,7 @@ from attnmix.models.encoding import padded
 from attnmix.models.families import PROJECTED, Family, family_of, find_layers, layer_counts
 
 BLOCK_NUMBERS = 2**24  # maximum number of elements `[J, T, W]` in the feed-forward network for a block of J sources
-CACHED_NUMBERS = 2**19  # the same for smaller blocks on a CPU, which fit into its cache
+CACHED_NUMBERS = 2**19  # maximum number of activations for a block of sources on a CPU, to fit into the cache
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 """Maximum rounding error of the summed parts, relative to the largest element of the vectors, by dtype."""
 QUANTITIES = (
@@ -50,9 +50,10 @@ QUANTITIES = (
 )
 """Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""A decomposition is ill-conditioned if the cosine between two of its parts is smaller than this value.
+"""A decomposition is ill-conditioned if the cosine between two vectors is smaller than this value.
 
-The two parts are the sum of the other tokens' parts, and the part of the biases. They then cancel at least in part.
+The two vectors are the sum of the other tokens' parts, and the part of the biases. If they are nearly opposite, they
+cancel at least in part.
 """
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
@@ -62,7 +63,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` with respect to each of the `inputs`: g'(p), or u g'(p) and g(p) for g(p) * u."""
+        """The derivatives `[N, W]` with respect to each of the `inputs`: g'(p); u g'(p) and g(p) in a gated network."""
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
             return (_differentiate(self._activation, p_NW),)
@@ -72,7 +73,7 @@ class Tangents(AfterAttention):
 
     @cached_property
     def constant(self) -> Tensor:
-        """The remainder `[N, W]`, which belongs to the biases: g(p) - g'(p) p, or -u g'(p) p for g(p) * u."""
+        """The remainder `[N, W]`, which belongs to the biases: g(p) - g'(p) p; -u g'(p) p in a gated network."""
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
             remainder_NW: Tensor = self._activation(p_NW) - _differentiate(self._activation, p_NW) * p_NW
@@ -86,6 +87,7 @@ def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
     """Return g'(p) `[N, W]` of an elementwise activation."""
     with torch.enable_grad():
         input_NW = p_NW.detach().requires_grad_()
+        # The activation is elementwise, so the gradient of the sum contains g'(p) of each element.
         total = activation(input_NW).sum()
         derivative_NW: Tensor = torch.autograd.grad(total, input_NW)[0]
     return derivative_NW
@@ -94,11 +96,11 @@ def _differentiate(activation: Module, p_NW: Tensor) -> Tensor:
 RULES: Mapping[str, type[AfterAttention]] = {"chord": AfterAttention, "tangent": Tangents}
 """Rules for attributing the output of an activation g to the parts of its input p.
 
-`chord` multiplies each part by (g(p) - g(0)) / p, the slope from 0 to the input (the default of DecompX; integrated
-gradients from 0, as in Kobayashi et al., ICLR 2024). `tangent` multiplies each part by g'(p), the slope at the input,
-and adds the remainder of g(p) to the biases (the linear approximation of DecompX). Both papers treat an activation
-between two Linears. In a gated network, `chord` is the same integral along both factors, and `tangent` uses the
-derivative of the product.
+`chord` multiplies each part by (g(p) - g(0)) / p, the slope of g between 0 and p. This is the default of DecompX, and
+equals integrated gradients with baseline 0 (Kobayashi et al., ICLR 2024). `tangent` multiplies each part by g'(p), the
+slope at p, and adds the remainder of g(p) to the biases (the linear approximation of DecompX). Both papers treat an
+activation between two Linears. In a gated network, `chord` computes integrated gradients of the product of both
+factors, and `tangent` uses the derivative of this product.
 """
 
 
@@ -112,7 +114,8 @@ def parts_obstacle(family: Family) -> str | None:
 def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
     """Return the parts `[J, T, D]` of the first layer's input `x_TD`, for the tokens `sources` and for the biases.
 
-    The part of a source is the vector of this token, and 0 for other tokens. The last part, that of the biases, is 0.
+    The part of a source equals `x_TD` at the position of this source, and is 0 at all other positions. The last part,
+    that of the biases, is 0.
     """
     tokens = torch.arange(len(x_TD), device=x_TD.device)
     positions = tokens[sources]
@@ -133,7 +136,7 @@ def through_layer(
     layer = _AffineLayer(layer_pass, values, rows, rule)
     source_parts_JTD = parts_JTD[:-1]
     bias_part_1TD = parts_JTD[-1:]
-    # The biases come first, because their propagation caches quantities of the whole vectors that all sources need.
+    # The biases are propagated first, because this step caches quantities that the propagation of all sources needs.
     bias_part_1RD = layer.propagate(bias_part_1TD, are_biases=True)
     blocks = _split_sources(source_parts_JTD, layer.rest.preactivation_NW)
     source_parts_by_block = _apply_in_threads(layer.propagate, blocks)
@@ -141,7 +144,7 @@ def through_layer(
 
 
 class _AffineLayer:
-    """The affine map that replaces a layer in the forward pass of one text, with outputs at the tokens `rows`."""
+    """The affine map that replaces a layer in the forward pass of one text. It returns outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
         """Store the attention weights and the standard deviations of the norms, which are constants of the map."""
@@ -161,7 +164,7 @@ class _AffineLayer:
         )
         self.output_deviation_R1 = before_network_RD.new_ones(())
         if not block.output_norm.absent:
-            # The whole vectors contain the biases of all steps.
+            # The divisor is that of the whole vectors, which include the biases of all steps.
             stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
@@ -177,7 +180,7 @@ class _AffineLayer:
         if are_biases:
             propagate_to_stream = self.rest.stream_with_biases
             propagate_through_network = self.rest.added_with_biases
-        # The order of these operations determines the order in which gradients are added, and thus their last digits.
+        # The order of these operations determines the order in which gradients are added, and thus rounding errors.
         attention_JRD = self._propagate_through_attention(parts_JTD, are_biases)
         input_JRD = parts_JTD[:, self.rows]
         residual_JRD = attention_JRD + input_JRD
@@ -234,7 +237,7 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
 
 
 def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split the parts of sources into blocks, whose activations `[J, R, W]` fit into a CPU's cache.
+    """Split the parts of sources into blocks whose activations `[J, R, W]` fit into the cache of a CPU.
 
     On other devices, return a single block.
     """
@@ -339,7 +342,7 @@ class PartsReader:
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
         `own`, `others`    |P_ii| and |sum_{j != i} P_ij| `[K, T]`
         `own_share`        own / (own + others); 1 for a token without contributions of other tokens
-        `coherence`        others / sum_{j != i} |P_ij|; below 1 if parts of other tokens cancel, NaN if there are none
+        `coherence`        others / sum_{j != i} |P_ij|; below 1 if parts of other tokens cancel, NaN if all are 0
         `biases`           |b_i|
         `bias_projection`  b_i . y_i / |y_i|^2; all projections of a vector sum to 1
         `bias_cosine`      cosine between sum_{j != i} P_ij and b_i
@@ -393,7 +396,7 @@ class PartsReader:
         return blocks
 
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
-        """Return only `projection` `[K, R, T]` and `bias_projection` `[K, R]`, for the R tokens at `positions`.
+        """Return the measures `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
 
         Each of these tokens requires a backward pass through the affine layers at each of the K levels. Memory grows
         linearly with the number of tokens T, because no array of parts `[T, T, D]` is allocated.
@@ -429,7 +432,7 @@ class PartsReader:
     def _propagate_parts(
         self, batch: Mapping[str, Tensor], sources: slice | None, advance: Callable[[], None] = lambda: None
     ) -> list[_DecomposedVectors]:
-        """Return the vectors of each level with the parts of the `sources` and of the biases.
+        """Return the vectors of each level, and the parts of the tokens `sources` and of the biases in these vectors.
 
         If `sources` is None, all sources form a single part, and the parts have autograd graphs. The callback
         `advance` runs after each layer.
@@ -441,7 +444,7 @@ class PartsReader:
         def append_level(layer_pass: LayerPass, _features: object) -> None:
             """Propagate the parts of the previous level through a layer."""
             if layer_pass.call.number > len(self.values):
-                return  # a layer of the decoder
+                return  # Layers of the decoder are not decomposed.
             document = layer_pass.document(0)
             with torch.set_grad_enabled(sources is None):
                 if not levels:
@@ -498,13 +501,13 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 def by_token(parts: dict[str, Tensor]) -> Tensor:
     """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`.
 
-    `coherence` is NaN for a token without contributions of other tokens, `own_share` without contributions of any
-    token, and the projections and `bias_length` are NaN for a vector of length 0.
+    `coherence` is NaN if the parts of all other tokens are 0, `own_share` is NaN if the parts of all tokens are 0, and
+    the projections and `bias_length` are NaN for a vector of length 0.
     """
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # The part of the other tokens and that of the biases are nearly opposite. NaN (one part is 0) counts as False.
+    # The other tokens' parts are nearly opposite to the part of the biases. NaN (one of them is 0) counts as False.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,
@@ -516,10 +519,10 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
 
 
 def source_shares(parts: dict[str, Tensor]) -> Tensor:
-    """Return the share `[L, T, T]` of each source in each token's vector after each layer, from `PartsReader.read`.
+    """Return the share `[L, T, T]` of each source in each token's vector after each layer.
 
-    Each row sums to 1. The share of a token in its own vector is `own_share`; the remainder is divided among the other
-    tokens in proportion to the lengths of their parts.
+    `parts` is the result of `PartsReader.read`. Each row sums to 1. The share of a token in its own vector is
+    `own_share`; the remainder is divided among the other tokens in proportion to the lengths of their parts.
     """
     own_LT = parts["own_share"][1:]  # without the embeddings
     length_LTT = parts["length"][1:].clone()
@@ -540,7 +543,7 @@ def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor |
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
-    """Return the signed share `[..., T]` of parts `[..., T, D]` in the vectors `whole_TD`, by projection onto them."""
+    """Return the signed share `[..., T]` of parts `[..., T, D]` in `whole_TD`, by projection onto these vectors."""
     products = (parts * whole_TD).sum(-1)
     squares_T = whole_TD.square().sum(-1)
     return products / squares_T

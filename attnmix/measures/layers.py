@@ -58,7 +58,7 @@ class Block:
     def feed_forward(self) -> tuple[list[Linear], Module, Linear]:
         """The first Linears, the activation and the last Linear of the feed-forward network.
 
-        There are two first Linears in a gated network that does not concatenate W_g and W_u into a single Linear.
+        A gated network has two first Linears, W_g and W_u, unless a single Linear contains both.
         """
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
         first, activation, *second, last = modules
@@ -66,7 +66,7 @@ class Block:
         return first_linears, activation, linear_weights(last)
 
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
-        """Return the layer's output `[..., T, D]` for an input `x` and any `attention_output`, with equal leading axes.
+        """Return the layer's output `[..., T, D]` for any `x` and `attention_output` with broadcastable leading axes.
 
         `call` provides the encoder states for cross-attention. Norms that the family does not have are identities.
         """
@@ -84,7 +84,7 @@ class Block:
     def after_attention(
         self, residual_ND: Tensor, cross_ND: Tensor | None, preactivation_NW: Tensor
     ) -> "AfterAttention":
-        """Return the computation after attention for N tokens, as an object that propagates single contributions."""
+        """Return an object that propagates single contributions through the steps after attention, for N tokens."""
         return AfterAttention(self, residual_ND, cross_ND, preactivation_NW)
 
     def _find_norm(self, path: str | None) -> Norm:
@@ -123,7 +123,7 @@ class LayerPass:
     def documents(self, places: slice | Tensor, tokens: int | None = None) -> Self:
         """Return the tensors of the texts with the indices `places` in a batch, truncated to the first `tokens` tokens.
 
-        The truncation, which includes `attention`, must only remove padding.
+        `attention` is also truncated. The truncation must remove nothing but padding.
         """
         first = slice(tokens)
         features = {point: feature[places, first] for point, feature in self.features.items()}
@@ -153,8 +153,8 @@ class LayerPass:
     def stream(self) -> Tensor:
         """The vectors `[..., T, D]` before the feed-forward network and before its input norm, if any.
 
-        These vectors follow the skip connection of cross-attention or, in layers without cross-attention, that of
-        self-attention, and the norm after this skip connection, if any.
+        These vectors are the result of the skip connection of cross-attention or, in layers without cross-attention, of
+        self-attention. The norm that follows this skip connection, if any, is included.
         """
         if "cross_attention_output" in self.features and not self.block.stack.cross_attention_norm:
             return self.attended + self.features["cross_attention_output"]
@@ -174,8 +174,8 @@ class LayerPass:
     def output(self) -> Tensor:
         """The layer's output `[..., T, D]`, recomputed from `attention_output` by `Block.rest`.
 
-        `Block.rest` also computes outputs without the contribution of a source. If this contribution is 0, the two
-        outputs are thus bitwise the same.
+        `Block.rest` also computes the layer's output without the contribution of a source. If this contribution is 0,
+        that output is therefore bitwise equal to this property.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
@@ -192,14 +192,18 @@ class LayerPass:
 class NetworkPart:
     """Contributions of sources on the second skip connection and in the feed-forward network.
 
-    The tensors are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They do not include
-    divisions by standard deviations of norms. `AfterAttention.output` divides by those of the norms before and after
-    the feed-forward network, and omits those of the LayerNorms on the skip connections, which cancel in ratios.
+    The tensors are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They are not divided
+    by the standard deviations of later norms. `AfterAttention.output` performs the divisions of the norms before and
+    after the feed-forward network. The divisions of the LayerNorms on the skip connections are omitted, because they
+    cancel in ratios.
     """
 
     stream: Tensor  # contributions on the second skip connection, [..., D]
     entering: Sequence[Tensor]
-    """Contributions after each first Linear of the feed-forward network, `[..., W]`; twice as wide if it has a gate."""
+    """Contributions `[..., W]` after each first Linear of the feed-forward network; `[..., 2 W]` after a joint Linear.
+
+    A joint Linear contains both W_g and W_u of a gated network.
+    """
 
     @property
     def paths(self) -> list[Tensor]:
@@ -217,7 +221,7 @@ class NetworkPart:
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
-        """Return the weighted sum of H contributions for each of B * T tokens.
+        """Return, for each of B * T tokens, the sum of H contributions with the weights `weights_BTH`.
 
         The contributions have shape `[H, ...]` or `[B, H, ...]`, the weights `[..., B, T, H]`, and the sums
         `[..., B * T, ...]`.
@@ -231,7 +235,7 @@ class NetworkPart:
 
     @property
     def others(self) -> Self:
-        """The contributions of the other tokens, at index 1; those of the token itself are at index 0."""
+        """The contributions of the other tokens, at index 1 of the first axis; index 0 is the token itself."""
         entering = [vectors[1] for vectors in self.entering]
         return replace(self, stream=self.stream[1], entering=entering)
 
@@ -255,16 +259,17 @@ class AfterAttention:
 
         p_j * (g(p) - g(0)) / p        elementwise, p_j * g'(0) where p is 0
 
-    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) is not covered by the paper. The network multiplies functions
-    of two inputs p and u, with parts p_j and u_j. With m = int_0^1 g(t p) dt, the same integral along t (p, u), with t
+    A gated network W_2 (g(W_g z + b_g) * (W_u z + b_u)) is not covered by the paper. The network computes g(p) * u from
+    two inputs p and u, with parts p_j and u_j. With m = int_0^1 g(t p) dt, the same integral along t (p, u), with t
     from 0 to 1, is
 
         p_j * u * (g(p) - m) / p + u_j * m
 
     because int_0^1 t g'(t p) dt = (g(p) - m) / p (integration by parts). m is computed by quadrature; the parts sum to
-    u g(p) for any m. The contribution of each source is thus a linear map of the source, and the map depends on token i
-    only. A LayerNorm is replaced by its linear part, divided by the standard deviation of the whole vector. Biases and
-    the output of cross-attention are not attributed to any source. W is the width of the feed-forward network.
+    u g(p) for any m. The contribution of a source is thus a linear function of the source's part, and this function is
+    the same for all sources of token i. A LayerNorm is replaced by its linear part, divided by the standard deviation
+    of the whole vector. Biases and the output of cross-attention are not attributed to any source. W is the width of
+    the feed-forward network.
     """
 
     block: Block
@@ -385,16 +390,19 @@ class AfterAttention:
         return self.enter_network(stream)
 
     def enter_network(self, stream: Tensor) -> NetworkPart:
-        """Propagate parts `[..., D]` on the second skip connection into the feed-forward network, without divisions."""
+        """Propagate parts `[..., D]` from the second skip connection through the network's first Linears.
+
+        The input norm of the network applies only its linear part, without the division by the standard deviation.
+        """
         entering = self.block.feed_forward_norm.linear(stream)
         return NetworkPart(stream, [entering @ linear.W for linear in self._first_linears])
 
     def output(self, part: NetworkPart) -> Tensor:
         """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, up to a factor per token.
 
-        The LayerNorms on the skip connections apply only their linear parts. The divisions by their standard deviations
-        are the same factor in all parts of a token, which cancels in ratios. The output is the sum of `part.stream` and
-        of the feed-forward network's output for `part.entering`, which is overwritten.
+        The LayerNorms on the skip connections apply only their linear parts. Each omitted division would multiply all
+        parts of a token by the same factor, which cancels in ratios. `part.stream` is added to the feed-forward
+        network's output for `part.entering` before the output norm; `part.entering` is overwritten.
         """
         inner_NW = self._apply_slopes(part.entering, self._divided_slopes)
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
@@ -533,7 +541,7 @@ def run_layers(
             raise _create_missing_attention_error(base, call)
         layer_sites = [site for site in features if site.layer == call.number]
         layer_features = {site.point: features[site] for site in layer_sites}
-        with features.pause():  # These statements may call the model's modules, which must not be recorded.
+        with features.pause():  # These statements may call modules of the model; such calls must not be recorded.
             block = Block(call.module, call.stack)
             layer_pass = LayerPass(
                 block=block,

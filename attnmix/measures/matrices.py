@@ -1,7 +1,7 @@
-"""Definitions and formulas of the matrices of contributions from source token j to token i.
+"""Definitions and formulas of contribution matrices, whose entries are contributions of source token j to token i.
 
-A formula returns `[J, T]` for a chunk of J sources and all T tokens, and reads the contribution vectors of this chunk,
-which are computed by `attnmix.measures.contributions`.
+A formula receives a chunk of J sources, with the contribution vectors that `attnmix.measures.contributions` computes.
+It returns contributions `[J, T]` of these sources to all T tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LayerMatrix(Matrix):
     rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None for no rollout
 
     def rolled_out(self) -> Matrix:
-        """Return the `Matrix` entry of this matrix's rollout."""
+        """Return the declaration of the rollout of this matrix over the layers."""
         definition = "R_l = C_l R_{l-1}"
         source = self.source
         if self.rollout == "with identity":
@@ -80,7 +80,7 @@ def _project_contributions(chunk: SourceChunk) -> Tensor:
 
 def _compute_rotation(chunk: SourceChunk, part_JTD: Tensor) -> Tensor:
     """Return 1 - cos `[J, T]` between the layer's outputs with and without `part_JTD` in the output of W_O."""
-    # 1 - cos is computed as half the squared distance of unit vectors, which has no cancellation.
+    # Half the squared distance of unit vectors equals 1 - cos, but avoids its cancellation errors.
     with_part_TD = _scale_to_unit(chunk.layer_pass.output)
     without_part_JTD = _scale_to_unit(chunk.output_without(part_JTD))
     squared_distance_JT: Tensor = (with_part_TD - without_part_JTD).square().sum(-1)
@@ -167,16 +167,16 @@ _EXCHANGE = Matrix(
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
 """Matrices that `Measures.matrix` returns: `MATRICES` and `exchange`, which also needs donor texts."""
 TOKEN_POSITIONS = 128
-"""Maximum number of positions in a text with own shares by exchange; positions of longer texts are sampled."""
+"""Maximum number of tokens per text whose own shares are measured by exchange; of longer texts, tokens are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:
-    """Return the names of matrices in the order of `MATRICES`."""
+    """Return the matrix names in `names`, in the order of `MATRICES`."""
     return [name for name in MATRICES if name in names]
 
 
 def with_rollout(name: str) -> list[str]:
-    """Return the name of a matrix and that of its rollout, if any; `name` is either of them."""
+    """Return the names of a matrix and of its rollout, if any; `name` may be either of the two names."""
     layer_name = name.removesuffix(ROLLOUT)
     return [other for other in RESULT_MATRICES if other.removesuffix(ROLLOUT) == layer_name]
 

@@ -1,7 +1,8 @@
 """Micro-batches: texts of a padded batch that are measured together, with tensors that describe their tokens.
 
-On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On other devices, the
-micro-batch is the whole batch, because an operation costs about the same for one text as for all.
+On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On other devices, a
+micro-batch contains up to `ratios.DEVICE_TOKENS` tokens (usually the whole batch), because the time of an operation
+hardly depends on the number of texts.
 
 Shapes: B texts of a micro-batch, T tokens of its longest text, G groups of tokens, S special tokens of a text.
 """
@@ -141,7 +142,7 @@ class MicroBatch:
 
 
 def micro_batches(documents: Sequence[Document], device: torch.device) -> list[MicroBatch]:
-    """Divide a batch into micro-batches, which depend only on the lengths of the texts and the type of the device."""
+    """Divide a batch into micro-batches. The division depends only on the text lengths and the type of the device."""
     max_tokens = chunk_tokens(device)
     return [MicroBatch(documents, places, device) for places in _split_places(documents, max_tokens)]
 
@@ -149,7 +150,7 @@ def micro_batches(documents: Sequence[Document], device: torch.device) -> list[M
 def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[slice]:
     """Yield slices of consecutive texts with at most `max_tokens` tokens including padding.
 
-    A text with more tokens has a separate slice.
+    A text with more than `max_tokens` tokens forms a separate slice.
     """
     start = 0
     longest = 0

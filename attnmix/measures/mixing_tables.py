@@ -2,7 +2,7 @@
 
 A `Mean` declares the rows of a mean in a table, and the sums from which the mean is computed. `MeanTables` computes the
 means and their bootstrap samples. `CorpusMeasures` is the input of all tables, including `geometry_table`. The module
-`sample_tables` creates the tables for a sample of the texts.
+`sample_tables` creates the tables of measures that are computed only in a sample of the texts.
 
 Shapes: D texts, G groups of tokens, L layers, M methods (mixing ratios).
 """
@@ -39,7 +39,7 @@ DIFFERENCE = "difference"  # fine-tuned minus pretrained, for the same texts
 
 
 class TokenSubset(NamedTuple):
-    """A subset of a text's tokens: some of the groups of one grouping."""
+    """A subset of the tokens of a text: the tokens in some of the groups of one grouping."""
 
     grouping: str
     """A key of `GROUPS`."""
@@ -89,9 +89,9 @@ class CorpusMeasures:
     """Measures of the texts that are used for the statistics, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
-    """Sums of the texts by quantity, including the measured controls."""
+    """Sums of the texts by checkpoint and quantity; the quantities include the measured controls."""
     random: CorpusSums
-    """Sums of the control `random_weights`, measured in a separate model; {} without this control."""
+    """Sums by quantity, including the control `random_weights` if it was measured (in a separate model)."""
     texts: pd.DataFrame
     """A table with one row per text and the columns `document`, `label` and `predicted_label`."""
     methods: Sequence[str]
@@ -100,15 +100,15 @@ class CorpusMeasures:
     draws: Draws
     seed: int
     identities: Mapping[str, Doubles] = field(default_factory=dict)
-    """Largest errors and numbers of checked texts `[2, levels, identities]`. Undefined identities have 0 texts."""
+    """Largest errors and numbers of checked texts, `[2, levels, identities]`; unchecked identities have 0 texts."""
     gains: Mapping[str, Doubles] = field(default_factory=dict)
     """The `attention_gain` `[layers]` of each checkpoint; {} if it was not measured."""
     sample: "CorpusMeasures | None" = None
-    """The measures of the texts with controls, heads and geometry; None if all texts have these measures."""
+    """Measures of a sample of the texts, for controls, heads and geometry; None if these were measured in all texts."""
 
     @property
     def sampled(self) -> "CorpusMeasures":
-        """The measures of the texts with controls, heads and geometry: a sample or all texts."""
+        """The measures of the texts for which controls, heads and geometry were measured: a sample or all texts."""
         return self if self.sample is None else self.sample
 
     @property
@@ -135,9 +135,9 @@ class Mean(NamedTuple):
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
     sums: str | SelectSums
     """The name of the sums, or a function that computes them from all sums of a checkpoint."""
-    checkpoints: Sequence[str] = ()  # checkpoints with this mean; by default, all and their `DIFFERENCE`
+    checkpoints: Sequence[str] = ()  # checkpoints for which to compute the mean; by default, all and their `DIFFERENCE`
     more: Callable[[str, Resampled], dict[str, Any]] | None = None
-    """A function of a checkpoint's name and means that returns additional columns, or columns that replace others."""
+    """A function from a checkpoint's name and means to columns that are added to the rows or replace others."""
     complete: bool = True  # True to include rows without tokens, in which the mean is NaN
 
 
@@ -145,26 +145,26 @@ class MeanTables:
     """Tables of means from the sums of each checkpoint. All means are resampled with the same bootstrap samples."""
 
     def __init__(self, sums: Mapping[str, CorpusSums], draws: Draws) -> None:
-        """Start without rows. `parts` contains the blocks of rows of each table."""
+        """Create tables without rows. The attribute `parts` contains the blocks of rows of each table."""
         self.sums = sums
         self.draws = draws
         self.parts: dict[str, list[Rows]] = defaultdict(list)
 
     def create_for_texts(self, sums: Mapping[str, CorpusSums], draws: Draws) -> "MeanTables":
-        """Return a `MeanTables` for means over other texts; their rows are added to the tables of this object."""
+        """Return a `MeanTables` for a different set of texts. It adds its rows to the tables of this object."""
         tables = MeanTables(sums, draws)
         tables.parts = self.parts
         return tables
 
     def add(self, mean: Mean) -> dict[str, Resampled]:
-        """Add the rows of a mean to the table of this mean, and return the mean by checkpoint."""
+        """Add the rows of `mean` to the table `mean.table`, and return the resampled means by checkpoint."""
         resampled = self.resample(mean)
         for checkpoint, means in resampled.items():
             self.parts[mean.table].append(mean_rows(mean, checkpoint, means))
         return resampled
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
-        """Return the mean by checkpoint. Unless `mean.checkpoints` is set, include the paired difference."""
+        """Return the resampled means by checkpoint, and their paired difference unless `mean.checkpoints` is set."""
         names = mean.checkpoints
         if not names:  # The model with random weights has only the sums of its control.
             names = [name for name in self.sums if name != RANDOM]
@@ -203,7 +203,7 @@ class MeanTables:
 
 
 def _select_value(means: Resampled, place: int) -> Resampled:
-    """Return the means at the index `place` on the first of two axes."""
+    """Return the means at the index `place` of the second-to-last axis."""
     return Resampled(
         mean=means.mean[..., place, :],
         samples=means.samples[..., place, :],
@@ -273,7 +273,7 @@ def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str
 def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> Rows:
     """Return the cells of each column of a table, with one row per combination of the labels.
 
-    Columns without values contain NaN. Raise `KeyError` for a label or a column that the table does not have.
+    Columns that are not given contain NaN. Raise `KeyError` for a label or a column that the table does not have.
     """
     combinations = list(product(*labels.values()))
     cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
@@ -294,7 +294,7 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
-    """Return a table of all blocks of rows. Counts of tokens and texts are nullable integers."""
+    """Return a table with the rows of all blocks. Counts of tokens and texts are nullable integers."""
     columns: dict[str, Any] = {}
     for column in TABLE_COLUMNS[name]:
         cells = list(chain.from_iterable(rows[column] for rows in parts))
@@ -313,9 +313,10 @@ def mixing_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
-    """Return the tables of `mixing_tables` for a page of user texts, without rows that are slow to compute.
+    """Return the tables of `mixing_tables` for a page of user texts, except `identities`.
 
-    `mixing_by_group` contains only the rows by group of source tokens, for pairs of texts.
+    `mixing_by_group` contains only the rows by group of source tokens, because other rows are slow to compute. This
+    table is empty if the texts are not pairs.
     """
     tables = _create_ratio_tables(measured)
     _add_sources(tables, measured)
@@ -327,7 +328,7 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return the tables of ratios and of their controls. Other means can be added to them."""
+    """Return a `MeanTables` with the ratios and their controls, to which further means can be added."""
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
@@ -348,7 +349,7 @@ def weighted_table(
     subsets: Sequence[str] = tuple(TOKEN_SUBSETS),
     weights: Sequence[str] = ("token", "review"),
 ) -> pd.DataFrame:
-    """Return `mixing_weighted`: means over token subsets, with equal weights of tokens or of texts (`review`)."""
+    """Return the table `mixing_weighted`: means over token subsets; tokens or texts (`review`) have equal weights."""
     tables = MeanTables(measured.sums, measured.draws)
     for subset, weight in product(subsets, weights):
         labels = {
@@ -370,7 +371,7 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add `mixing_controls`: each ratio under each measured control, and its difference from the true ratio."""
+    """Add the table `mixing_controls`: ratios under each measured control, and true ratios minus these ratios."""
     tables.add_table("mixing_controls")
     for name in CONTROLS:
         is_random = name == "random_weights"
@@ -394,7 +395,7 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add `mixing_by_group`: ratios by token class, position, source, text length and head."""
+    """Add the table `mixing_by_group`: mean ratios by token class, position, source, text length and head."""
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for grouping, groups in GROUPS.items():
         _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
@@ -404,7 +405,7 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     head_sums = sampled.first["by_head"].values
     heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
-    # If an encoder or a decoder has fewer heads than the other, the ratios of its missing heads are NaN.
+    # If an encoder and its decoder have different numbers of heads, the ratios of the missing heads are NaN.
     by_head = {"layer": measured.layers, "method": ["attn_n"]}
     _add_group(sampled_tables, sampled, "head", heads, by_head, "by_head")
 
@@ -451,7 +452,7 @@ def _create_identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
 def ratios_of(subset: str) -> SelectSums:
     """Return a function that sums ratios over the tokens in `subset`, a key of `TOKEN_SUBSETS`.
 
-    Its sums are `[texts, layers, methods]`.
+    The function returns sums of shape `[texts, layers, methods]`.
     """
     grouping = TOKEN_SUBSETS[subset].grouping
     groups = TOKEN_SUBSETS[subset].groups
@@ -469,12 +470,12 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums ratios over all tokens of each text in which `control` is defined."""
+    """Return a function that sums ratios over the tokens of each text; the sums are 0 if `control` is undefined."""
 
     def select_texts(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)
         is_defined = sums[control].counts > 0
-        return Sums(values * is_defined, tokens * is_defined)  # 0 tokens for the other texts
+        return Sums(values * is_defined, tokens * is_defined)
 
     return select_texts
 
@@ -482,8 +483,8 @@ def ratios_where_present(control: str) -> SelectSums:
 def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
     """Return a function that sums ratios over the tokens in `subset`, `[texts, 1 + layers, methods]`.
 
-    The mean over layers comes first, followed by each layer. If `weight` is "token", all tokens have equal weights in a
-    mean of the sums; if it is "review", all texts have equal weights.
+    Index 0 of the second axis is the mean over layers; index l is layer l. If `weight` is "token", all tokens have
+    equal weights in a mean of the sums; if it is "review", all texts have equal weights.
     """
     select_layers = ratios_of(subset)
 
@@ -502,7 +503,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of the ratios `[texts, lengths, layers, methods]`, which are 0 except in the text's class."""
+    """Return the sums of ratios `[texts, lengths, layers, methods]`; a text has zeros outside its length class."""
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
     membership_DG = np.eye(len(LENGTHS))[length_D]  # one-hot
@@ -513,9 +514,10 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return the columns with the rank correlation of ratio and depth. Only rows of the mean over layers have a value.
+    """Return columns with the rank correlation of the layer means with the layer number, and its interval.
 
-    On the first axis of `means`, this mean has the index 0 and is followed by the layers.
+    Index 0 of the first axis of `means` is the mean over layers, and the layers follow. The columns are NaN except at
+    index 0.
     """
     by_layer = Resampled(
         mean=means.mean[1:],
@@ -574,8 +576,8 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     """Return the content of `reports/metrics/measure.json`.
 
     For each checkpoint, the file contains the headline ratios (means over tokens and layers), the largest identity
-    error, and the own shares after the last layer. For two checkpoints, the difference of the preferred ratio is
-    included.
+    error, and the mean own shares of tokens after the last layer. If there are two checkpoints, the file also contains
+    the difference of the preferred ratio between them.
     """
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
@@ -599,7 +601,7 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return the mean own share after the last layer in one checkpoint, by kind of donor; {} if it was not measured."""
+    """Return the mean own share of tokens after the last layer, by kind of donor; {} if it was not measured."""
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

@@ -1,4 +1,4 @@
-"""Neutral English sentences, which are the donors for a single text (`attnmix.measures.exchange`)."""
+"""Neutral English sentences that serve as donor texts, for example for a single text (`attnmix.measures.exchange`)."""
 
 NEUTRAL_TEXTS = (
     "The train to the coast leaves every hour from the second platform and arrives before noon.",

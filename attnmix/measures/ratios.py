@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from attnmix.measures.weights import Norm
 
 CACHE_TOKENS = 256  # tokens per chunk on a CPU; their vectors stay in the cache between operations
-DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, which have a constant cost per operation
+DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, where each operation has a constant cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Ratio:
     source: str
     covers: Literal["attention", "layer"] = "attention"  # the part of a layer that the ratio describes
     points: tuple[str, ...] = ()  # capture points that this ratio needs in addition to `RATIO_POINTS`
-    headline: bool = False  # True if its mean is among the metrics
+    headline: bool = False  # True if the mean of the ratio is one of the metrics
 
 
 RATIOS = {
@@ -87,7 +87,7 @@ RATIOS = {
 }
 """All mixing ratios by name, ordered by the part of a layer that they cover.
 
-The order determines the ratio in sentences and initial views (`preferred_ratio`).
+The order determines which ratio is used in sentences and in initial views (`preferred_ratio`).
 """
 
 
@@ -102,13 +102,13 @@ class Split(NamedTuple):
         return _compute_share(self.own.norm(dim=-1), self.others.norm(dim=-1))
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both parts after the linear part of a norm; its standard deviation cancels in `share`."""
+        """Return both parts after the linear part of a norm. The omitted standard deviation would cancel in `share`."""
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """The vectors of N tokens after each step of a layer, split into the parts from the token itself and from others.
+    """The vectors of N tokens after each step of a layer, split into parts from the token itself and from other tokens.
 
     Leading axes before the token axis contain alternative splits of the same tokens, such as controls.
     """
@@ -173,11 +173,11 @@ class LayerSplits:
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits for different parts `projected` of W_O's output, in the same layer."""
+        """Return the splits of the same layer for the parts `projected` of W_O's output."""
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return the split `layer`, given its own part: only the part of the other tokens is propagated."""
+        """Return the split `layer`, given the part of the token itself. Only the part of other tokens is propagated."""
         assert self.rest is not None
         others = self.rest.network_part(self.residual.others)
         return Split(own_layer_ND, self.rest.output(others))
@@ -209,7 +209,7 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
 
 
 def _compute_shares(splits: Sequence[Split]) -> Tensor:
-    """Return the share of other tokens in each split, `[splits, ..., N]`, with few operations (kernels on a GPU)."""
+    """Return the share of other tokens in each split, `[splits, ..., N]`, with one division for all splits."""
     import torch
 
     own_lengths = []
@@ -218,7 +218,7 @@ def _compute_shares(splits: Sequence[Split]) -> Tensor:
         others_length = split.others.norm(dim=-1)
         others_lengths.append(others_length)
         own_length = split.own.norm(dim=-1)
-        own_lengths.append(own_length.expand_as(others_length))  # Alternative splits may have a common own part.
+        own_lengths.append(own_length.expand_as(others_length))  # Alternative splits can share the token's own part.
     return _compute_share(torch.stack(own_lengths), torch.stack(others_lengths))
 
 
@@ -306,7 +306,7 @@ def ratio_points(methods: Iterable[str]) -> list[str]:
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the ratio among `methods` for sentences and initial views.
+    """Return the ratio in `methods` that is used in sentences and in initial views.
 
     It is the last ratio in `RATIOS` that covers the attention block or, if there is none, the whole layer.
     """

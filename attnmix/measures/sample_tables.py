@@ -26,19 +26,19 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 SAME_MINUS_OTHER = "same_minus_other"
-"""The value of the column `donor` in rows with differences between the own shares with two kinds of donors.
+"""The value of the column `donor` in rows that contain differences of own shares between two kinds of donors.
 
 The difference is the own share with donors of the same class minus the own share with donors of another class.
 """
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities with the squared displacement by all tokens as the divisor instead of the number of tokens."""
+"""Quantities that are divided by the squared displacement by all tokens instead of the number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from sums `[texts, donors, levels]` by checkpoint and quantity.
 
-    If no text was measured, the table is empty. Intervals are simultaneous over all donors and levels of a quantity.
-    `SAME_MINUS_OTHER` is the own share with donors of the same class minus that with donors of the other class.
+    If no text was measured, the table is empty. Simultaneous intervals cover all donors and levels of a quantity.
+    Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class and of another class.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -57,7 +57,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return the rows of the table `exchange` with own shares, from the sums `[texts, layers]` of each checkpoint."""
+    """Return a table `exchange` that contains only own shares, from the sums `[texts, layers]` of each checkpoint."""
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)
@@ -68,7 +68,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
 def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     """Return the table `parts` from sums `[texts, quantities, levels]` by checkpoint and propagation rule.
 
-    If no text was measured, the table is empty. Intervals are simultaneous over all quantities and levels of a rule.
+    If no text was measured, the table is empty. Simultaneous intervals cover all quantities and levels of a rule.
     """
     first = next(iter(parts.values()))
     if not first:
@@ -93,7 +93,8 @@ def derivative_tables(
 
     The argument `derivatives` contains the results of `DocumentMeasurer.derivatives`, summed over the tokens of each
     text, by checkpoint and quantity. `documents`, `methods` and `matrices` contain the names of texts, ratios and
-    matrices. Without texts, the tables are empty. Intervals are simultaneous over all cells of a quantity.
+    matrices. If no text was measured, the tables are empty. Simultaneous intervals cover all cells of a quantity; they
+    are missing for `agreement`.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}

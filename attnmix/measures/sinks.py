@@ -1,4 +1,4 @@
-"""Attention sinks and massive activations: attention to the ends of a text, and the norms of their value vectors.
+"""Measures of attention sinks and massive activations, such as the attention to the first and last token of a text.
 
 A sink is a token that receives much attention regardless of its meaning, usually the first token (Xiao et al., ICLR
 2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); the norm of its value
@@ -22,8 +22,8 @@ SINK_MEASURES = ("attention_to_last", "value_of_first", "value_of_last", "massiv
 """Measures of a text in one layer; `attention_to_first` is measured for each token instead.
 
 `attention_to_last`            attention weight of the other tokens on the last token, mean over tokens and heads
-`value_of_first`, `_of_last`   norm of the token's value vector (all heads), relative to the mean of the tokens between
-`massive_activation`           largest absolute activation in the layer's output, relative to the median
+`value_of_first`, `_of_last`   norm of the token's value vector (all heads) / mean norm of the tokens between the two
+`massive_activation`           largest absolute activation in the layer's output / median absolute activation
 """
 
 

@@ -1,9 +1,9 @@
-"""Swap ratios: displacement of a layer's output by exchanging the inputs of other tokens, or of the token itself.
+"""Swap ratios: displacements of a token's output if the inputs of other tokens, or its own input, are exchanged.
 
 Attention weights, norms of contributions and derivatives describe possible influences of other tokens. An exchange
 measures differences between texts: a contribution of other tokens that is the same in all texts causes no displacement.
-If the tokens of a text constrain each other (for example, to a sum of 0), an exchange violates the constraint, and the
-ratio includes displacements that do not occur in real texts.
+If the inputs of a text satisfy a constraint (for example, if their sum is 0), an exchange violates the constraint, and
+the ratio includes displacements that do not occur in real texts.
 
     swap              compares the displacements caused by the two exchanges
     swap_derivative   compares their linear approximations |sum_{j != i} J_ij d_j| and |J_ii d_i|, with d_j = x'_j - x_j
@@ -49,7 +49,10 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
     own_TT = torch.eye(len(others_TT), dtype=torch.bool, device=others_TT.device)
 
     def measure_displacement(is_exchanged_TT: Tensor) -> Tensor:
-        """Return the displacement `[B, T, D]` of the output of each token i, if row i selects the exchanged tokens."""
+        """Return the displacement `[B, T, D]` of the output of each token.
+
+        Row i of `is_exchanged_TT` selects the tokens whose inputs are exchanged to measure token i.
+        """
         outputs = []
         for is_exchanged_T in is_exchanged_TT:
             input_BTD = torch.where(is_exchanged_T[:, None], donor_BTD, x_BTD)
@@ -62,9 +65,10 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
-    """Return the indices of two donors for text `number`: the next text of the same class, and of another class.
+    """Return the indices of two donors for text `number`: the next text of its class, and the next of another class.
 
-    `classes` contains the class of each text. The first text follows the last one. A missing donor is None.
+    `classes` contains the class of each text. After the last text, the search continues with the first one. A donor is
+    None if there is no such text.
     """
     all_texts = np.arange(len(classes))
     others = np.roll(all_texts, -number)[1:]  # in order, starting after text `number`
@@ -79,7 +83,7 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-    """Return the `SWAPS` `[L, swaps, T]` of a text in all layers, with the layer inputs of a donor text.
+    """Return the `SWAPS` `[L, swaps, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
     Both texts are truncated to the length of the shorter one; the ratios are NaN for tokens beyond this length.
     """
@@ -100,8 +104,8 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
     """Return the two `SWAPS` `[L, 2, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
-    `chains` and `donors` contain the layers of each stack, recorded for the text and for the donor, which must have the
-    same number of tokens. In each layer, the inputs that are not exchanged are those of the text.
+    `chains` and `donors` contain the layers of each stack, recorded for the text and for the donor. Both texts must
+    have the same number of tokens. In each layer, the inputs that are not exchanged are those of the text.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
@@ -140,9 +144,9 @@ class _SplitLayer:
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
-    Each token has two separate exchanges, of the other tokens and of the token itself, from which only the output of
-    this token is used. Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest
-    of the layer only for the token of each exchange.
+    For each token, the other tokens and the token itself are exchanged separately, and only the output of this token is
+    used. Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer
+    only for the token of each exchange.
     """
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)
@@ -156,7 +160,7 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
 
 
 def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor) -> Tensor:
-    """Return each token's output `[3, T, D]`: without exchange, with others exchanged, and with the token exchanged."""
+    """Return each token's output `[3, T, D]`: unchanged, with the other tokens exchanged, with the token exchanged."""
     others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(layer, donor_1TD)
     inputs_3TD = torch.cat([layer.x_1TD, layer.x_1TD, donor_1TD])
     heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
@@ -164,7 +168,7 @@ def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD:
 
 
 def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the head outputs `[1, T, E]` of each token after exchanging the other tokens, and the token itself."""
+    """Return each token's head outputs `[1, T, E]` with the other tokens exchanged, and with the token exchanged."""
     own_T1T1 = _mark_own_tokens(donor_1TD)
     others_exchanged_T1TD = torch.where(own_T1T1, layer.x_1TD, donor_1TD)
     own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, layer.x_1TD)
@@ -175,9 +179,9 @@ def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Ten
 
 
 def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tensor) -> Tensor:
-    """Return derivatives `[2, T, D]` of the output of each token: for moves of other tokens, and of the token itself.
+    """Return derivatives `[2, T, D]` of each token's output: for moves of the other tokens, and of the token itself.
 
-    The tokens move in the directions `move_1TD`.
+    `move_1TD` contains the direction in which the input of each token moves.
     """
     others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, move_1TD)
     inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
@@ -192,7 +196,7 @@ def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tens
 
 
 def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return derivatives `[1, T, E]` of the head outputs of each token: for moves of other tokens, and of the token.
+    """Return derivatives `[1, T, E]` of each token's head outputs: for moves of other tokens, and of the token itself.
 
     Derivatives are linear in the direction, so the derivative for moves of the other tokens is that for moves of all
     tokens minus that for a move of the token itself.
@@ -214,7 +218,7 @@ def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return each token's vector under the exchange that belongs to this token, `[B, T, x]`.
+    """Return the vector `[B, T, x]` of each token in the exchange that measures this token.
 
     The first axis of `exchanged_TBTx` contains one exchange for each token, and the third axis the tokens' vectors.
     """
@@ -239,7 +243,7 @@ def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor
 
 
 def _measure_length(vectors_BTD: Tensor) -> Tensor:
-    """Return the root mean squared length `[T]` over the batch."""
+    """Return the root mean square `[T]` of the lengths of each token's vectors over the batch."""
     squares_BT = vectors_BTD.square().sum(-1)
     mean_square_T: Tensor = squares_BT.mean(0)
     return mean_square_T.sqrt()

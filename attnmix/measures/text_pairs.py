@@ -1,4 +1,4 @@
-"""Mixing ratios by group of sources in pairs of texts: own text, other text and special tokens.
+"""Mixing ratios by group of source tokens in pairs of texts: the token's own text, the other text, special tokens.
 
 Each ratio compares the contribution of one group S of source tokens with the contribution of the token itself:
 
@@ -34,7 +34,8 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     first_BTE, second_BTE, special_BTE = sums_SBTE
     first_weight_BT, second_weight_BT, special_weight_BT = weights_SBT
 
-    # Replace the first and second text by the token's own and the other text, and exclude the token itself.
+    # Convert the sums over the first and the second text to sums over the token's own text and over the other text.
+    # The contribution of the token itself is subtracted.
     in_second_BT = segments_BT == 1
     in_second_BT1 = in_second_BT.unsqueeze(-1)
     itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)

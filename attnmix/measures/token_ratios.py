@@ -13,7 +13,7 @@ from attnmix.measures.documents import CLASSES, Document
 def ratio_rows(
     checkpoint: str, document: str, methods: Sequence[str], ratios_MLT: npt.NDArray[np.floating]
 ) -> pd.DataFrame:
-    """Return the ratios of one text, with one row for each layer and token, in this order.
+    """Return a table of the ratios of one text, with one row per layer and token; rows of a layer are adjacent.
 
     The columns are `checkpoint, document, layer, position`, and one column for each of `methods`.
     """

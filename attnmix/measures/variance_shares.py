@@ -1,9 +1,9 @@
 """Variance components of token vectors: shares of corpus, class, text and token.
 
 A token's vector is the sum of the corpus mean and of the deviations of its class, of its text, and of the token. The
-mean squared length of the vectors v of N texts is decomposed accordingly. Apart from E v.v, only products of different
-tokens or texts are used, which avoids bias from noisy means (as in a nested analysis of variance, solved for its
-components):
+mean squared length of the vectors v of N texts is decomposed accordingly. Squares of noisy means would be biased.
+Except for E v.v, the estimates therefore use only products of different tokens or texts (as in a nested analysis of
+variance, solved for its components):
 
     token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
     text     W - S            S   mean of m.m' over pairs of different texts of a class; m is the mean of a text
@@ -11,8 +11,8 @@ components):
     corpus   C
 
 Texts have equal weights, regardless of their length. For vectors of length 1, products are mean cosines: W within a
-text, S with other texts of the same class, O with texts of other classes. Shapes: N texts, X layers or sites (layer and
-capture point), D width.
+text, S between texts of the same class, O between texts of different classes. Shapes: N texts, X layers or sites (layer
+and capture point), D width.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 PARTS = ("corpus", "class", "text", "token")
 COSINES = ("within_text", "same_class", "other_class")
-MAX_TEXTS = 256  # maximum number of texts, because products of all pairs of texts are in memory
+MAX_TEXTS = 256  # maximum number of texts, to limit the memory for the products of all pairs of texts
 PERMUTATIONS = 200
 NULL_LEVEL = 0.95
 
@@ -133,7 +133,7 @@ def _average_products(
 
     Args:
         in_class: Sum of the products of each text with the other texts of its class.
-        all_texts: The same for the other texts of all classes.
+        all_texts: Sum of the products of each text with all other texts.
         size: Number of other texts of the same class.
         squares: Mean squared length of each text's vectors.
         within: Mean product of two different tokens of each text.

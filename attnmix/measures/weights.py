@@ -1,4 +1,4 @@
-"""Norms and linear maps of a model's layers, with weights extracted from its modules."""
+"""Norms and linear maps of a model's layers, with weights that are read from the modules of the model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class Norm:
         return self.linear(part) / self.deviation(whole)
 
     def normalise(self, whole: Tensor) -> Tensor:
-        """Return the norm's output for the vectors `whole` `[..., hidden]`, computed by its formula.
+        """Return the norm's output for the vectors `whole` `[..., hidden]`, computed from gamma, beta and eps.
 
         The output equals `part(whole, whole) + beta`, but the vectors are centred only once.
         """
