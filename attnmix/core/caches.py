@@ -1,6 +1,6 @@
 """Caches of numba and matplotlib, redirected to a temporary folder if the home folder is not writable.
 
-In a folder that is not writable, numba raises an error ("cannot cache function"), and matplotlib warns at every start.
+If a cache is not writable, numba raises an error ("cannot cache function"), and matplotlib warns at every start.
 """
 
 import atexit
@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages whose numba caches are next to their code
+COMPILED = ("attnmix.maps", "umap", "pynndescent")  # packages whose numba caches are stored next to their code
 
 
 def use_writable_caches() -> None:
@@ -53,7 +53,7 @@ def _can_write(folder: Path) -> bool:
 
 @cache
 def _create_temporary_folder() -> Path:
-    """Return a temporary folder for this process and its children, removed at exit."""
+    """Return a temporary folder for this process and its child processes; the folder is removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="attnmix-caches-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -27,17 +27,20 @@ VARIABLE = "ATTNMIX_DEVICE"
 APPLE = "mps"
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NEEDED_DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""Minimum versions of the NVIDIA driver for Linux by major version of CUDA (source: the CUDA release notes)."""
+"""The minimum version of the NVIDIA driver on Linux for each major version of CUDA (source: CUDA release notes)."""
 BARRIER_TIMEOUT = timedelta(days=7)
 """Maximum time to wait for other processes: a long text may take hours, and the default of NCCL is 10 minutes."""
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""A variable that cuBLAS reads when CUDA starts; without it, torch raises an error for nondeterministic products."""
+"""An environment variable that cuBLAS reads when CUDA starts.
+
+Without this variable, matrix products on CUDA are not deterministic, and torch raises an error.
+"""
 
 
 def chosen_device() -> torch.device:
-    """Return the device of this process: that in `ATTNMIX_DEVICE`, otherwise a GPU except Apple's, otherwise the CPU.
+    """Return the device of this process: the one in `ATTNMIX_DEVICE`, otherwise a non-Apple GPU, otherwise the CPU.
 
-    Raise `InputError` if the device in `ATTNMIX_DEVICE` does not exist.
+    Raise `InputError` if the device does not exist, or if several processes would use the same GPU.
     """
     name = os.environ.get(VARIABLE, "").strip()
     if name:
@@ -53,7 +56,10 @@ def chosen_device() -> torch.device:
 
 
 def device_named(name: torch.device | str, key: str) -> torch.device:
-    """Return the device `name`, such as `cpu`, `cuda` or `cuda:1`; for other names, raise `InputError` with `key`."""
+    """Return the device `name`, such as `cpu`, `cuda` or `cuda:1`.
+
+    Raise `InputError`, prefixed with `key`, if this machine has no such device.
+    """
     name = str(name)
     accelerator = _find_accelerator()
     allowed = ["cpu"]
@@ -89,9 +95,9 @@ def prepare_device(device: torch.device) -> None:
     """
     for name, value in WORKSPACE.items():
         os.environ.setdefault(name, value)
-    # With `warn_only`, torch would only warn of the non-deterministic gradients of attention on CUDA.
+    # With `warn_only`, torch would compute non-deterministic gradients of attention on CUDA, and only warn.
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cuda")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a module property
     set_full_precision()
     if os.environ.get("RANK", "0") == "0":
         _log_device(device)
@@ -107,7 +113,7 @@ def measuring_device(device: torch.device) -> torch.device:
 
 
 def process_state(device: torch.device) -> PartialState:
-    """Return the `PartialState` of accelerate: the group of all processes of the launcher, or of this process alone."""
+    """Return the `PartialState` of accelerate for the group of the launcher's processes, or for this process alone."""
     from accelerate import PartialState  # slow import (1 s)
 
     return PartialState(cpu=device.type == "cpu", timeout=BARRIER_TIMEOUT)
@@ -132,7 +138,7 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
 def _find_accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        # torch warns of an outdated driver, which `_explain_missing_gpu` explains in one line.
+        # torch warns of an outdated driver; `_explain_missing_gpu` reports this problem in one line instead.
         warnings.simplefilter("ignore")
         return torch.accelerator.current_accelerator(check_available=True)
 
@@ -143,7 +149,7 @@ def process_count() -> int:
 
 
 def _read_process_index() -> int:
-    """Return the GPU index of this process; raise `InputError` if a launcher started more processes than GPUs."""
+    """Return the index of the GPU for this process; raise `InputError` if there are more processes than GPUs."""
     if process_count() == 1:
         return 0
     index = int(os.environ.get("LOCAL_RANK", "0"))
@@ -174,7 +180,7 @@ def _log_device(device: torch.device) -> None:
 
 
 def _describe_gpu(device: torch.device) -> list[str]:
-    """Return the memory, driver and CUDA version of an NVIDIA GPU for a log message; empty for other devices."""
+    """Return the memory, driver and CUDA version of an NVIDIA GPU for a log message; [] for other devices."""
     if device.type != "cuda":
         return []
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
@@ -215,12 +221,12 @@ def _explain_missing_gpu() -> str | None:
 
 
 def _parse_version(version: str) -> list[int]:
-    """Return the numbers in a version, for comparisons."""
+    """Return the numbers in a version string, for comparisons between versions."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _read_start_error() -> str:
-    """Return the first line of CUDA's start-up error."""
+    """Return the first line of CUDA's error message at start; without an error, return that no device is visible."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

@@ -35,9 +35,9 @@ def check_writable(folder: Path) -> Path:
 
 
 def check_new_file(key: str, path: Path) -> Path:
-    """Return the file to write at `path`, which is the target of a link.
+    """Return the path of the file to write: `path` with its links resolved.
 
-    Raise `InputError` if `path`, set by `key`, cannot be written as a file in an existing folder.
+    Raise `InputError`, prefixed with `key`, if no file can be written at `path` or if its folder does not exist.
     """
     if path.is_dir():
         raise InputError(f"{key}: {path} is a folder; pass the path of a file")
@@ -93,7 +93,7 @@ def _measure_size(folder: Path) -> int:
 
 
 def publish_output(unfinished: Path, output: Path) -> None:
-    """Replace the old output of a stage by the folder `unfinished`; `output` is therefore never incomplete."""
+    """Replace the old `output` by the folder `unfinished`; `output` never contains only some of the new files."""
     output.parent.mkdir(parents=True, exist_ok=True)
     new = output.with_name(f"{output.name}.new")
     shutil.rmtree(new, ignore_errors=True)

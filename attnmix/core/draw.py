@@ -10,10 +10,10 @@ TYPICAL_CLASSES = 4
 
 
 def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowNumbers:
-    """Return `size` sorted row indices (all if there are fewer rows), with the class shares of `labels` up to rounding.
+    """Return the sorted indices of `size` random rows, or of all rows if there are fewer.
 
-    `labels` contains the class of each row. If `size` allows it, every class has at least one row, if necessary at the
-    expense of the largest classes.
+    `labels` contains the class of each row. Up to rounding, the sample has the class shares of all rows. If `size` is
+    at least the number of classes, the sample includes every class, if necessary with fewer rows of the largest ones.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -29,10 +29,11 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Return the row indices of the remainder and of a part with about `fraction` of the rows.
+    """Split the rows; return the indices of the remaining rows, and of a part with about `fraction` of the rows.
 
-    `labels` and `groups` contain the class and the group of each row. Rows of a group stay together, and the class
-    shares of the part are close to those of all rows. For a small fraction, the part has about one row per class.
+    `labels` and `groups` contain the class and the group of each row. Rows of the same group are never separated, and
+    the class shares of the part are close to those of all rows. If `fraction` is small, the part has about as many rows
+    as there are classes.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
@@ -46,9 +47,9 @@ def stratified_split(
 def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     """Return row indices of short, typical texts: one correctly classified text per class and one misclassified text.
 
-    `predictions` has one row per text: `label`, `predicted`, `probability` of the predicted class, and `tokens`. Only
-    the `TYPICAL_CLASSES` most frequent classes are included. Classes without correctly classified texts are skipped, as
-    is the misclassified text if there is none.
+    `predictions` has one row per text, with the columns `label`, `predicted`, `probability` (of the predicted class)
+    and `tokens` (their number). Correctly classified texts are from the `TYPICAL_CLASSES` most frequent classes. A
+    class without such a text is skipped; if no text is misclassified, no misclassified text is returned.
     """
     is_correct = predictions["label"] == predictions["predicted"]
     counts = predictions["label"].value_counts().sort_index()
@@ -66,7 +67,7 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
 
 
 def _select_typical_text(texts: pd.DataFrame) -> int:
-    """Return the row index of the short text with the median probability, neither the most nor the least confident.
+    """Return the row index of the short text with the median probability of the predicted class.
 
     Short texts have at most `TYPICAL_TOKENS` tokens. If there are none, the texts with the fewest tokens are used.
     """
@@ -86,8 +87,8 @@ def _select_groups(
     """Return the rows of greedily selected groups, with about `size` rows in total.
 
     The groups are visited in random order. A group is selected if it reduces the sum of (m_c / n_c)^2 over the classes
-    c, where m_c is the number of rows still missing from the quota of class c, and n_c its number of rows in the
-    table. Array axes: C classes, G groups.
+    c, where m_c is the number of rows still missing from the quota of class c, and n_c is the number of all rows of
+    class c. Array axes: C classes, G groups.
 
     scikit-learn's StratifiedGroupKFold supports only equal folds, and is a hundred times slower if nearly every group
     has a single row.
@@ -100,7 +101,7 @@ def _select_groups(
     generator = np.random.default_rng(seed)
     for group in generator.permutation(len(counts_GC)):
         count_C = counts_GC[group]
-        # (missing - count)^2 - missing^2, the change due to this group
+        # (missing - count)^2 - missing^2: the change if this group is selected
         change_C = count_C * (count_C - 2 * missing_C)
         if weights_C @ change_C < 0:
             missing_C -= count_C
@@ -113,7 +114,7 @@ def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArr
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
-    # Classes without any row receive the remaining rows first, then classes with the largest remainders.
+    # The rows lost by rounding down are assigned to classes without a row, then to those with the largest remainders.
     order = np.lexsort((quota - exact, quota > 0))
     remaining = size - quota.sum()
     quota[order[:remaining]] += 1

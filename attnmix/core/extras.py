@@ -1,4 +1,4 @@
-"""Extras: optional parts of attnmix with additional dependencies, not required for measures."""
+"""Extras: optional parts of attnmix that need additional dependencies. Measures need no extra."""
 
 from importlib.util import find_spec
 

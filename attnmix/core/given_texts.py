@@ -6,7 +6,7 @@
     read_texts([101, 2051, 10029, 102])                   token IDs of one text; a list of lists for several texts
     read_texts(tokenizer(["time flies"], padding=True))   token IDs with an attention mask
 
-Any other input raises an `InputError` with the index of the text and the correct calls.
+Any other input raises an `InputError`. Its message contains the index of the invalid text and the allowed inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS = (
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 OTHER_INPUTS = ("inputs_embeds", "position_ids", "decoder_input_ids", "decoder_inputs_embeds")
-"""Other inputs of models, which are not supported as keys of a mapping."""
+"""Names of other model inputs, which are not supported in the output of a tokenizer."""
 SHOWN_CHARACTERS = 40  # maximum length of a value in a message
 SHOWN_NAMES = 5  # maximum number of column names in a message
 SAMPLE_ROWS = 20  # number of rows used to identify the column of the texts
@@ -99,7 +99,7 @@ def _read_items(values: Sequence[Any], key: str) -> list[Item]:
 
 
 def read_item(value: Any, key: str) -> Item:
-    """Return one text, pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
+    """Return `value` as a text, a pair or `TokenIds`; raise `InputError`, prefixed with `key`, for any other value."""
     names = _list_column_names(value)
     if IDS in names:  # the output of a tokenizer
         encodings = _read_encodings(value, key)
@@ -120,7 +120,7 @@ def read_item(value: Any, key: str) -> Item:
 
 
 def _read_parts(parts: list[Any], key: str) -> Item:
-    """Return a list as a pair of texts or as `TokenIds`; raise `InputError`, prefixed with `key`, for other items."""
+    """Return a list as a pair of texts or as `TokenIds`; raise `InputError`, prefixed with `key`, for other lists."""
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
@@ -167,9 +167,9 @@ def _read_values(given: Any, key: str) -> list[Any]:
 
 
 def _convert_to_list(value: Any) -> Any:
-    """Return tensors, arrays, columns and their scalars as Python lists and numbers, and other values unchanged."""
+    """Convert tensors, arrays, columns and their scalars to Python lists and numbers; return other values unchanged."""
     if isinstance(value, str):
-        return str(value)  # without the type of a NumPy string
+        return str(value)  # converts a NumPy string to a Python string
     if hasattr(value, "detach"):  # a torch tensor on any device
         value = value.detach().cpu()
     for name in ("tolist", "to_pylist", "as_py"):  # numpy, pandas and torch; pyarrow columns; pyarrow scalars
@@ -182,7 +182,7 @@ def _convert_to_list(value: Any) -> Any:
 
 
 def _read_encodings(given: Any, key: str) -> list[TokenIds]:
-    """Return the texts of a tokenizer's output, for one text or a batch, without masked tokens."""
+    """Return the token IDs of each text in a tokenizer's output (one text or a batch), without masked tokens."""
     entries = _read_entries(given, key)
     rows = entries[IDS]
     masks = entries.get(MASK)
@@ -221,7 +221,7 @@ def _read_entries(given: Any, key: str) -> dict[str, list[list[int]]]:
 
 
 def _read_rows(value: Any, key: str) -> list[list[int]]:
-    """Return the rows of integers in an entry of a tokenizer's output, for one text or a batch."""
+    """Return the integers of one entry in a tokenizer's output (one text or a batch), with one row per text."""
     items = _list_items(_convert_to_list(value))
     if items and all(map(_is_number, items)):
         items = [items]  # one text
@@ -236,14 +236,17 @@ def _read_rows(value: Any, key: str) -> list[list[int]]:
 
 
 def _list_items(value: Any) -> list[Any]:
-    """Return the items of an iterable as Python objects; for a string or other value `[None]`, which callers reject."""
+    """Return the items of an iterable as Python objects.
+
+    For a string or any other value, return `[None]`, which callers reject.
+    """
     if isinstance(value, str) or not isinstance(value, Iterable):
         return [None]
     return [_convert_to_list(item) for item in value]
 
 
 def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
-    """Return the tokens with mask 1; raise `InputError` if there are none, or if they are not contiguous."""
+    """Return the tokens whose mask is 1; raise `InputError` if there are none, or if they are not contiguous."""
     others = set(mask) - {0, 1}
     if others:
         raise InputError(f"{key}: {MASK} contains {min(others)}; allowed: 0 and 1")
@@ -355,7 +358,10 @@ def _select_column(given: Any, key: Any) -> Any:
 
 
 def _measure_texts(values: Any) -> MeanLength:
-    """Return the mean length of a column's first texts, or `NO_TEXTS` unless all values are strings or missing."""
+    """Return the mean length of the texts in the first rows of a column; missing values are ignored.
+
+    Return `NO_TEXTS` if these rows contain other values or no texts.
+    """
     if isinstance(values, str):
         values = [values]
     if not isinstance(values, Iterable):
@@ -374,7 +380,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return True for an integer, including bool and integral float values, which occur in masks."""
+    """Return True for an integer, a bool, and a float without a fractional part; masks may contain all of these."""
     if isinstance(value, float):
         return value.is_integer()
     return isinstance(value, Integral)
@@ -387,7 +393,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _may_be_ids(given: Any) -> bool:
-    """Return True for a list, tuple, array or tensor; integers in a column are labels, not token IDs."""
+    """Return True for a list, tuple, array or tensor. The integers in a column of a table are labels, not token IDs."""
     is_array = hasattr(given, "shape") and not hasattr(given, "iloc")
     return is_array or isinstance(given, list | tuple)
 

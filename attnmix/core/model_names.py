@@ -33,8 +33,8 @@ def read_name(name: object) -> str:
 def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return a unique display name for each model.
 
-    A name shared by several models is prefixed with parent folders: the fewest that distinguish as many of the models
-    as possible. Names that are still shared are numbered.
+    If several models have the same name, it is prefixed with parent folders; more folders are used only if they
+    distinguish more models. Names that remain equal are numbered.
 
     Args:
         models: Key of each model. Repeated keys receive the same name.
@@ -69,16 +69,16 @@ def _find_repeated(labels: Iterable[str]) -> list[str]:
 
 
 def _select_models(label_by_model: Mapping[Hashable, str], label: str) -> list[Hashable]:
-    """Return the models with a label."""
+    """Return the models whose label in `label_by_model` is `label`."""
     return [model for model, label_of_model in label_by_model.items() if label_of_model == label]
 
 
 def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hashable, str]:
-    """Return a label for each of the models with the name `shared`, which is prefixed with parent folders.
+    """Return a label for each of the models that have the name `shared`: this name, prefixed with parent folders.
 
-    `sources` contains the source of each model. The number of folders is the same for all models: the smallest number
-    for which the number of different labels is largest. A user-defined name, which differs from the last component of
-    the source, remains unchanged.
+    `sources` contains the source of each model. The number of folders is the same for all models; more folders are used
+    only if they distinguish more models. A user-defined name, which differs from the last component of the source,
+    remains unchanged.
     """
     best_labels = dict.fromkeys(sources, shared)
     best_distinct = 1  # number of different labels in `best_labels`

@@ -1,8 +1,9 @@
 """Names allowed in parameters and written to files by stages, in display order.
 
-They include the capture points, the named locations in a model where features are recorded. Labels and colours are in
-`attnmix.figures.labels`, which only drawing code imports, and measures are described next to their formulas. Changing a
-name therefore reruns the stages that compute results, whereas changing a label or a colour does not.
+They include the names of the capture points: the locations in a model where features are recorded. Labels and colours
+are in `attnmix.figures.labels`, which only drawing code imports, and measures are described next to their formulas.
+Therefore, DVC reruns the stages that compute results after a change to a name, but not after a change to a label or a
+colour.
 """
 
 from collections.abc import Iterable
@@ -35,7 +36,7 @@ MATRIX_NAMES = (
 DEFAULT_MATRIX_NAMES = ("attention", "norm", "value_zeroing", "alti", "globenc", "attention_rollout", "alti_rollout")
 """The matrices that are computed by default."""
 EXCHANGE = "exchange"
-"""The matrix with the displacement of each vector after the exchange of a single input token."""
+"""The matrix that contains the displacement of each vector after one input token has been exchanged."""
 RATIO_CONTROL_NAMES = (
     "random_weights",
     "shuffled_words",
@@ -88,8 +89,8 @@ METRIC_NAMES = (
 )
 """The metrics of umap-learn for dense real vectors without additional parameters."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a token that
-is only a part of a word."""
+"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a token that is only a part of a
+word."""
 
 # Characters in the labels of tokens
 SPACE = "␣"  # a token without this prefix directly continues the previous token
@@ -109,22 +110,22 @@ LAYER_POINTS = (
     "ffn_output",
     "layer_output",
 )
-# The input of the decoder's first layer in encoder-decoder models. Its layer index is that of the encoder's last layer.
+# In encoder-decoder models, the input of the first decoder layer; it has the layer index of the last encoder layer.
 DECODER_INPUT = "decoder_embedding_output"
 POINTS = (*EMBEDDING_POINTS, *LAYER_POINTS, DECODER_INPUT)
 SUBLAYER_POINTS = ("attention_heads", "attention_output", "cross_attention_output", "ffn_output")
 """Outputs of sublayers before their addition to the residual stream; all other points are in the stream itself."""
 OWN_BASIS = frozenset({"attention_heads"})
-"""Capture points before the output projection of attention, where the basis is not that of the residual stream.
+"""Capture points before the output projection of attention; their vectors are not in the basis of the residual stream.
 
 Distances to vectors of other points are meaningless and are therefore not computed.
 """
 PREACTIVATION = "preactivation"
 """The output of the feed-forward network's first Linear, recorded like a capture point but not in `POINTS`.
 
-It is the input of the activation, unless this Linear also contains the weights of a gate.
+This output is the input of the activation function, unless the Linear also contains the weights of a gate.
 """
-# The steps of a layer, with the capture point after each step. Some families lack some of the steps. No capture
+# The steps of a layer, with the capture point after each step. Some model families lack some of these steps. No capture
 # point exists between the second skip connection and a subsequent norm.
 STEP_POINTS = {
     "heads": "attention_heads",

@@ -11,7 +11,7 @@ from attnmix.core.terminal import shorten
 def read_path(key: str, path: Any, call: str) -> Path:
     """Return `path` as a `Path`; raise `InputError`, prefixed with `key`, if the operating system does not accept it.
 
-    `call` is an example of a correct call for the message.
+    `call` is an example of a correct call, which the error message contains.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{key}: {type(path).__name__} is not a path; pass the name of a file or folder, as in {call}")

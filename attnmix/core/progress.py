@@ -14,7 +14,7 @@ from tqdm import tqdm
 Task = TypeVar("Task")
 
 BAR_DELAY_SECONDS = 2
-LONG_SECONDS = 10  # minimum expected duration of a loop that is announced in one line
+LONG_SECONDS = 10  # a loop with a longer expected duration is announced in one line
 
 
 class Progress:
@@ -30,7 +30,7 @@ class Progress:
         self.announced = not self.bar.disable  # a bar already shows the remaining time
 
     def advance(self) -> None:
-        """Count a completed step; once, if no bar is shown and the loop is long, print the expected duration."""
+        """Count a completed step; if no bar is shown and the loop is long, print the expected duration once."""
         self.done += 1
         self.bar.update()
         elapsed = time.monotonic() - self.started

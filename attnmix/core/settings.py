@@ -71,7 +71,7 @@ def _check_text(text: str) -> str:
 def _create_pair_validator(check: Callable[[str], str], what: str) -> PlainValidator:
     """Return a validator that applies `check` to one string, or to both strings of a list of two.
 
-    `what` describes the allowed values in the message for other types.
+    The error message for other types contains `what`, a description of the allowed values.
     """
 
     def validate(value: Any) -> str | list[str]:
@@ -93,7 +93,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_targets(value: Any) -> str | list[str]:
-    """Return the names of the Linear modules with adapters, or `all-linear`."""
+    """Return `all-linear`, or the names of the Linear modules for LoRA adapters; raise `ValueError` otherwise."""
     if value == "all-linear":
         return "all-linear"
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
@@ -113,7 +113,10 @@ NAMES_BY_PARAMETER = {
 
 
 def _create_name_validator(allowed: Iterable[str]) -> AfterValidator:
-    """Return a validator for names in `allowed`; its message states the parameter to which a rejected name belongs."""
+    """Return a validator for names in `allowed`.
+
+    If a rejected name is allowed in another parameter, the error message states this parameter.
+    """
 
     def check_name(name: str) -> str:
         """Return an allowed name; raise `ValueError` for any other name."""
@@ -148,8 +151,8 @@ Checked = TypeVar("Checked", bound=Section)
 def checked_section(section: type[Checked], **arguments: Any) -> Checked:
     """Return a `section` with the values in `arguments`, and default values for all other keys.
 
-    NumPy and torch scalars count as Python numbers. Values that are not allowed in `params.yaml` raise `InputError`
-    with the names of the arguments.
+    NumPy and torch scalars are converted to Python numbers. Values that are not allowed in `params.yaml` raise
+    `InputError` with the names of the arguments.
     """
     values = {key: unwrap_scalar(value) for key, value in arguments.items()}
     try:
@@ -213,7 +216,7 @@ class DatasetParameters(Section):
 
     @model_validator(mode="after")
     def _check_rare_word(self) -> DatasetParameters:
-        """Raise `ValueError` for a rare word that contains spaces, or for pairs of texts."""
+        """Raise `ValueError` if the rare word contains spaces, or if it is specified for pairs of texts."""
         if self.rare_word is None:
             return self
         if len(self.rare_word.split()) != 1:
@@ -351,9 +354,12 @@ class FaithfulnessParameters(Section):
 MAX_PARTS_TOKENS = 128
 """Maximum number of tokens in a text whose vectors are decomposed; the run time is quadratic in this number."""
 MIN_UMAP_VECTORS = 20
-"""Minimum number of distinct vectors for UMAP; with fewer, the 15 neighbours would be nearly all other vectors."""
+"""Minimum number of distinct vectors for UMAP.
+
+With fewer vectors, the 15 neighbours of a vector would be nearly all other vectors.
+"""
 MIN_TYPED_UMAP_TOKENS = 48
-"""Minimum number of tokens for UMAP of typed texts; with fewer, UMAP is no better than principal components.
+"""Minimum number of tokens for UMAP of user texts; with fewer tokens, principal components are at least as good.
 
 In twelve texts of IMDb with lengths of up to 40 tokens, two principal components preserved more of the 15 nearest
 neighbours than UMAP (commit c727349).

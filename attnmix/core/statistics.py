@@ -33,13 +33,13 @@ class Sums(NamedTuple):
 
     @classmethod
     def over_tokens(cls, values: Doubles) -> Self:
-        """Return the sums of one text over its tokens, the last axis of `values` `[..., T]`; NaN is ignored."""
+        """Return the sums over the tokens of one text, the last axis of `values` `[..., T]`; NaN values are ignored."""
         is_known = ~np.isnan(values)
         return cls(np.nansum(values, -1), is_known.sum(-1, dtype=np.float64))
 
     @classmethod
     def stack(cls, texts: Sequence[Sums]) -> Self:
-        """Return the stacked sums of single texts, in their order."""
+        """Return the sums of several texts, stacked from the sums of each text in the given order."""
         values = [text.values for text in texts]
         counts = [text.counts for text in texts]
         return cls(np.stack(values), np.stack(counts))
@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return the sums of `texts` texts: these sums at the indices `numbers`, and 0 for all other texts."""
+        """Return the sums of `texts` texts: these sums for the texts with indices `numbers`, and 0 for all others."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -75,9 +75,9 @@ class Interval(NamedTuple):
 class Resampled(NamedTuple):
     """Weighted means over the texts `[...]`, and over the texts of every bootstrap sample `[samples, ...]`.
 
-    Intervals over n texts are widened by sqrt(n / (n - 1)) and by the ratio of the quantile of Student's t, with n - 1
-    degrees of freedom, to the normal quantile (Hesterberg, The American Statistician 2015). Intervals are NaN for fewer
-    than two texts.
+    Intervals over n texts are widened by two factors (Hesterberg, The American Statistician 2015): sqrt(n / (n - 1)),
+    and the ratio of the quantile of Student's t with n - 1 degrees of freedom to the normal quantile. Intervals are NaN
+    for fewer than two texts.
     """
 
     mean: Doubles
@@ -88,7 +88,7 @@ class Resampled(NamedTuple):
     """Divisors of the sums over all texts `[...]`: numbers of tokens for means over tokens."""
 
     def interval(self) -> Interval:
-        """Return the widened percentile interval, ignoring samples with a count of zero."""
+        """Return the widened percentile interval; bootstrap samples in which the mean is undefined are ignored."""
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -115,7 +115,7 @@ class Resampled(NamedTuple):
         cell's samples. Let c be the 95 % quantile, over the samples, of the largest |sample - mean| / se of all cells.
         Then t is the quantile of Student's t with n - 1 degrees of freedom that has the tail probability of c under
         the normal distribution. Intervals are NaN for cells that are constant, missing in a sample, or based on fewer
-        than `MIN_SIMULTANEOUS` texts, for which too many intervals would exclude 0 by chance.
+        than `MIN_SIMULTANEOUS` texts. With fewer texts, too many intervals would exclude 0 by chance.
 
         References:
             Romano and Wolf, JASA 2005.
@@ -134,7 +134,7 @@ class Resampled(NamedTuple):
         return Interval(self.mean, self.mean - half, self.mean + half)
 
     def minus(self, other: Resampled) -> Resampled:
-        """Return the paired difference from `other`, which must have the same texts in each sample."""
+        """Return the paired difference between these means and `other`, whose samples must contain the same texts."""
         documents = np.minimum(self.documents, other.documents)
         counts = np.minimum(self.counts, other.counts)
         return Resampled(self.mean - other.mean, self.samples - other.samples, documents, counts)
@@ -156,8 +156,8 @@ class Draws:
     def resample(self, chunks: Iterable[Sums]) -> Resampled:
         """Return the means over all texts and over the texts of each bootstrap sample.
 
-        `chunks` are consecutive texts, in text order; one chunk at a time is in memory. Array axes: S samples, D texts
-        of a chunk, followed by the axes of the quantity.
+        `chunks` are the sums of consecutive texts, in text order; only one chunk at a time is in memory. Array axes: S
+        samples, D texts of a chunk, followed by the axes of the quantity.
         """
         sums: Any = 0.0
         counts: Any = 0.0
@@ -230,7 +230,7 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
 
 
 class Verdict(StrEnum):
-    """The verdicts on a difference of two means, as displayed by `attnmix.compare`.
+    """The verdicts on the difference between two means, as displayed by `attnmix.compare`.
 
     No verdict states that the means are equal, because an interval cannot prove equality.
     """
@@ -243,7 +243,7 @@ class Verdict(StrEnum):
 
 
 def verdict(low: float, high: float, documents: float) -> Verdict:
-    """Return the verdict on a difference of means over `documents` texts, with the 95 % interval [`low`, `high`].
+    """Return the verdict on a difference between means over `documents` texts; [`low`, `high`] is its 95 % interval.
 
     For fewer than `MIN_SIMULTANEOUS` texts, the verdict is always `TOO_FEW_TEXTS`. A difference is
     `INCONCLUSIVE` if its interval includes 0.
@@ -268,7 +268,7 @@ class Jackknifed(NamedTuple):
     whole: Doubles
     """The statistic of all texts `[...]`."""
     without: Doubles
-    """The statistics without each text `[N, ...]`."""
+    """The leave-one-out values `[N, ...]`: row n is the statistic of all texts except text n."""
 
     @property
     def documents(self) -> int:
@@ -276,7 +276,7 @@ class Jackknifed(NamedTuple):
         return len(self.without)
 
     def interval(self) -> Interval:
-        """Return the 95 % jackknife interval by Student's t with N - 1 degrees of freedom.
+        """Return the 95 % jackknife interval, computed with Student's t with N - 1 degrees of freedom.
 
         The bounds are NaN for fewer than three texts.
         """
@@ -291,7 +291,7 @@ class Jackknifed(NamedTuple):
         return Interval(self.whole, self.whole - half, self.whole + half)
 
     def minus(self, other: Jackknifed) -> Jackknifed:
-        """Return the paired difference over the same texts."""
+        """Return the paired difference between this statistic and `other`, which must be based on the same texts."""
         return Jackknifed(self.whole - other.whole, self.without - other.without)
 
 

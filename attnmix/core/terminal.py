@@ -13,8 +13,8 @@ DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Unicode bidirectional control characters."""
 MAX_VALUE = 80  # maximum length of a user's value in a message
 LONG_WORD = re.compile(rf"([^\s/]{{{MAX_VALUE}}})[^\s/]{{{256 - MAX_VALUE},}}")
-"""A string of at least 256 characters without spaces and slashes. It is longer than any file name, and therefore comes
-from the user's data."""
+"""A string of at least 256 characters without spaces and slashes. Such a string is longer than any file name, and
+therefore comes from the user's data."""
 
 
 def printable(text: str, kept: str = KEPT_CONTROLS) -> str:

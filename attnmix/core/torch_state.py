@@ -38,7 +38,7 @@ def torch_state() -> Iterator[None]:
 
 
 def set_full_precision() -> None:
-    """Set matrix products of float32 tensors to full precision."""
+    """Select full precision for matrix products, convolutions and RNNs of float32 tensors."""
     torch.set_float32_matmul_precision("highest")
     cudnn: Any = torch.backends.cudnn
     cudnn.allow_tf32 = False
@@ -47,7 +47,7 @@ def set_full_precision() -> None:
 
 
 class _Shared:
-    """A process-wide context for several threads: the first thread enters it, and the last one exits it."""
+    """A process-wide context for several threads: it begins when the first enters, and ends when the last exits."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         """Store the function `make`, which creates the context."""
@@ -71,14 +71,14 @@ class _Shared:
 
 @contextmanager
 def _set_numeric_settings() -> Iterator[None]:
-    """Set float32 as the default dtype, and full precision of products; restore both afterwards."""
+    """Set float32 as the default dtype, and full precision for products; restore the old settings afterwards."""
     with _set_default_dtype(torch.float32), _set_exact_products():
         yield
 
 
 @contextmanager
 def _disable_compilation() -> Iterator[None]:
-    """Disable compilation; raise `InputError` inside a compiled function."""
+    """Disable compilation by `torch.compile`; raise `InputError` inside a compiled function."""
     try:
         stance = torch.compiler.set_stance("force_eager")
     except RuntimeError as error:
@@ -142,7 +142,7 @@ class _OlderSettings(NamedTuple):
 
 
 def _read_older_settings() -> _OlderSettings | None:
-    """Return the older settings, or None if `fp32_precision` is set: torch then refuses to read them."""
+    """Return the older settings; None if `fp32_precision` is set, because reading them then raises an error."""
     cudnn: Any = torch.backends.cudnn
     try:
         return _OlderSettings(torch.get_float32_matmul_precision(), cudnn.allow_tf32)
@@ -152,7 +152,7 @@ def _read_older_settings() -> _OlderSettings | None:
 
 @contextmanager
 def _set_exact_products() -> Iterator[None]:
-    """Set full precision, and restore the previous settings of all backends afterwards."""
+    """Set full precision for float32 products, and restore the previous settings of all backends afterwards."""
     torch_backends: Any = torch.backends  # some attributes exist only at run time
     cudnn = torch_backends.cudnn
     backends = [torch_backends.cuda.matmul, cudnn.conv, cudnn.rnn, torch_backends.mkldnn.matmul]

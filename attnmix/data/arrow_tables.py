@@ -1,4 +1,4 @@
-"""Readers of parquet and arrow files, in batches with a limit on the size of the table."""
+"""Readers of parquet and arrow files; they read the rows in batches, and limit the size of the table."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ BATCH_ROWS = 2**14
 
 
 def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of a parquet file.
+    """Return the `columns` of a parquet file (None: all columns).
 
     Texts are read with dictionary encoding, so that repeated texts occupy memory only once.
     """
@@ -38,7 +38,7 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
 
 
 def _restore_types(table: pa.Table, schema: pa.Schema, text_names: Sequence[str]) -> pa.Table:
-    """Return the table with the columns `text_names` in the types of `schema`, without dictionary encoding."""
+    """Return the table with its dictionary-encoded columns `text_names` converted to their types in `schema`."""
     for number, name in enumerate(table.column_names):
         if name in text_names:
             declared_type = schema.field(name).type
@@ -48,7 +48,7 @@ def _restore_types(table: pa.Table, schema: pa.Schema, text_names: Sequence[str]
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the columns of a file in arrow's stream format (used by `datasets`) or file format."""
+    """Return the `columns` (None: all) of an arrow file in the stream format (used by `datasets`) or file format."""
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
         check_names(schema.names, columns, shown)
@@ -67,7 +67,7 @@ def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
 
 
 def stored_class_names(path: Path, column: str) -> list[str] | None:
-    """Return the class names stored by `datasets` in the metadata of parquet and arrow files, or None."""
+    """Return the class names of `column` that `datasets` stored in a parquet or arrow file, or None."""
     suffix = data_suffix(path.name)
     if suffix not in (".parquet", ".arrow"):
         return None
@@ -97,7 +97,7 @@ def _open_seekable(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _open_batches(content: BinaryIO) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    """Yield the schema and the batches of an arrow file, in the file format or otherwise the stream format."""
+    """Yield the schema and the batches of an arrow file, which is in the file format or the stream format."""
     try:
         with pa.ipc.open_file(content) as file:
             batches = (file.get_batch(number) for number in range(file.num_record_batches))
@@ -132,7 +132,7 @@ def _convert_to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return True for strings and bytes."""
+    """Return True for the types of strings and bytes."""
     types = pa.types
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 

@@ -1,7 +1,7 @@
-"""The classes of labelled texts, from the values of the label column: strings, integers or booleans.
+"""The classes of labelled texts, derived from the values of the label column: strings, integers or booleans.
 
 Strings such as `01` and `1` are different classes. Numbers are sorted numerically. If the dataset's description defines
-class names, the labels of all files and splits must be either codes (0 for the first name) or names.
+class names, the labels in all files and splits must be either only codes (0 for the first name) or only names.
 """
 
 import logging
@@ -25,7 +25,7 @@ TRUTH_NAMES = {"true", "false"}
 MAX_SHOWN_CLASSES = 5  # maximum number of classes in a message
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")  # an integer without leading zeros
 WHOLE_WITH_ZERO = re.compile(rf"({WHOLE.pattern})\.0")  # format of integers in a column with missing values
-CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")  # a class code in a file without types, such as `1` or `1.0`
+CODE = re.compile(rf"({WHOLE.pattern})(?:\.0)?")  # a class code in an untyped file (csv, tsv), such as `1` or `1.0`
 DECIMAL = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")  # a number, also in scientific notation
 FORMULA = re.compile(r"[=@]|[-+]+[^-+0-9.,\s]|[-+].*[A-Za-z(|!]")
 """The beginning of a spreadsheet formula in a csv file, such as `=1+1`, `@sum` and `-x`, but not `-1` or `+`."""
@@ -80,17 +80,17 @@ def _check_classes(classes: Sequence[Any], where: str) -> None:
 
 
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
-    """Return the interpretation of the labels in all files: codes or `names`. Missing labels and -1 are ignored.
+    """Return whether the labels in all files are class codes or class `names`; missing labels and -1 are ignored.
 
     Numbers are codes. Strings are names, or codes if some strings are not names. In untyped files (csv, tsv), strings
-    are ambiguous if each of them is both a code and a name, and the code and the name of at least one string belong to
-    different classes. Raise `InputError`, prefixed with `where`, for ambiguous strings, for any other value, and for
-    files that contradict each other.
+    are ambiguous if each of them is both a code and a name, and at least one of them is the code of one class and the
+    name of another. Raise `InputError`, prefixed with `where`, for ambiguous strings, for values that are neither codes
+    nor names, and for files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
-    first_file: dict[Reading, str] = {}  # by interpretation: the first file that allows no other one
-    is_untyped = False  # True if a file without types allows both interpretations
+    first_file: dict[Reading, str] = {}  # for each interpretation, the first file that allows only this one
+    is_untyped = False  # True if an untyped file allows both interpretations
     conflicting: dict[str, None] = {}  # labels that are the name of one class and the code of another
     for file in files:
         present = _list_labels(file, names, where)
@@ -116,7 +116,7 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
 
 
 def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
-    """Return the unique labels of a file without missing values; `True` and 1 are different labels."""
+    """Return the unique labels of a file, except missing values; `True` and 1 are different labels."""
     labels: dict[tuple[str, Any], None] = {}
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
@@ -164,7 +164,7 @@ def _read_truth_values(names: Sequence[str], where: str) -> Reading:
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
     """Return the labels `values` (codes or names, as determined by `reading`) as categories with the ordered `names`.
 
-    Other values become missing values.
+    Labels that belong to no class become missing values.
     """
     find_indices = _find_indices_of_codes if reading == "codes" else _find_indices_of_names
     codes = find_indices(values, names)
@@ -173,12 +173,12 @@ def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> 
 
 
 def _find_indices_of_codes(values: pd.Series, names: Sequence[str]) -> list[int]:
-    """Return the index of each label that is a code of a class; -1 for any other value."""
+    """Return the class index of each value that is a class code, and -1 for any other value."""
     return [_read_code(value, len(names)) for value in values]
 
 
 def _find_indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]:
-    """Return the index of each label that is the name of a class; -1 for any other value."""
+    """Return the class index of each value that is a class name or a boolean, and -1 for any other value."""
     index_by_name: dict[Any, int] = {}
     index_by_boolean: dict[bool, int] = {}  # used only for two classes, false and true (`_read_truth_values`)
     for index, name in enumerate(names):
@@ -240,9 +240,9 @@ def _read_code(value: Any, classes: int) -> int:
 
 
 def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
-    """Return all labels, as Python objects unless they are categories.
+    """Return all labels in one column, as Python objects unless all given columns are categorical.
 
-    With large numbers of two types, pandas would otherwise lose digits.
+    Otherwise, pandas would lose digits when it joins large numbers of two types.
     """
     are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
     if not are_categories:
@@ -252,7 +252,7 @@ def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each unique label, in the class order of the source or, if there is none, sorted by class."""
+    """Return the class of each unique label, in the order of the source's categories, otherwise sorted by class."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
@@ -283,7 +283,7 @@ def _name_kind(label: Any) -> str:
 
 
 def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[str, int]:
-    """Return the class of each label in `values`: an integer if all labels have the same integer format, or a string.
+    """Return the class of each label in `values`: integers if all labels have the same integer format, else strings.
 
     Surrounding spaces are removed. Raise `InputError` for numbers that are not whole.
     """
@@ -304,7 +304,7 @@ def _read_strings(values: Sequence[str], where: str) -> dict[str, str] | dict[st
 
 
 def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> None:
-    """Raise `InputError` for numbers, parsed from `values`, that are not integers and therefore not classes."""
+    """Raise `InputError` if any of the `numbers`, which were parsed from the labels `values`, is not an integer."""
     has_fractions = any(number % 1 != 0 for number in numbers)  # also true for infinite numbers
     if has_fractions:
         raise InputError(
@@ -345,7 +345,7 @@ def _is_invisible(letter: str) -> bool:
 
 
 def _normalise(name: str) -> str | Decimal:
-    """Return a form that is equal for names with the same appearance: a number, or visible letters in lower case."""
+    """Return a form that is equal for names that differ only in spelling: a number, or visible lower-case letters."""
     visible = _remove_invisible(name)
     if DECIMAL.fullmatch(visible):
         return Decimal(visible)

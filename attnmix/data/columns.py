@@ -6,7 +6,7 @@ from typing import Any
 from attnmix.core.errors import InputError
 
 SEPARATOR_NAMES = {",": "commas (,)", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
-MAX_TABLE_BYTES = 2**32  # maximum memory of the selected columns
+MAX_TABLE_BYTES = 2**32  # maximum size of the selected columns in memory
 MAX_SHOWN_NAMES = 12  # maximum number of columns in a message
 MAX_SHOWN_LETTERS = 40  # maximum length of a column name in a message
 Columns = Mapping[str, str]
@@ -17,11 +17,11 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
     """Raise `InputError` if a column in `columns` is missing in a file, and `ValueError` if a column is repeated.
 
     `names` are the columns of the file, and `shown` is its name in messages. Without `columns`, all columns are checked
-    for repetition. `separator` is that of a csv or tsv file, for advice on missing columns.
+    for repetition. `separator`, the separator of a csv or tsv file, helps to explain missing columns.
     """
     wanted = list(names) if columns is None else list(columns.values())
-    # A repeated column is a problem of the file. The caller turns this `ValueError` into a message that begins with the
-    # name of the file, to which "it" refers.
+    # A repeated column is a problem of the file. The caller converts this `ValueError` into a message that begins with
+    # the name of the file; "it" in the message refers to this file.
     repeated = []
     for name in wanted:
         if names.count(name) > 1 and name not in repeated:
@@ -30,7 +30,7 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
         raise ValueError(f"it has more than one column {shown_names(repeated)}; rename or remove them")
     if columns is None:
         return
-    # A missing column is usually a wrong parameter, which the message names.
+    # The usual cause of a missing column is a wrong parameter. The message therefore names this parameter.
     for key, name in columns.items():
         if name not in names:
             problem = f"{shown} has no column {shown_names([name])}; it has {shown_names(names)}"
@@ -67,7 +67,7 @@ def shown_names(names: Sequence[Any]) -> str:
 def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str | None) -> str:
     """Return the likely reason why a csv or tsv header lacks a name in `wanted`, for a message; empty if unknown.
 
-    `names` are the names in the header, and `separator` is the expected separator; None for other formats.
+    `names` are the names in the header. `separator` is the expected separator, or None for other file formats.
     """
     if separator is None:
         return ""

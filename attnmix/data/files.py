@@ -1,4 +1,4 @@
-"""Reader of a single data file; invalid records raise an error with their row.
+"""Reader of a single data file; for an invalid record, it raises an error with the row of the record.
 
 The same readers load plain and compressed files, single files and files in folders.
 """
@@ -72,7 +72,7 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
 
 
 def _locate_undecodable_line(path: Path) -> str:
-    """Return the first line that is not UTF-8, as the subject of a message; without a number if the file changed."""
+    """Return a description of the first line that is not UTF-8, such as `line 3`; no number if the file has changed."""
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

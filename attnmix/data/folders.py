@@ -1,4 +1,4 @@
-"""Assignment of files to the splits of a dataset, by file names and descriptions, with the rules of the hub.
+"""Assignment of files to the splits of a dataset by file names and descriptions, according to the rules of the hub.
 
 The rules of `datasets` (`datasets.data_files`) are applied only to the names of data files; see `attnmix.data.listing`.
 """
@@ -46,7 +46,7 @@ EQUIVALENT_OPTIONS = {"encoding": ("utf-8", "utf8", "utf-8-sig"), "header": (0, 
 
 
 class Layout(NamedTuple):
-    """The file names of a configuration by split, with information from the descriptions."""
+    """The file names of each split in a configuration of a dataset, and information from the dataset's descriptions."""
 
     files: dict[str, list[str]]
     separator: str | None
@@ -54,7 +54,7 @@ class Layout(NamedTuple):
     """The names of the classes, by column."""
     contents: Contents
     creators: list[str]
-    """The sources of the texts in the dataset card (`language_creators`), such as `found` or `machine-generated`."""
+    """The sources of the texts according to the dataset card (`language_creators`), such as `machine-generated`."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -112,8 +112,9 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a configuration of the dataset with the files `names`.
 
-    `shown` is the name of the dataset in messages, and `descriptions` are the files that satisfy `is_description`.
-    Raise `InputError` without data files, for an unknown configuration, and for invalid descriptions.
+    `shown` is the name of the dataset in messages, and `descriptions` contains the local path of each file that
+    satisfies `is_description`. Raise `InputError` if there are no data files, if the configuration is unknown, and for
+    invalid descriptions.
     """
     require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
@@ -144,7 +145,7 @@ def find_layout(
 
 
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
-    """Return the source's names of the splits, under the keys `train` and, if there is a test split, `test`.
+    """Return the names that the splits have in the source; the keys are `train` and, if there is a test split, `test`.
 
     Raise `InputError` for a missing split, for missing parts of a table, and for duplicate tables.
     """
@@ -191,7 +192,7 @@ def warn_of_unread_files(shown: str, contents: Contents, read: Sequence[str]) ->
 
 @contextmanager
 def errors_in_words(shown: str) -> Iterator[None]:
-    """Convert every error of `datasets` into an `InputError` with its cause and the dataset's name `shown`."""
+    """Convert every error of `datasets` into an `InputError` with the cause and the dataset's name `shown`."""
     try:
         yield
     except InputError:
@@ -241,7 +242,7 @@ def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
 
 
 def _read_creators(value: Any) -> list[str]:
-    """Return the sources of the texts in a dataset card; empty for values that are not a name or a list."""
+    """Return the sources of the texts that a dataset card declares; empty if `value` is neither a name nor a list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
@@ -258,7 +259,7 @@ def _check_mapping(name: str, content: Any) -> None:
 def _find_features(cards: _Cards, configuration: str) -> Any:
     """Return the features of a configuration, or None.
 
-    For a dataset without declared configurations, `datasets` applies the only set of features to all data.
+    If a dataset declares one set of features but no configurations, `datasets` applies these features to all data.
     """
     features = cards.features
     if configuration in features:
@@ -269,7 +270,7 @@ def _find_features(cards: _Cards, configuration: str) -> Any:
 
 
 def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the class names by column, for columns declared as classes in `datasets`."""
+    """Return the class names of each column whose declared feature has class names."""
     classes = {}
     for name, feature in features.items():
         if hasattr(feature, "names"):
@@ -280,8 +281,8 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the data files of each split.
 
-    The splits are defined by the `data_files` in a description (`options`), otherwise by the folders that
-    `save_to_disk` wrote if there is no description, otherwise by the file names.
+    The splits are defined by `data_files` in the `options` of a description. If there are no `options`, they are
+    defined by folders that `save_to_disk` wrote. In all other cases, they are defined by the file names.
     """
     from datasets.data_files import sanitize_patterns
 
@@ -308,8 +309,8 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the files by split, according to the first rule of the hub that matches a name.
 
-    If no rule matches, the rules for folders and files are applied to the names in lower case. If they do not result in
-    several splits including train, all files belong to train.
+    If no rule matches, the rules for folders and files are applied to the names in lower case. If neither rule then
+    results in several splits that include train, all files belong to train.
     """
     from datasets import data_files
 
@@ -332,7 +333,7 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the files with names like those written by `push_to_hub`, by split: common splits first, others sorted."""
+    """Return the files whose names match `SHARD`, by split: first the usual splits, then the other splits, sorted."""
     from datasets import data_files
 
     shards: dict[str, list[str]] = defaultdict(list)
@@ -349,7 +350,7 @@ def _find_shards(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the file names that match any pattern of a split, by split, without empty splits."""
+    """Return, for each split, the file names that match any of its patterns; splits without files are omitted."""
     files = {}
     for split, patterns in split_patterns.items():
         split_files = _match_each(patterns, names)
@@ -361,7 +362,7 @@ def _match_splits(split_patterns: Mapping[Any, Sequence[str]], names: Sequence[s
 def _match_splits_in_lower_case(
     split_patterns: Mapping[Any, Sequence[str]], names: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the file names whose lower-case form matches any pattern of a split, by split, without empty splits."""
+    """Return, for each split, the file names whose lower-case form matches any of its patterns; omit empty splits."""
     originals: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         originals[name.lower()].append(name)
@@ -409,9 +410,9 @@ def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
 
 
 def _keep_one_format(files: Sequence[str]) -> list[str]:
-    """Return the files of the most frequent format; `warn_of_unread_files` reports the others.
+    """Return the files whose format is that of the most frequent suffix; `warn_of_unread_files` reports other files.
 
-    For equal numbers of files, `FORMAT_PREFERENCE` decides. These are rules of the hub.
+    If several suffixes are equally frequent, the first one in `FORMAT_PREFERENCE` is selected, as on the hub.
     """
     counts = Counter(data_suffix(name) for name in files)
     most_files = max(counts.values())
@@ -457,7 +458,7 @@ def _read_separator(shown: str, options: Mapping[str, Any]) -> str | None:
 def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     """Return True for an option of a description that this module applies, or that has no effect on the tables.
 
-    `defaults` are the options of the reader in `datasets`; other keys are not options of the reader.
+    `defaults` contains the default values of all options of the reader in `datasets`.
     """
     if key not in defaults or key in KNOWN_OPTIONS or key in SPEED_OPTIONS:
         return True
@@ -465,7 +466,7 @@ def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 
 
 def _describe_cause(error: BaseException) -> str:
-    """Return the message of an error's root cause, in one line, or its type if the message is empty."""
+    """Return the message of an error's root cause in one line, or the type of this cause if its message is empty."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split())
@@ -473,7 +474,7 @@ def _describe_cause(error: BaseException) -> str:
 
 
 class _Series(NamedTuple):
-    """Files that are the parts of one table, such as `train-00000-of-00003.csv`."""
+    """The common name of files that are parts of one table, such as `train-00000-of-00003.csv`."""
 
     folder: str
     head: str  # for example `train-`
@@ -482,7 +483,7 @@ class _Series(NamedTuple):
 
 
 def _check_parts(files: Sequence[str], shown: str) -> None:
-    """Raise `InputError` if one of the parts `...-00000-of-00003` is missing."""
+    """Raise `InputError` if a part of a table is missing, such as `train-00001-of-00003.csv`."""
     numbers_by_series = defaultdict(set)
     for file in files:
         folder, name = posixpath.split(file)

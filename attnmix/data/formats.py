@@ -1,4 +1,4 @@
-"""Formats of data files, their suffixes, and checks before reading, without imports of table libraries."""
+"""Formats and suffixes of data files, and checks before reading. This module imports no table library."""
 
 import codecs
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ FOREIGN_STARTS = {
     b"<!doctype html": "is a web page; download the file itself",
     b"<html": "is a web page; download the file itself",
 }
-"""The problem of files that are not tables, with the next step, by the first bytes in lower case."""
+"""Error messages for files that are not tables, by the first bytes of the file in lower case."""
 COMPRESSED_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
-"""Further problems by first bytes, checked only after decompression, because compressed files may begin with them."""
+"""Further error messages by first bytes; they apply to plain and decompressed content, but not to compressed files."""
 COMPRESSION_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",
@@ -93,7 +93,7 @@ def check_compressed_start(start: bytes) -> None:
 
 
 def check_sizes(files: Sequence[Path]) -> None:
-    """Raise `InputError` for files that exceed the size limit of a dataset, before they are read."""
+    """Raise `InputError` if the total size of `files` exceeds `MAX_SOURCE_BYTES`, or if a file is missing."""
     sizes = {file: _read_size(file) for file in files}
     if sum(sizes.values()) > MAX_SOURCE_BYTES:
         largest = max(sizes, key=sizes.__getitem__)

@@ -1,4 +1,4 @@
-"""Reader of JSON files: one object per line (jsonl, ndjson), or a list of objects or consecutive objects (json)."""
+"""Reader of JSON files: one object per line (jsonl, ndjson), or objects in a list or one after the other (json)."""
 
 import io
 import json
@@ -58,7 +58,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _read_values(text: str) -> Iterator[tuple[int, Any]]:
-    """Yield the line number and the value of each element of a list, or of each of several consecutive values."""
+    """Yield the line number and the value of each element of a JSON list, or of each value in a sequence of values."""
     decoder = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
     position = _skip_space(text, 0)
     is_list = text.startswith("[", position)
@@ -106,7 +106,7 @@ class _RepeatedKeyError(ValueError):
 
 
 def _create_line_error(number: int, error: Exception, in_lines: bool) -> ValueError:
-    """Return the error for a line or row that is not an object."""
+    """Return the error for a line that is not a valid JSON object."""
     if isinstance(error, _RepeatedKeyError):
         return ValueError(f"the object of line {number} has {error}")
     return ValueError(f"line {number} is not a JSON object ({error}); {_describe_allowed_records(in_lines)}")

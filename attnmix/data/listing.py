@@ -18,18 +18,18 @@ CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 """Files in the root of a dataset that assign other files to configurations and splits."""
 SAVED_STATE = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
-"""Files written by `save_to_disk`: the first lists the arrow files of its folder, the second the splits."""
+"""Files written by `save_to_disk`: `SAVED_STATE` lists the arrow files of its folder, `SAVED_SPLITS` the splits."""
 NO_DATA = (*CARDS, SAVED_SPLITS, "config.json", "dataset_info.json")
 """Files that describe a dataset or a model, and contain no data."""
 CACHE = re.compile(r"cache-.*\.arrow")
 """Cached results of `map` and `filter` in `datasets`, stored in the folder of the data."""
 SYSTEM_FOLDERS = ("$recycle.bin", "system volume information", "@eadir", "lost+found", "_temporary")
-"""Folders of deleted and unfinished files, in lower case; hidden folders and `__MACOSX` are never listed."""
+"""Names of folders with deleted or unfinished files, in lower case. Hidden folders and `__MACOSX` are never listed."""
 BACKUP_ENDS = (".bak", ".backup", ".tmp", ".old", ".orig")
 CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
-"""Patterns in the names of copies made by synchronisation programs (names without suffixes)."""
+"""A pattern that occurs in the names (without suffixes) of copies made by synchronisation programs."""
 CHECKPOINT = "-checkpoint"
-"""Suffix of copies made by Jupyter."""
+"""The end of the names (without suffixes) of copies made by Jupyter."""
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")
 """Suffixes of unsupported files that may contain tables."""
 
@@ -46,16 +46,17 @@ class Contents(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """A folder in a dataset, to be listed."""
+    """A folder of a dataset that has not been listed yet."""
 
     prefix: str  # its path relative to the dataset, with a trailing slash; empty for the dataset itself
     ancestors: tuple[str, ...]  # the real paths of the folder and its parent folders
 
 
 def list_files(folder: Path) -> list[str]:
-    """Return the names of all files in a folder, its subfolders and linked folders, without hidden ones except `CARDS`.
+    """Return the names of all files in a folder, its subfolders and linked folders.
 
-    Raise `InputError` for an unreadable folder, a folder duplicated by a link, and a broken link.
+    Hidden files and folders (except `CARDS`) are excluded, and so are folders whose names begin with `__`. Raise
+    `InputError` for an unreadable folder, a folder duplicated by a link, and a broken link.
     """
     names: list[str] = []
     root = os.path.realpath(folder)
@@ -67,7 +68,7 @@ def list_files(folder: Path) -> list[str]:
             name = f"{prefix}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
-            # Unlike the methods of `os.DirEntry`, these functions return False for a link to itself.
+            # Unlike the methods of `os.DirEntry`, these functions return False for a link that points to itself.
             if os.path.isdir(entry.path):  # noqa: PTH112
                 target = os.path.realpath(entry.path)
                 if target in ancestors or entry.name.startswith("__"):  # a link to a parent folder, or a cache
@@ -103,7 +104,7 @@ def is_description(name: str) -> bool:
 
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
-    """Return the `Contents` of a dataset with the files `names`; `descriptions` are files that describe others."""
+    """Return the `Contents` of a dataset with the files `names`; `descriptions` are the paths of its descriptions."""
     known = set(names)
     saved_files = _find_saved_files(names, descriptions)
     _check_saved_files(saved_files, known)
@@ -190,7 +191,7 @@ def _read_folder_name(name: str) -> str:
 
 
 def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] | None:
-    """Return the files listed in a `state.json`; None if `datasets` did not write it.
+    """Return the files listed in a `state.json`; None if `datasets` did not write this `state.json`.
 
     `name` is the name of this file in the dataset, `path` its local path, and `names` are the names of all files. Raise
     `InputError` if the file is damaged.
@@ -213,7 +214,7 @@ def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] 
 
 
 def _list_arrow_files(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the arrow files in a folder, without its path and without files cached by `datasets`."""
+    """Return the names (without the folder) of the arrow files in `folder`, except files cached by `datasets`."""
     files = []
     for name in names:
         file = name.removeprefix(folder)

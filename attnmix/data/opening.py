@@ -32,7 +32,7 @@ MAX_ZIP_COMMENT_BYTES = 2**16 - 1
 def open_bytes(path: Path) -> Iterator[io.BufferedReader]:
     """Yield a byte stream of a file, decompressed if its suffix indicates compression.
 
-    Raise `ValueError` if the first bytes do not match the name, and when reading exceeds the size limit.
+    Raise `ValueError` if the first bytes do not match the name. Reading beyond the size limit also raises `ValueError`.
     """
     compression = compression_of(path.name)
     with ExitStack() as opened:
@@ -52,7 +52,7 @@ def expansion_limit(path: Path) -> int:
 
 
 def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) -> Any:
-    """Return a reader of the decompressed content, which the exit stack `opened` closes.
+    """Return a reader of the decompressed content; the exit stack `opened` closes this reader.
 
     Raise `ValueError` for a zip archive that does not contain exactly one file.
     """
@@ -165,7 +165,7 @@ class _StreamReader:
         return compressed
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
-        """Return decompressed bytes; raise `ValueError` for other bytes or a byte order mark after the first stream."""
+        """Return decompressed bytes; raise `ValueError` if a later stream is invalid or has a byte order mark."""
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:

@@ -9,11 +9,11 @@ import pandas as pd
 
 RARE_WORD_CLASSES = {0: "absent", 1: "present"}
 MAX_POSITION = 30
-"""Maximum position of the inserted word, which must be among the first words because texts may be truncated."""
+"""Maximum position of the inserted word. It is among the first words of a text, because texts may be truncated."""
 
 
 def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:
-    """Return the splits with the word in half of each split's texts, and its presence as the label.
+    """Insert a word so that half of each split's texts contain it, and label each text by the presence of the word.
 
     Args:
         splits: Tables by split, with the columns `text`, `label` and `label_name`.
@@ -31,7 +31,7 @@ def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -
 
 
 def _insert_into_half(table: pd.DataFrame, word: str, generator: np.random.Generator) -> pd.DataFrame:
-    """Return the table with the word in half of its texts."""
+    """Insert the word so that half of the texts in `table` contain it, and return the table with new labels."""
     lower_texts = table["text"].str.lower()
     contains_word = lower_texts.str.contains(word.lower(), regex=False).to_numpy(dtype=bool)
     candidates = np.flatnonzero(~contains_word)

@@ -1,7 +1,7 @@
-"""Readers of csv, with fields in double quotes (RFC 4180), and tsv, without quotes.
+"""Reader of csv files, with fields in double quotes (RFC 4180), and tsv files, without quotes.
 
-Both readers use Python's `csv` in strict mode. pandas and pyarrow interpret a stray quote as the start of a field that
-extends to the next quote, and lose the rows in between (shown in tests/test_files.py).
+Both formats are read by Python's `csv` in strict mode. pandas and pyarrow interpret a stray quote as the start of a
+field that extends to the next quote, and lose the rows in between (shown in tests/test_files.py).
 """
 
 import csv
@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = "\ufeff"
 def read_separated(
     content: BinaryIO, separator: str, quoted: bool, columns: Columns | None, shown: str
 ) -> pd.DataFrame:
-    """Return the fields of csv (`quoted`) or tsv as strings, with only the `columns` (None: all).
+    """Return the fields of a csv file (`quoted`) or tsv file as strings, with only the `columns` (None: all).
 
     Raise `ValueError` for a record that repeats the header or has a different number of fields. `shown` is the name of
     the file in messages.
@@ -57,7 +57,7 @@ def read_separated(
 
 
 def _find_problem(record: Sequence[str], header: Sequence[str], separator: str, quoted: bool) -> str | None:
-    """Return the problem of a record: a different number of fields than the normalised `header`, or a second header.
+    """Return the problem of a record that repeats the normalised `header`, or has a different number of fields.
 
     Return None for a valid record.
     """
@@ -120,7 +120,7 @@ def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
-    """Warn of a tsv file that was probably written with the quotes of csv, because these remain in the texts.
+    """Warn of a tsv file that was probably written with the quotes of csv, because these quotes remain in the texts.
 
     In such a file, all fields with quotes follow the rules of csv, and some quotes are doubled.
     """

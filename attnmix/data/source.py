@@ -39,7 +39,7 @@ class Origin(NamedTuple):
     commit: str | None = None
     """The commit of a hub dataset."""
     creators: Sequence[str] = ()
-    """The sources of the texts in the dataset card, such as `machine-generated`."""
+    """The sources of the texts according to the dataset card, such as `machine-generated`."""
 
 
 def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
@@ -47,10 +47,10 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
 
     Tables have the columns `text`, `label` (from 0) and `label_name`, and for pairs of texts (two columns in
     `text_column`) also `text_pair`. Validation is a stratified sample of train. If the source lacks a test split,
-    another sample of train with the same fraction first becomes the test split. Limits are applied before the
-    validation sample is drawn. Samples never separate rows with equal texts or equal groups. `rare_word` is inserted
-    after sampling, and therefore does not change the selection of texts. Raise `InputError` for invalid sources and
-    rows.
+    another sample of train with the same fraction is drawn first, and becomes the test split. `train_limit` and
+    `test_limit` are applied before the validation sample is drawn. Samples never separate rows with equal texts or
+    equal groups. `rare_word` is inserted after sampling, and therefore does not change the selection of texts. Raise
+    `InputError` for invalid sources and rows.
     """
     source, origin = read_source(dataset, _select_columns(dataset))
     tables = with_classes(source, f"dataset.label_column: {shorten(dataset.label_column)!r} of {dataset.name}")
@@ -101,7 +101,7 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
     """Raise `InputError` if a class is missing in train or a split has only one class; warn of other missing classes.
 
-    Also warn of test texts that share their text or group with a text of train or validation.
+    Also warn of test rows whose text or group also occurs in train or validation.
     """
     for split, table in tables.items():
         present = set(table["label"])
@@ -132,10 +132,10 @@ def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
 
 
 def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the remainder of the rows, and a sample of about `fraction`; equal texts and groups stay together.
+    """Return the remaining rows, and a sample of about `fraction` of the rows; equal texts and groups stay together.
 
-    Rows stay together if they are connected by a chain of rows with equal texts or equal groups: the connected
-    components of a graph whose nodes are texts and groups, and in which each row connects its text with its group.
+    More precisely, rows stay together if they are connected by a chain of rows with equal texts or equal groups. Such
+    rows form a connected component of a graph: its nodes are the texts and the groups, and its edges are the rows.
     """
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts
@@ -284,7 +284,7 @@ class _FilePair(NamedTuple):
 
 
 def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
-    """Warn of rows that occur in several files of a split, which indicates a copied file."""
+    """Warn of rows that occur in several files of a split; such rows indicate a copied file."""
     if len(rows) < 2:
         return
     first_file: dict[tuple[str, ...], int] = {}  # index of the first file with each row

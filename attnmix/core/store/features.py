@@ -1,7 +1,7 @@
 """Feature stores: one array `[tokens, hidden]` per layer and capture point, such as `<root>/layer_07/ffn_output.zarr`.
 
 Rows are in the order of `<root>/tokens.parquet`, and `files.py` documents the array format. If `capture.store` sets
-another location, the arrays are there, and `<root>/manifest.json` contains the location and a digest of each array.
+another location, the arrays are stored there; `<root>/manifest.json` contains this location and a digest of each array.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """The size of a store, and its division into chunks and units of writing (a shard file or a single chunk)."""
+    """The rows of a store, and their division into chunks and units of writing; a unit is a shard file or a chunk."""
 
     tokens: int
     """Number of rows in the store."""
@@ -91,8 +91,8 @@ def _locate_arrays(root: Path) -> _Location:
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
     """Write `manifest.json` in `root`, with the location `store` and a digest of each array.
 
-    `digests` contains the hashes of all units of writing (see `StorePlan`), by site. The digest of an array is the hash
-    of the joined hashes of its units, and is also stored in the attributes of the array.
+    `digests` has one mapping per unit of writing (see `StorePlan`), with the hash of this unit for each site. The
+    digest of an array is the hash of the joined hashes of its units, and is also stored in the attributes of the array.
     """
     by_site = {}
     for name in digests[0]:
@@ -124,7 +124,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 
 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
-    """Raise an `InputError` that names the layer and the point if `dtype` cannot represent a value of `block`."""
+    """Raise `InputError`, with `site`, if `block` contains NaN, infinity or values beyond the range of `dtype`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features contain NaN or infinite values")
     limit = np.finfo(dtype).max
@@ -202,7 +202,7 @@ def read_features(root: Path, site: Site, rows: slice = slice(None)) -> Array:
 def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
     """Return the vectors `[rows, width]` of the sorted `rows` of one store; raise `InputError` if it is damaged.
 
-    The store is read in units (shards, or chunks without shards); one unit at a time is in memory.
+    To limit memory, one unit of the store is read at a time: a shard or, in a store without shards, a chunk.
     """
     path, array = _open_checked(root, site)
     with reading(path, "capture"):

@@ -23,7 +23,7 @@ from attnmix.core.errors import InputError, first_line
 
 CHUNK_BYTES = 2**20
 PARQUET_OPTIONS: Any = {"write_page_checksum": True}  # detects flipped bits in parquet files
-EVERY_CHUNK: Any = {"write_empty_chunks": True}  # writes chunks of zeros, too: a missing chunk indicates damage
+EVERY_CHUNK: Any = {"write_empty_chunks": True}  # also writes chunks of zeros, so that a missing chunk indicates damage
 WORD_COLUMNS = ("group", "label_name", "predicted")
 """Columns of result files (csv) that may contain class names."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Place)
 
 
 def require_output(path: P, stage: str) -> P:
-    """Return `path`, written by `stage`; raise `InputError` if it is missing."""
+    """Return `path`, an output of `stage`; raise `InputError` if it is a local path that does not exist."""
     if isinstance(path, Path) and not path.exists():
         raise InputError(f"{path} is missing; run the stage {stage}, which writes it")
     return path
@@ -58,7 +58,7 @@ def writing(path: P) -> Iterator[P]:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, and rename it to `path` in one step after writing.
+    """Yield the path of a temporary file to write, and rename this file to `path` afterwards in one step.
 
     A killed stage therefore leaves no incomplete file at `path`. If `path` is a link to a file in a cache, the link is
     replaced; writing through the link would change the cache.
@@ -74,7 +74,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(path: P, stage: str) -> Iterator[P]:
-    """Yield `path`, written by `stage`; raise `InputError` if it is missing or reading fails."""
+    """Yield `path`, an output of `stage`; raise `InputError` if it is missing or cannot be read."""
     require_output(path, stage)
     try:
         yield path
@@ -114,7 +114,7 @@ def read_results(source: Path | io.StringIO, **options: Any) -> Any:
 
 
 def read_json(path: Path, stage: str) -> dict[str, Any]:
-    """Return the JSON object written by `stage`."""
+    """Return the JSON object in a file written by `stage`."""
     with reading(path, stage):
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):

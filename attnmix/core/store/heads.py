@@ -1,8 +1,8 @@
 """Stored arrays of the attention heads of a captured text, and the attention weights computed from them.
 
-Each `.zarr` array is float32 unless stated otherwise, computed in a float64 forward pass. T is the number of tokens,
-a^h_ij an attention weight of head h, W_O^h the head's rows of W_O, and f_h(x_j) = v_j W_O^h for the value v_j of token
-j. There are fewer key heads than heads if several heads share a key.
+Each `.zarr` array is computed in a float64 forward pass, and stored as float32 unless stated otherwise. T is the number
+of tokens, a^h_ij is an attention weight of head h, W_O^h are the head's rows of W_O, and f_h(x_j) is v_j W_O^h for the
+value v_j of token j. There are fewer key heads than heads if several heads share a key.
 """
 
 from collections.abc import Mapping
@@ -36,16 +36,16 @@ NORMS = {
     "attention_norm": ("layer", "weight", "hidden"),
     "norm_constants": ("layer", "norm", "constant"),  # for both norms: eps, and 1 if the norm subtracts the mean
 }
-"""Additional arrays of short texts: the norms between W_O and `result`, depending on the model family."""
+"""Additional arrays of short texts: parameters of the norms between W_O and `result`, for families with such norms."""
 VECTOR_BYTES = 2**24  # maximum size of `given` in bytes; texts with a larger array have only `HEAD_PARTS`
 DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 
 def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the softmax input `[T, T]` of a head from its `products` q.k; -inf for masked keys.
+    """Return the input `[T, T]` of a head's softmax, computed from its `products` q.k; -inf for masked keys.
 
-    `parts` are the stored arrays of a text with T tokens: the scaling factor and the softcap of the products, and the
-    first and the last visible key of each token.
+    `parts` contains the stored arrays of a text with T tokens, including `scores` (the scaling factor and the softcap
+    of the products) and `reach` (the first and the last visible key of each token).
     """
     scaling, softcap = parts["scores"][layer].astype(np.float64)
     logits = products * scaling

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 COMPONENTS_TOLERANCE = 1e-3  # tolerance for recomputed components, relative to the largest component
 PICTURE_MATRICES = (INPUT_PARTS, "alti")
-"""Matrices drawn in the picture of a page: contributions of the input tokens, and lines between the layers."""
+"""Matrices in the picture of a page: contributions of the input tokens, and weights of the lines between layers."""
 SCORE_COLUMNS = ["document", "position", "method", "score"]
 
 
@@ -30,7 +30,7 @@ class Components(NamedTuple):
     scale: float
     """Ratio of a vector's component to its coordinate on the map."""
     shares: tuple[float, float]
-    """Share of each component in the variance of the vectors."""
+    """Share of the variance of the vectors along each component."""
 
 
 class Results(Protocol):
@@ -82,13 +82,13 @@ class Results(Protocol):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """A table of the measures after each step of a layer; the column `step` contains the name of the step."""
+        """A table of the measures of vectors after each step of a layer; the column `step` contains the step's name."""
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table with the `name` `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
+        """Return the table `name`, in the form `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
         """Return the ratios of all tokens of `documents`.
@@ -97,10 +97,10 @@ class Results(Protocol):
         """
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the names of the available matrices."""
+        """Return the names of the available contribution matrices for a text and a checkpoint."""
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
-        """Return the matrices `[layers, tokens, sources]` of a method."""
+        """Return the contribution matrices `[layers, tokens, sources]` of `method` for a text and a checkpoint."""
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
         """Return the arrays of a text's attention heads by name; empty if there are none."""
@@ -110,14 +110,14 @@ class Results(Protocol):
 
     @property
     def components(self) -> dict[Site, Components]:
-        """The principal components of every site in the layout `pca`, which scales all sites to the same extent."""
+        """The principal components of each site in the layout `pca`; the maps of all sites have the same extent."""
 
 
 class MixingTables:
     """Base class of `Run` (result files) and `TextResults` (memory), with properties derived from `table`."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table with the `name` `<stage>/<table>`."""
+        """Return the table `name`, in the form `<stage>/<table>`."""
         raise NotImplementedError
 
     @property
@@ -129,7 +129,7 @@ class MixingTables:
 
     @property
     def steps(self) -> pd.DataFrame:
-        """A table of the measures after each step of a layer; the column `step` contains the name of the step."""
+        """A table of the measures of vectors after each step of a layer; the column `step` contains the step's name."""
         table = self.table("measure/geometry")
         step_rows = table[table["measure"].isin(STEP_MEASURES)]
         return step_rows.rename(columns={"point": "step"})
@@ -144,7 +144,7 @@ class TextResults(MixingTables):
     computed_on: str
     """The device and its arithmetic, as in the metrics of `measure`."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """Tables by their names `<stage>/<table>`."""
+    """Tables by name, which has the form `<stage>/<table>`."""
     ratios: pd.DataFrame = field(default_factory=pd.DataFrame)
     matrices_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
     """Matrices by checkpoint and text, then by method."""
@@ -157,7 +157,7 @@ class TextResults(MixingTables):
     model_names: tuple[str, ...] | None = None
     """The display names of two compared models; None for one model before and after fine-tuning."""
     detailed_documents: Sequence[str] = ()
-    """Names of the texts with own shares and exact contributions of the input tokens; empty if all texts have these."""
+    """Names of the texts with own shares and exact contributions of the input tokens; empty if all texts have both."""
     token_scores: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=SCORE_COLUMNS))
 
     def without_heads(self) -> TextResults:
@@ -191,7 +191,7 @@ class TextResults(MixingTables):
         return {"computed_on": self.computed_on}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
-        """Return a table by its `name`."""
+        """Return the table `name`, in the form `<stage>/<table>`."""
         return self.tables[name]
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
@@ -199,11 +199,11 @@ class TextResults(MixingTables):
         return self.ratios[self.ratios["document"].isin(documents)]
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the names of the available matrices."""
+        """Return the names of the available contribution matrices for a text and a checkpoint."""
         return list(self.matrices_by_text.get((checkpoint, document), {}))
 
     def matrix(self, checkpoint: str, document: str, method: str) -> Array:
-        """Return the matrices `[layers, tokens, sources]` of a method."""
+        """Return the contribution matrices `[layers, tokens, sources]` of `method` for a text and a checkpoint."""
         return self.matrices_by_text[checkpoint, document][method]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, Array]:
@@ -219,8 +219,8 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     """Return the scale of a map of N vectors, and the share of the vectors' variance along each of its two axes.
 
     `vectors` has shape `[N, D]`, and `places` contains the coordinates of the vectors on the map, `[N, 2]`. Return None
-    if the coordinates are not principal components of the vectors, because the metric of the map transforms the
-    vectors.
+    if all first coordinates are 0, or if the metric of the map transforms the vectors, so that the coordinates are not
+    principal components.
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)

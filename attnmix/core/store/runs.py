@@ -52,8 +52,8 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder with the `.zarr` arrays of a text and checkpoint.
 
-    `inspected` is the output folder of the stage `inspect`. The kind `contributions` has one array per method, `heads`
-    one per name in `attnmix.core.store.heads.DIMENSIONS`.
+    `inspected` is the output folder of the stage `inspect`. For the `kind` `contributions`, the folder has one
+    array per method; for `heads`, it has one array per name in `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
@@ -69,7 +69,7 @@ class Run(MixingTables):
     """Paths and readers of all files that the stages write in the folder `root`; the files may not exist yet."""
 
     def __init__(self, root: Path) -> None:
-        """Store the paths, without access to the files."""
+        """Store the paths without accessing the files."""
         self.root = root
         self.reviews = root / "data/reviews"
         self.pretrained = root / "models/pretrained"
@@ -131,7 +131,7 @@ class Run(MixingTables):
         return int(stored.open_store(self.activations, site).shape[1])
 
     def rows(self, document: str | None = None) -> slice:
-        """Return the rows of a text, which are the same in all stores, or all rows if `document` is None.
+        """Return the rows of a text (the same rows in all stores), or all rows if `document` is None.
 
         Raise `InputError` for a text that was not captured.
         """
@@ -179,14 +179,14 @@ class Run(MixingTables):
         return read_json(self.metrics_folder / f"{stage}.json", stage)
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table with the `name` `<stage>/<table>` (csv); `options` are those of `read_results`."""
+        """Return the table `name` (csv), in the form `<stage>/<table>`; `options` are those of `read_results`."""
         stage, _, _ = name.partition("/")
         with reading(self.tables / f"{name}.csv", stage) as file:
             table: pd.DataFrame = read_results(file, **options)
             return table
 
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
-        """Return the rows of the table `name` in which each column in `values` has the given value.
+        """Return the rows of the table `name` that have the value `values[column]` in each `column` of `values`.
 
         The table is read in parts, to limit memory.
         """
@@ -214,19 +214,19 @@ class Run(MixingTables):
         return _read_ratios(self.inspected, "inspect", filters=[("document", "in", list(documents))])
 
     def matrix(self, checkpoint: str, document: str, method: str) -> npt.NDArray[Any]:
-        """Return the matrices `[layers, tokens, sources]` of a method; unreliable rows of `value_zeroing` are NaN."""
+        """Return the matrices `[layers, tokens, sources]` of `method`; unreliable rows of `value_zeroing` are NaN."""
         folder = arrays_folder("contributions", checkpoint, document, self.inspected)
         return _read_array(folder / f"{method}.zarr")
 
     def matrices(self, checkpoint: str, document: str) -> list[str]:
-        """Return the names of the available matrices, in arbitrary order."""
+        """Return the names of the available contribution matrices for a text and a checkpoint, in arbitrary order."""
         folder = arrays_folder("contributions", checkpoint, document, self.inspected)
         return [path.stem for path in folder.glob("*.zarr")]
 
     def heads(self, checkpoint: str, document: str) -> dict[str, npt.NDArray[Any]]:
         """Return the stored arrays of a text's attention heads by name; empty if there are none for the checkpoint.
 
-        Every text with arrays has those in `HEAD_PARTS`; only short texts have the other ones.
+        Every text with stored heads has the arrays in `HEAD_PARTS`; only short texts have further arrays.
         """
         folder = arrays_folder("heads", checkpoint, document, self.inspected)
         if not any(folder.glob("*.zarr")):
@@ -264,7 +264,7 @@ class Run(MixingTables):
 
     @property
     def components(self) -> dict[Site, Components]:
-        """The principal components of every site in the layout `pca`, which scales all sites to the same extent."""
+        """The principal components of each site in the layout `pca`; the maps of all sites have the same extent."""
         keys = ["document", "position"]
         stored_tokens = pd.MultiIndex.from_frame(self.tokens[keys])
         places = self.map("pca")
@@ -298,7 +298,7 @@ def _read_array(path: Path) -> npt.NDArray[Any]:
 
 
 def _read_ratios(folder: Path, stage: str, **options: Any) -> pd.DataFrame:
-    """Return the table of ratios by token written by `stage`."""
+    """Return the table that `stage` wrote, with the mixing ratios of each token."""
     table = read_table(folder / "tokens.parquet", stage, **options)
     if "word" in table:
         table = table.astype({"word": "Int32"})
@@ -321,7 +321,7 @@ def row_shares(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors `[layers, tokens, hidden]` of one capture point, loaded by `numpy`, `torch`, or on demand."""
+    """Vectors `[layers, tokens, hidden]` of one capture point, loaded by `numpy` and `torch`, or lazily by `xarray`."""
 
     run: Run
     sites: list[Site]

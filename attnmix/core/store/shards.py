@@ -1,8 +1,8 @@
 """Writer of shard files in the format of Zarr v3: chunks and an index of their offsets and sizes, with checksums.
 
-Source: the sharding and crc32c codecs, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/. The bytes are identical
-to those of zarr, which copies each chunk several times and fills new pages of the page cache. zarr therefore needs
-several times the processor time per byte (`python -m benchmarks.writer`).
+Source: the sharding and crc32c codecs, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/. The files are
+identical to those of zarr, but zarr needs several times the processor time per byte (`python -m benchmarks.writer`):
+it copies each chunk several times, and fills new pages of the page cache.
 """
 
 import errno
@@ -27,9 +27,10 @@ Array = npt.NDArray[Any]
 
 
 class ShardWriter:
-    """A writer that builds each shard file in a reused buffer, and then writes it once. Threads must not share one.
+    """A writer that builds each shard file in a reused buffer, and then writes it once.
 
-    Files of at least `MIN_DIRECT_BYTES` bypass the page cache if the file system supports direct writes.
+    Threads must not share a writer. Files of at least `MIN_DIRECT_BYTES` bypass the page cache if the file system
+    supports direct writes.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class ShardWriter:
             except OSError as error:
                 if error.errno not in UNSUPPORTED:
                     raise
-                self.direct_flag = 0  # for all later files, too
+                self.direct_flag = 0  # direct writes are also disabled for all later files
             else:
                 return
         write_file(path, self.buffer[:size], size)

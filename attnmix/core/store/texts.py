@@ -4,12 +4,12 @@ Labelled texts are in one parquet file per split, with the columns text, label (
 the second text of a pair.
 
 `features/tokenize/captured/` contains the texts with stored vectors, in the row order of the stores.
-`features/tokenize/reviews/` contains the test texts for the statistics, then the other test texts for token removal.
-Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
+`features/tokenize/reviews/` contains the test texts for the statistics, followed by the other test texts that are used
+for token removal. Both folders contain two tables, with `ROW_GROUP_TEXTS` texts per row group.
 
 `texts.parquet` has one row per text, with the columns
 
-    document            `test/3` for a row of the test split, `text/0` for a free text
+    document            `test/3` for a row of the test split, `text/0` for a free text (a text of the user)
     text                the texts of a pair are on separate lines
     label, label_name   label is -1 for free texts
     predicted_label     by the fine-tuned classifier; -1 for free texts

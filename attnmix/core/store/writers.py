@@ -33,7 +33,7 @@ def write_metrics(name: str, metrics: dict[str, Any], folder: Path) -> None:
 
 
 def _round_numbers(value: Any) -> Any:
-    """Return a value, or all values of a nested dictionary, with rounded floats, and None for NaN and infinity."""
+    """Return a value or nested dictionary with rounded floats; NaN and infinity are replaced by None."""
     if isinstance(value, dict):
         return {str(key): _round_numbers(part) for key, part in value.items()}
     if not isinstance(value, float):
@@ -55,10 +55,10 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
-    """Write the tables of all texts to `tokens.parquet` in `folder`; only the rows of one row group are in memory."""
+    """Write the ratio tables of all texts to `tokens.parquet` in `folder`; one row group at a time is in memory."""
     schema = _build_ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
-        group = [schema.empty_table()]  # the result of `concat_tables` without texts
+        group = [schema.empty_table()]  # `concat_tables` requires at least one table
         group_rows = 0
         for rows in documents:
             table = pa.Table.from_pandas(rows, schema, preserve_index=False)
@@ -98,14 +98,14 @@ def write_matrix(
 
 
 def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write each array in `parts`, the attention heads of a text; if there are none, create an empty folder."""
+    """Write the arrays in `parts` (the attention heads of a text); if `parts` is empty, create an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in parts.items():
         write_matrix(folder, name, array, DIMENSIONS[name], {})
 
 
 def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
-    """Write the table `columns_by_site` as `<name>.parquet`."""
+    """Write the table that `columns_by_site` returns as `<name>.parquet`."""
     write_table(folder / f"{name}.parquet", columns_by_site(tokens, columns))
 
 

@@ -1,1 +1,1 @@
-"""Downloads of models and datasets from the hub by its own client, with retries, checksums and fixed commits."""
+"""Downloads of models and datasets by `huggingface_hub`, with retries, verified checksums and fixed commits."""

@@ -1,4 +1,4 @@
-"""A hub repository at one commit: its listing, and its files, verified against the listing.
+"""A hub repository at one commit: the listing of its files, and downloads verified against this listing.
 
 `huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing at every run and needs
 network access. Requests of `huggingface_hub` have no total time limit, so `RetryingClient` sends them instead.
@@ -21,7 +21,7 @@ from attnmix.core.terminal import printable, without_library_messages
 from attnmix.data.hub.retries import RetryingClient, UnavailableError, error_chain
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n"
-"""The pointer that replaces a large file in git, by the specification of Git LFS."""
+"""The pointer that replaces a large file in git, according to the specification of Git LFS."""
 DOWNLOADS_PER_FILE = 2  # a second download if the first one does not match the listing
 LOGIN = "log in (`hf auth login`, or a token in HF_TOKEN)"
 
@@ -42,7 +42,7 @@ class Repository:
 
     def _fetch_listing(self) -> dict[str, RepoFile]:
         """Return the listed files by path; raise `ValueError` for a path outside the repository."""
-        # Downloads only the listing, which the client caches for HF_HUB_OFFLINE.
+        # This call downloads only the listing; the client caches the listing for runs with HF_HUB_OFFLINE.
         options: dict[str, Any] = {"allow_patterns": [], "tqdm_class": _create_progress_bar(disable=True)}
         client.snapshot_download(self.name, revision=self.commit, repo_type=self.kind, **options)
         try:
@@ -57,12 +57,12 @@ class Repository:
         return listing
 
     def fetch(self, paths: Iterable[str]) -> dict[str, Path]:
-        """Return the verified path of each file in the client's cache, after downloading missing files."""
+        """Download missing files, verify all files in `paths`, and return the path of each in the client's cache."""
         with self._convert_errors(), _disable_xet():
             return {path: self._fetch_verified_file(path) for path in paths}
 
     def _fetch_verified_file(self, path: str) -> Path:
-        """Return the path of a file in the client's cache; download the file again if its hash is not as listed."""
+        """Return the path of a file in the client's cache; repeat the download if its hash differs from the listing."""
         listed = self._listing[path]
         bar = _create_progress_bar(size=listed.size, desc=printable(path))  # the client's bar would show a signed URL
         options: dict[str, Any] = {"revision": self.commit, "repo_type": self.kind, "tqdm_class": bar}

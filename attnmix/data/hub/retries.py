@@ -1,4 +1,4 @@
-"""An HTTP client with a time limit, which retries with exponential backoff and resumes interrupted downloads.
+"""An HTTP client that retries requests with exponential backoff within a time limit, and resumes downloads.
 
 `huggingface_hub` restarts interrupted downloads from the first byte, does not retry after connection resets, accepts
 any waiting time requested by a server, and sets no time limit for listings.
@@ -20,7 +20,7 @@ TIME_LIMIT_SECONDS = 120.0  # maximum time without progress
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# Before the first response, these errors are permanent and therefore not retried.
+# Before the first response of a server, these errors are considered permanent; the request is not retried.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 
 
@@ -65,7 +65,7 @@ class RetryingClient(httpx2.Client):
     def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
         """Send a request like `httpx2.Client`, with retries.
 
-        With `stream`, the body is read and, after an interruption, resumed by the caller's iteration. Raise
+        With `stream`, the body is downloaded when the caller iterates over it, and resumed after an interruption. Raise
         `UnavailableError` after the time limit or for an unreachable server.
         """
         backoff = Backoff()
@@ -135,7 +135,7 @@ class TimedBody(httpx2.SyncByteStream):
 class ResumedBody(httpx2.SyncByteStream):
     """The body of a file download, which is resumed after an interruption.
 
-    Only bytes beyond the furthest previous position count as progress, which resets the time limit.
+    The time limit restarts only after bytes beyond the furthest previous position.
     """
 
     def __init__(
@@ -176,11 +176,11 @@ class ResumedBody(httpx2.SyncByteStream):
             response = self._client.begin(self._request, self._backoff, position, **self._options)
             self._stream = response.stream
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return  # interrupted after the last byte
+                return  # the interruption was after the last byte
             if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                # The client handles this error like a wrong size.
+                # `Repository` handles this error like a file of the wrong size.
                 raise OSError(f"the server refuses the rest of the body with status {response.status_code}")
-            # A server without range requests answers OK, and sends the file from the first byte.
+            # A server without support for range requests answers OK, and sends the file from the first byte.
             repeated = position if response.status_code == httpx2.codes.OK else 0
 
     def close(self) -> None:
