@@ -45,10 +45,10 @@ _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """The lock of each base model, which a thread holds while it measures the model."""
 _locks_change = threading.Lock()
 SAME_OUTPUT = 1e-5
-HOOKS_FLAG = "_output_capturing_hooks_installed"  # attribute of modules in which transformers has installed its hooks
 """Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
+HOOKS_FLAG = "_output_capturing_hooks_installed"  # attribute of modules in which transformers has installed its hooks
 WRAPPERS = {"merge_and_unload()": "adapter", "_orig_mod": "compiled model", "module": "wrapper"}
-"""The member of an object that contains or returns a transformers model, with the kind of the object."""
+"""The kinds of objects that wrap a transformers model, by the member that contains or returns this model."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ class Model:
     name: str
     """The name displayed in tables, figures and pages."""
     source: str = ""
-    """The source of the model, such as a path, which is never displayed."""
+    """The source of the model, such as a path; it is never displayed."""
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"
 
     @property
     def layers(self) -> int:
-        """The number of layers, summed over encoder and decoder."""
+        """The number of layers, summed over the encoder and the decoder."""
         return sum(layer_counts(self.network.base_model))
 
     @property
     def pad_token_id(self) -> int:
-        """The ID of padding, which is masked: the tokenizer's ID or, if this is None, the model's ID; otherwise 0."""
+        """The ID of the padding token: that of the tokenizer, otherwise that of the model, otherwise 0."""
         config: Any = self.network.base_model.config
         for token_id in (self.tokenizer.pad_token_id, config.pad_token_id):
             if token_id is not None:
@@ -134,7 +134,7 @@ class Model:
     def output_signature(self) -> "OutputSignature":
         """Return a numerical signature of the model's output for a fixed input.
 
-        Any change of the forward pass, including adapters, hooks and the attention function, changes the signature.
+        Any change to the forward pass, such as an adapter, a hook or another attention function, changes the signature.
         """
         network: Any = self.network.base_model
         with _get_lock(network), torch_state(), torch.no_grad(), few_threads():
@@ -146,7 +146,7 @@ class Model:
                 output = base(probe_ids(base, self.tokenizer))
                 (vectors,) = last_vectors(output).float().cpu()
             vectors_TD = vectors.reshape(len(vectors), -1)
-            # The two numbers of a token are the product of its vector with a fixed direction, and the vector's length.
+            # The two numbers of a token are the dot product of its vector and a fixed vector, and its vector's length.
             direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
             values_T2 = torch.stack([vectors_TD @ direction_D, vectors_TD.norm(dim=-1)], -1)
         computed_by = (str(network.device), network.config._attn_implementation)
@@ -169,7 +169,7 @@ class OutputSignature(NamedTuple):
 
 
 def _get_lock(base: Module) -> threading.RLock:
-    """Return the lock of a base model, which is created on the first call."""
+    """Return the lock of a base model; the first call for this model creates the lock."""
     with _locks_change:
         return _locks.setdefault(base, threading.RLock())
 
@@ -204,7 +204,7 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
-    """Remove the permanent hooks that transformers adds to a network when it returns hidden states or attention."""
+    """Remove the permanent hooks that transformers adds to a network within the context, when the context ends."""
     hooks_before = {module: set(module._forward_hooks) for module in network.modules()}
     hooked_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
     try:
@@ -219,7 +219,7 @@ def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
-    """Set a base model to eval mode, in which it returns only vectors for token IDs; restore it afterwards."""
+    """Set a base model to eval mode, and disable all outputs except its vectors; restore the model afterwards."""
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
@@ -295,9 +295,9 @@ def load(
         tokenizer: A fast tokenizer. It is required for a model in memory. By default, the tokenizer of the checkpoint
             is loaded.
         revision: A commit, branch or tag of a hub model.
-        device: The device for a model loaded by name, such as `"cuda:0"`; by default the device of the pipeline: the
-            value of `ATTNMIX_DEVICE`, otherwise a GPU except Apple's, otherwise the CPU. A model in memory stays on its
-            device.
+        device: The device for a model loaded by name, such as `"cuda:0"`. By default, the device of the pipeline is
+            used: the value of `ATTNMIX_DEVICE`, otherwise a GPU other than Apple's, otherwise the CPU. A model in
+            memory stays on its device.
         name: The name displayed in tables, figures and pages; by default the last part of the folder or identifier.
 
     Returns:
@@ -384,7 +384,7 @@ def _check_fast(tokenizer: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress log messages and progress bars of loading and writing, which are only useful for many texts."""
+    """Suppress log messages and progress bars of loading and writing, because they are useful only for many texts."""
     logger = logging.getLogger()
     level = logger.level
     had_progress_bars = transformers_logging.is_progress_bar_enabled()

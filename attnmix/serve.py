@@ -126,7 +126,7 @@ class LocalOnly:
 
 
 def _is_local(host: str) -> bool:
-    """Return True for a name of this machine, with a port or without a port (the default port of HTTP)."""
+    """Return True if `host` is a name of this machine, with or without a port."""
     name, colon, port = host.partition(":")
     return name in LOCAL_NAMES and (port.isdecimal() or not colon)
 
@@ -307,7 +307,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
 
 
 def _stop_on_terminal_close() -> None:
-    """Treat SIGHUP, which is sent when the terminal closes, like SIGTERM, at which uvicorn closes its connections."""
+    """Treat SIGHUP (the terminal was closed) like SIGTERM, so that uvicorn closes its connections."""
     hangup = getattr(signal, "SIGHUP", None)  # not defined on Windows
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # nohup ignores SIGHUP
         signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))

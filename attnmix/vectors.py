@@ -71,7 +71,7 @@ def capture(
         model: A model that `load` returned.
         texts: The texts, in any form that `measure` accepts. They are tokenized as in `measure`.
         path: A new or empty folder, or a folder with an earlier capture; None to return the vectors.
-        points: One or more names of `attnmix.core.names.POINTS`; by default the pipeline's points.
+        points: One or more names of `attnmix.core.names.POINTS`; by default the capture points of the pipeline.
         dtype: The dtype of the vectors.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
 
@@ -113,7 +113,7 @@ def capture(
             ids = [document.ids for document in documents_of(tokenized.texts, tokenized.tokens)]
             vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
             return labelled_vectors(vectors, tokenized.tokens)
-        # Texts and vectors replace those of an earlier capture together, when both are complete.
+        # The files of an earlier capture are replaced when the new texts and vectors are complete.
         unfinished = run.root / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         new_run = Run(unfinished / "run")

@@ -1,4 +1,4 @@
-"""peft adapters: low-rank updates of a model's Linears (LoRA), trained or loaded, and merged into the model's weights.
+"""Functions that add LoRA adapters to a classifier, and functions that merge peft adapters into a model's weights.
 
 A merged model computes the same function as the model with its adapter (Hu et al., ICLR 2022), so the measures apply
 to it without changes.
@@ -22,7 +22,7 @@ from attnmix.models.loading import POOLER, last_linear, load_weights
 
 LORA = "an adapter (LoRA)"
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
-"""Auto classes by an adapter's `task_type`."""
+"""The transformers auto class for each `task_type` of an adapter."""
 
 
 def check_adapter(name: str, values: Mapping[str, Any]) -> None:
@@ -51,7 +51,8 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     import peft
 
     with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
-        shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118  # has no `in`
+        # An object of `safe_open` cannot be iterated without `keys()`.
+        shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118
     model, new_weights = _load_base_model(adapter, base, shapes)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
@@ -107,7 +108,8 @@ def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrain
 def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] | str) -> Any:
     """Return the classifier `model` with new LoRA adapters and a fully trainable classification head.
 
-    `targets` are the names of the Linears with adapters, or "all-linear". Raise `InputError` for unknown names.
+    `targets` are the names of the `Linear` modules that receive adapters, or "all-linear". Raise `InputError` for
+    unknown names.
     """
     require_extra("pipeline", LORA)
     import peft
@@ -137,7 +139,7 @@ def _list_head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def _list_linears(base: Any) -> list[str]:
-    """Return the sorted names of the Linears in a base model, without the paths of their parent modules."""
+    """Return the sorted names of the `Linear` modules in a base model, without the paths of their parent modules."""
     names = set()
     for path, module in base.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -1,8 +1,8 @@
 """Edits of self-attention (interventions), attached to the modules of a network.
 
 Within an intervention, every attention module has a `LayerEditor` that stores the layer's index and applies the active
-edits of the network's `AttentionEdits`. An edit therefore applies to every call of a module: by the whole network, by
-`generate`, by an encoder alone, in another thread, and in copies and replicas of the network.
+edits of the network's `AttentionEdits`. An edit therefore applies to every call of a module: to calls by the whole
+network, by `generate` or by an encoder alone, and to calls in other threads and in copies or replicas of the network.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class AttentionEdits:
         return self
 
     def begin(self, edit: AppliedEdit, network: PreTrainedModel, preparation: AbstractContextManager[Any]) -> None:
-        """Apply `edit` after the active edits, until `end(edit)`.
+        """Append `edit` to the active edits; it applies until `end(edit)` is called.
 
-        `preparation` is a context, entered before `edit` applies, and exited when the last edit of the network ends.
-        Raise `InputError` if another thread has active edits, or if the network is a copy with active edits.
+        `preparation` is a context manager that is entered before `edit` applies, and exited when the network's last
+        edit ends. Raise `InputError` if another thread has active edits, or if `network` was copied inside an
+        intervention.
         """
         if self.base() is not network.base_model:
             problem = "the network was copied inside an intervention, which applies to the copy"
@@ -69,13 +70,13 @@ class AttentionEdits:
         try:
             self._attached.enter_context(preparation)
         except InputError:
-            if not self.edits:  # the network was attached for this edit only
+            if not self.edits:  # the editors were attached only for this edit
                 self._attached.close()
             raise
         self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
-        """Stop applying `edit`; after the last one, restore the network."""
+        """Stop applying `edit`, and restore the network if no other edit is active."""
         indices = [index for index, active in enumerate(self.edits) if active is edit]
         last = indices[-1]  # the same edit can be active in several nested contexts, of which the innermost ends
         self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
@@ -231,7 +232,7 @@ class LayerEditor:
 
 @dataclass(frozen=True)
 class UneditedAttention:
-    """An editor that leaves cross-attention unchanged; with it, the module returns weights, as edited modules do."""
+    """An editor that leaves cross-attention unchanged, but causes the module to return its attention weights."""
 
     edits: AttentionEdits
 

@@ -19,12 +19,12 @@ from attnmix.models.families import Stack, family_of, find_layers
 
 EMBEDDING_SUM = "embedding_sum"
 DECODER_EMBEDDING_SUM = "decoder_embedding_sum"
-"""The input of a decoder's embedding norm; recorded, although it is not a capture point."""
+"""The name of the input of a decoder's embedding norm; this input is recorded, although it is not a capture point."""
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module, repeatable with different hidden states."""
+    """One call of a module, which can be repeated with different hidden states."""
 
     module: Module
     hidden: Tensor
@@ -53,7 +53,7 @@ class LayerCall:
 class Recording(dict[Site, Tensor]):
     """The features `[batch, tokens, width]` of a forward pass by layer and capture point.
 
-    During the forward pass, the attributes `layer` and `paused` are its state.
+    The attributes `layer` and `paused` are the state of the recording during a forward pass.
     """
 
     layer: LayerCall | None = None
@@ -74,8 +74,8 @@ def recording(
 ) -> Iterator[Recording]:
     """Yield a dictionary of features `[batch, tokens, width]`, filled by each forward pass of the base model.
 
-    The tensors are not copies; use them before the next forward pass. A callback `taken` receives each tensor as soon
-    as it is computed; the dictionary then remains empty.
+    The tensors are not copies; use them before the next forward pass. If there is a callback `taken`, it receives each
+    tensor as soon as the tensor is computed, and the dictionary remains empty.
     """
     features = Recording()
     with ExitStack() as hooks:
@@ -89,7 +89,8 @@ def recording(
 def layer_hooks(base: PreTrainedModel, hook: Callable[[Module, Any, Any], None]) -> Iterator[None]:
     """Register `hook` as a forward hook of each layer within the context.
 
-    Within `recording`, the layer's features are already available, because torch calls hooks in order of registration.
+    Within `recording`, the features of a layer are available when `hook` is called, because torch calls hooks in the
+    order of their registration.
     """
     with ExitStack() as hooks:
         for _, layer in layer_modules(base):
@@ -105,7 +106,7 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
 
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
-    """Return the width of the vectors at each site in forward order; a site is a layer with one of the `points`."""
+    """Return, in forward order, the width of the vectors at each site: a layer and one of the capture `points`."""
     ids = torch.ones(1, 1, dtype=torch.long, device=base.device)
     with torch.inference_mode(), recording(base, points) as features:
         base(ids)
@@ -163,7 +164,7 @@ class _Recorder:
             self._record_point(module, point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
-        """Set the current layer; in the first layer of a stack, also record the layer's input as input of the stack.
+        """Set the current layer; in the first layer of a stack, also record the layer's input as that of the stack.
 
         `call` is the call of the layer. Layers are numbered from 1, across the encoder and the decoder.
         """
@@ -219,6 +220,6 @@ def _create_call(module: Module, arguments: tuple[Any, ...], options: dict[str, 
 
 
 def first_of(output: Any) -> Tensor:
-    """Return the hidden states `[B, T, width]` of a module's output, the first element of a tuple."""
+    """Return the hidden states `[B, T, width]` of a module: its output or, if this is a tuple, the first element."""
     tensor: Tensor = output[0] if isinstance(output, tuple) else output
     return tensor

@@ -1,4 +1,4 @@
-"""Loading and checking of a checkpoint's configuration and tokenizer, without importing model code."""
+"""Functions that load and check the configuration and the tokenizer of a checkpoint, without importing model code."""
 
 import re
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ values do not change results."""
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
+    """Return the configuration in the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
 
-    Raise `InputError` if the file is missing; transformers would query the hub.
+    Raise `InputError` if the file is missing or cannot be loaded.
     """
     require_output(folder / "config.json", _name_stage(folder))
     try:
@@ -56,7 +56,7 @@ def set_values(holder: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name_stage(folder: Path) -> str:
-    """Return the stage that writes a checkpoint."""
+    """Return the name of the pipeline stage that writes the checkpoint in `folder`."""
     return "finetune" if folder.name == "finetuned" else "download"
 
 
@@ -98,8 +98,9 @@ def padding_token(name: str, tokenizer: Any) -> str:
 def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
     """Change the tokenizer so that names of special tokens within a text are not encoded as special tokens.
 
-    `split_special_tokens` only disables the search for special tokens. The vocabulary of unigram models also contains
-    their names, so "</s>" within a text would become the end token. A split after the first character prevents this.
+    `split_special_tokens` only disables the search for special tokens. The vocabulary of a unigram model also contains
+    the names of special tokens, so "</s>" within a text would become the end token. Splitting such a name after its
+    first character prevents this.
     """
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
@@ -121,8 +122,9 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
 def longest_text(config: Any) -> int | None:
     """Return the maximum number of tokens per text, including special tokens; None if there is no limit.
 
-    Rotary positions of the type `longrope` have other frequencies if the longest text of a batch exceeds the original
-    length. Longer texts are not supported, because they would change the results of the other texts in their batch.
+    Rotary position embeddings of the type `longrope` use different frequencies if the longest text of a batch exceeds
+    the original maximum length. Texts above this length are not supported, because they would change the results of the
+    other texts in their batch.
     """
     positions: int | None = getattr(config, "max_position_embeddings", None)
     if not positions:

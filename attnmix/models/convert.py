@@ -2,10 +2,11 @@
 
     python -m attnmix.models.convert trained.pth --like bert-base-uncased --to trained --classes negative positive
 
-The classifier is a transformers classifier, or a module with a transformers model and one Linear layer with the input
-of the transformers classifier (for BERT, the pooled vector of [CLS]). The file can also be a training checkpoint with a
-state dict, such as `{"epoch": 3, "model_state_dict": ...}` or Lightning's. `--like` is the hub identifier or the folder
-of a model of the same architecture.
+The classifier is a transformers classifier, or a module that contains a transformers model and one Linear layer. This
+layer must have the same input as the last Linear layer of the transformers classifier (for BERT, the pooled vector of
+[CLS]). The file can also be a training checkpoint that contains a state dict, such as
+`{"epoch": 3, "model_state_dict": ...}` or a checkpoint of Lightning. `--like` is the hub identifier or the folder of a
+model of the same architecture.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # not weights, but saved by older versions of transformers
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
-"""Keys for the model in a training checkpoint; the first is Lightning's."""
+"""Keys of the state dict in a training checkpoint; Lightning uses the first key."""
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:
@@ -79,7 +80,7 @@ def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, 
         encoder.removesuffix(body): "",  # for example the prefix of DataParallel
         encoder: body,
     }
-    # A single module outside the base model is the last Linear of the classification head.
+    # If there is only one module outside the base model, it is the last Linear of the classification head.
     heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
     if len(heads) == 1:
         linear, _ = last_linear(model)

@@ -1,4 +1,4 @@
-"""Copies of models, for example in another dtype."""
+"""`copy_model`: copy a model, but not its hooks."""
 
 import copy
 from typing import Any
@@ -10,10 +10,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def copy_model(model: PreTrainedModel, memo: dict[int, Any] | None = None) -> PreTrainedModel:
-    """Return a copy of a model that shares the hooks of its modules.
+    """Return a copy of a model; the copy and the original share their hooks.
 
-    Hooks are not copied, because they may refer to objects that cannot be copied, such as stored activations. `memo`
-    contains further objects of the copy by the ID of the original object, as in `copy.deepcopy`.
+    Hooks are not copied, because they may refer to objects that cannot be copied, such as stored activations. Only
+    hooks that are methods of the model's modules refer to the copied modules. As in `copy.deepcopy`, `memo` contains
+    objects of the copy by the ID of the original object.
     """
     objects = {} if memo is None else memo
     modules = set(model.modules())

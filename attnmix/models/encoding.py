@@ -20,7 +20,7 @@ from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
-# In names of tokens: two marks of a space, marks of a line break and of a tab, and these three characters themselves.
+# White space in the names of tokens: two marks for a space, one for a line break, one for a tab, and these characters.
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 END_ROLES = ("cls", "sep", "bos", "eos")
@@ -56,9 +56,9 @@ class TokenizedText(NamedTuple):
     """The tokens of one text, including special tokens."""
 
     table: pd.DataFrame
-    """Columns of `features/tokenize/tokens.parquet`, one row per token after truncation."""
+    """A table with the columns of `features/tokenize/tokens.parquet` and one row per token after truncation."""
     counts: dict[str, int]
-    """`tokens` and `unknown_tokens` after truncation, `whole_tokens` before truncation."""
+    """Numbers of tokens: `tokens` and `unknown_tokens` after truncation, and `whole_tokens` before truncation."""
     types: list[int]
     """The tokenizer's `token_type_ids`; 0 for all tokens if it returns none."""
 
@@ -100,7 +100,7 @@ def _count_truncated(tokenizer: PreTrainedTokenizerFast, text: Text, encoding: A
 
 
 def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int:
-    """Return the number of unknown tokens; 0 if the tokenizer has no such token."""
+    """Return the number of unknown tokens among `ids`; 0 if the tokenizer has no unknown token."""
     if tokenizer.unk_token_id is None:
         return 0
     return ids.count(tokenizer.unk_token_id)
@@ -109,7 +109,7 @@ def count_unknown(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> int
 def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encoding: Any, pairs: bool) -> pd.DataFrame:
     """Return a table with a row for each token of a text, from its `encoding` (IDs, segments and offsets).
 
-    If `pairs` is True, the table includes the segment column, even for single texts among the pairs.
+    If `pairs` is True, the table includes the segment column, even if `text` is a single text.
     """
     is_special = _find_special_tokens(tokenizer, encoding)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
@@ -148,7 +148,7 @@ def list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -
 def _find_special_tokens(tokenizer: PreTrainedTokenizerFast, encoding: Any) -> npt.NDArray[np.bool_]:
     """Return True for each token that the tokenizer added to a text, and for start and end tokens inside the text.
 
-    Tokenizers in memory read names such as `[SEP]` in a text as special tokens.
+    A tokenizer that the user passes as an object may encode a name such as `[SEP]` in a text as a special token.
     """
     added = np.array(encoding.special_tokens_mask, bool)
     end_ids = list_special_ids(tokenizer, END_ROLES)
@@ -159,7 +159,7 @@ def _find_words(text: str, is_special: Iterable[bool], offsets: Sequence[tuple[i
     """Return the word index of each token, from 0; -1 for special tokens.
 
     A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
-    used, because words of some tokenizers span a whole text.
+    used, because some tokenizers treat a whole text as one word.
     """
     words = []
     number = -1  # index of the current word
@@ -168,8 +168,8 @@ def _find_words(text: str, is_special: Iterable[bool], offsets: Sequence[tuple[i
         if is_special_token:
             words.append(-1)
             continue
-        # A new word begins if there is white space or punctuation between the previous token and this token, in the
-        # first character of this token, or in the last character of the previous token (there except plain spaces).
+        # A new word begins if there is white space or punctuation between the previous token and this token, as the
+        # first character of this token, or as the last character of the previous token (except a plain space).
         last_character = text[max(previous_end - 1, 0) : previous_end].strip(" ")
         seam = last_character + text[previous_end : start + 1]
         is_separated = any(character.isspace() or _is_punctuation(character) for character in seam)
@@ -234,7 +234,7 @@ def _classify_tokens(
         is_start = token == start_id and (position == 0 or start_id != end_id)
         is_single_token = tokens_per_word[word] == 1
         piece = text[start:end].strip()
-        # An empty `piece` consists of spaces only; it is punctuation unless it belongs to a word of several tokens.
+        # If `piece` is empty, the token is white space; it is punctuation unless its word has several tokens.
         is_punctuation = all(map(_is_punctuation, piece)) and (piece or is_single_token)
         if is_special:
             name = "cls" if is_start else "sep"
@@ -256,7 +256,7 @@ def _is_punctuation(character: str) -> bool:
 def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> None:
     """Raise `InputError`, prefixed with `key`, if most words of the texts are unknown to the model `name`.
 
-    Each occurrence of a word counts with the share of its characters that no known token covers.
+    Each occurrence of a word is weighted by the share of its characters that no known token covers.
     """
     occurrences: Counter[str] = Counter()
     for text in texts:

@@ -20,14 +20,14 @@ HEADS = "heads"
 FAMILIES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text("utf-8"))
 """The table's entries by model type."""
 REFUSED: dict[str, str] = FAMILIES.pop("refused")
-"""The reasons why other model types are not supported."""
+"""The reasons why some other model types are not supported, by model type."""
 
 NOT_HONOURED = {
     "quantization_config": "quantized weights are not supported; use weights in float32, float16 or bfloat16",
     "compression_config": "compressed weights are not supported; use weights in float32, float16 or bfloat16",
     "pruned_heads": "transformers 5 does not support pruned heads; use a model with all its heads",
 }
-"""Unsupported configuration keys that change results, with the reason; keys with empty values are ignored."""
+"""Configuration keys that are not supported, with the reasons; a key with an empty value is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,13 @@ class Stack:
         return {point: (module, side) for point, (module, side) in places.items() if module is not None}
 
     def inner_paths(self) -> list[str]:
-        """Return the paths, relative to a layer, of all modules with weights that the measures use."""
+        """Return the paths, relative to a layer, of all modules whose weights the measures use."""
         norms = [path for name, path in vars(self).items() if _is_layer_norm(name)]
         paths = [self.output, *self.feed_forward, *self.gated, *norms]
         return [path for path in paths if path]
 
     def parts(self) -> list[str]:
-        """Return the names of the fields for norms that a layer has, and `parallel` if its sublayers are parallel."""
+        """Return the names of the fields of all norms in a layer, and `parallel` if its sublayers are parallel."""
         names = []
         for name, value in vars(self).items():
             if value and (_is_layer_norm(name) or name == "parallel"):
@@ -102,7 +102,7 @@ class Stack:
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
-        """The Linears and the activation of an ungated or gated feed-forward network; empty for other networks."""
+        """The paths of the Linears and the activation in an ungated or gated feed-forward network; otherwise empty."""
         if self.gated:
             return self.gated
         if len(self.feed_forward) == 3:  # Linear, activation, Linear
@@ -116,18 +116,18 @@ class Stack:
 
 
 def _is_layer_norm(field: str) -> bool:
-    """Return True for a field of `Stack` with the path of a norm inside a layer."""
+    """Return True if a field of `Stack` contains the path of a norm inside a layer."""
     return field.endswith("_norm") and field != "final_norm"
 
 
 @dataclass(frozen=True)
 class Family:
-    """The table entry for one model's configuration."""
+    """The entry of the table of model families for the configuration of one model."""
 
     model_type: str
     word_embedding: str
     stacks: tuple[Stack, ...]
-    """One stack, or encoder and decoder."""
+    """A single stack, or the encoder and the decoder."""
     half_precision: bool = True
     """True if the model code supports bf16 and fp16."""
 
@@ -142,7 +142,7 @@ class Family:
             )
 
     def absent(self) -> dict[str, str]:
-        """Return the names of capture points, ratios and matrices that this family lacks, and why they are missing.
+        """Return the reason for each capture point, ratio and matrix that this family lacks, by name.
 
         `HEADS` is included if queries and keys cannot be recorded.
         """
@@ -174,7 +174,7 @@ class Family:
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of a model's configuration; raise `InputError` for an unsupported one."""
+    """Return the family of a model's configuration; raise `InputError` if the configuration is not supported."""
     model_type = config.model_type
     if model_type not in FAMILIES:
         reason = f": {REFUSED[model_type]}" if model_type in REFUSED else ""
@@ -197,7 +197,7 @@ def _check_required_values(model_type: str, required: Mapping[str, Any], config:
 
 
 def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
-    """Return the stacks of a table entry: a single stack, or encoder and decoder.
+    """Return the stacks of a table entry: a single stack, or the encoder and the decoder.
 
     The configuration determines whether feed-forward networks are gated, and whether sublayers are parallel.
     """
@@ -221,8 +221,8 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
 def check_config(config: Any, name: str) -> None:
     """Raise `InputError` for an unsupported configuration of the model `name`.
 
-    Unsupported are unknown families, values for the keys of `NOT_HONOURED`, and encoder-decoder models without
-    `decoder_start_token_id`.
+    A configuration is not supported if `family_of` rejects it, if it has a value for a key of `NOT_HONOURED`, or if it
+    describes an encoder-decoder model without `decoder_start_token_id`.
     """
     family = family_of(config)
     for key, reason in NOT_HONOURED.items():
@@ -304,7 +304,7 @@ def layer_counts(base: Module) -> list[int]:
 
 
 def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
-    """Return the modules at `paths`; paths ending in ? are optional."""
+    """Return the modules at `paths`; a path that ends in ? is skipped if the model has no such module."""
     modules = dict(base.named_modules(remove_duplicate=False))
     selected = []
     for path in paths:
@@ -316,10 +316,10 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 
 
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
-    """Return the `names` that the model's family has, and log why the others are missing.
+    """Return the `names` that the model's family has, and log why the other names are missing.
 
-    If `needed` is not empty, raise `InputError` for the parameter `key` if none of the `names` remains; the error
-    suggests the names in `needed`.
+    If the family has none of the `names` and `needed` is not empty, raise `InputError`, prefixed with `key`; the error
+    message suggests the names in `needed` that the family has.
     """
     absent = family.absent()
     present = family.present(names)

@@ -1,4 +1,4 @@
-"""Fetching of model files from a hub, a folder, or an installed package (`package://<package>/<folder>`)."""
+"""Functions that fetch model files from a hub, a folder, or a Python package (`package://<package>/<folder>`)."""
 
 import hashlib
 import importlib.util
@@ -30,7 +30,7 @@ CHECKPOINT_FILES = (
     "adapter_config.json",
     "adapter_model.safetensors",
 )
-"""File patterns of a checkpoint or adapter, without code and with weights only in safetensors format."""
+"""Patterns for the file names of a checkpoint or an adapter; code and weights in unsafe formats are not included."""
 WEIGHTS = ".safetensors"
 TOKENIZERS = (("tokenizer.json",), ("vocab.txt",), ("vocab.json", "merges.txt"))
 """Sets of tokenizer files; a checkpoint must include one of these sets."""
@@ -54,7 +54,7 @@ class Source(NamedTuple):
     files: Collection[str]
     """The names of files that match `CHECKPOINT_FILES`."""
     fetch: Callable[[Iterable[str]], dict[str, Path]]
-    """A function that returns local paths of files by name, after downloading files of a hub model."""
+    """A function that returns the local paths of files by name; the files of a hub model are downloaded first."""
     commit: str | None
     """The commit of a hub model; otherwise None."""
 
@@ -80,10 +80,10 @@ class Source(NamedTuple):
 
 
 def fetch_model(name: str, output: Path, revision: str | None = None, with_tokenizer: bool = True) -> str | None:
-    """Copy or download the checkpoint's files to `output`; return the commit of a hub model.
+    """Write the files of the model `name` to the folder `output`; return the commit of a hub model, otherwise None.
 
     A peft adapter is merged into the weights of its base model. Raise `InputError` for missing or invalid files, if
-    possible before weights are downloaded. A tokenizer is required only with `with_tokenizer`.
+    possible before weights are downloaded. A tokenizer is required only if `with_tokenizer` is True.
     """
     source = _find_source(name, revision)
     if revision is not None and source.commit is None:
@@ -108,7 +108,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
 
 
 def local_files(name: str) -> dict[str, Path]:
-    """Return the files that `fetch_model` reads from a local folder `name`, by file name.
+    """Return the paths of the files that `fetch_model` reads from the local folder `name`, by file name.
 
     The result is empty if the model is not in a local folder. If the folder contains an adapter, the files of a local
     base model are included; their names are prefixed with the name of the base model's folder.
@@ -127,7 +127,7 @@ def local_files(name: str) -> dict[str, Path]:
 
 
 def _is_folder(name: str) -> bool:
-    """Return True for a model in a local folder."""
+    """Return True if `name` is the path of a local folder."""
     return read_path("model.name", name, "model.name: models/bert").is_dir()
 
 
@@ -141,7 +141,7 @@ def _find_source(name: str, revision: str | None) -> Source:
         source = _list_folder(folder)
         _check_links(name, folder, source.files)
         return source
-    from attnmix.data.hub.repository import Repository  # slow import, not needed by `sources`
+    from attnmix.data.hub.repository import Repository  # slow import, which the stage `sources` does not need
 
     repository = Repository("model", name, revision)
     paths = [path for path in repository.paths if "/" not in path]
@@ -179,7 +179,7 @@ def _check_links(name: str, folder: Path, files: Iterable[str]) -> None:
 
 
 def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: bool) -> None:
-    """Write a full model to the new folder `output`. All other files are checked before the weights are fetched."""
+    """Write a full model to the new folder `output`; the weights are fetched after all other files were checked."""
     from attnmix.models.checkpoint import load_config, load_tokenizer  # slow import
     from attnmix.models.families import check_config
 
@@ -267,7 +267,7 @@ def _fetch_base(name: str, revision: str | None, output: Path, with_tokenizer: b
 
 
 def _copy_tokenizer(files: Iterable[Path], output: Path) -> None:
-    """Copy the `files` that are neither weights nor the configuration of a model to the folder `output`."""
+    """Copy the `files` to the folder `output`, except weights and the configurations of models and adapters."""
     for file in files:
         is_model_file = file.name in (ADAPTER_CONFIG, "config.json") or "safetensors" in file.name
         if not is_model_file:

@@ -1,4 +1,4 @@
-"""Loading of a checkpoint folder as an encoder or a classifier, and validation for the measures.
+"""Functions that load a checkpoint folder as a base model or a classifier, and check whether models can be measured.
 
 Weights are loaded only from safetensors files, and remote code is never executed.
 """
@@ -42,13 +42,13 @@ VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0
 """Maximum allowed difference between the vectors of two forward passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16  # number of tokens from all parts of the vocabulary in a trial forward pass
 UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
-"""The allowed alternative to replaced methods, for error messages."""
+"""The alternative to replaced methods that error messages suggest."""
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5 models that define the decoder input."""
 CHECKED_TEXTS = 1000  # maximum number of texts in the vocabulary check
 CHECKED_TOKENS = 32  # maximum number of tokens per text in trial forward passes
 SHAPE_KEYS = ("model_type", "num_hidden_layers", "num_attention_heads", "hidden_size")
-"""Keys of config.json that must be equal in two models for a comparison by token and layer."""
+"""Keys of config.json whose values must be equal in two models that are compared by token and layer."""
 OLD_BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|version|((attn|attention)\.(masked_)?bias))$")
 """Buffers that older versions of transformers saved among the weights, and newer versions compute from config.json:
 positions, segments, rotary frequencies, causal masks and version numbers."""
@@ -63,7 +63,7 @@ class _Problem(NamedTuple):
 
 
 def load_base(folder: Path) -> PreTrainedModel:
-    """Return the checkpoint without a head, with observable attention (`attnmix.models.attention`)."""
+    """Return the base model of a checkpoint, without a head, with observable attention (`attnmix.models.attention`)."""
     implementation = implementation_of(load_config(folder))
     model, new = load_weights(transformers.AutoModel, folder, implementation)
     base: Any = model
@@ -80,7 +80,7 @@ def load_classifier(
 ) -> PreTrainedModel:
     """Return the checkpoint as a sequence classifier; a missing classification head is randomly initialised.
 
-    If there are `names` (class names by index), a head with a different number of classes is replaced; otherwise, the
+    If `names` (class names by index) are given, a head with a different number of classes is replaced. Otherwise, the
     classifier has the classes of the checkpoint. Raise `InputError` if the model's family has no sequence classifier,
     or if the head is missing although `trained` is True.
     """
@@ -107,13 +107,14 @@ def load_classifier(
 def load_trained(folder: Path, names: Mapping[Any, str]) -> PreTrainedModel:
     """Return the checkpoint's classifier with its classes in the order of the data (`names` by index).
 
-    Classes are matched by name, ignoring case, or by order with a warning. Raise `InputError` if the checkpoint lacks a
-    trained head, has a different number of classes, or is not a single-label classifier.
+    Classes are matched by name, ignoring case. If the names differ, the classes are matched by order, with a warning.
+    Raise `InputError` if the checkpoint lacks a trained head, has a different number of classes, or is not a
+    single-label classifier.
     """
     model = load_classifier(folder, trained=True)
     classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
     _check_classes(folder, model.config.problem_type, classes, names)
-    # Reorder the rows of the head's weight and bias, which belong to the classes.
+    # Reorder the rows of the head's weight and bias; each row belongs to one class.
     order = _match_classes(classes, names)
     _, linear = last_linear(model)
     with torch.no_grad():
@@ -146,7 +147,7 @@ def _match_classes(classes: Mapping[str, int], names: Mapping[Any, str]) -> list
     """Return the model's class index for each class of the data, in the order of the data's class indices.
 
     `classes` are the model's class indices by name, and `names` the data's class names by index. Classes are matched by
-    name, ignoring case. If a name has no match, they are matched by order, with a warning.
+    name, ignoring case. If a name has no match, all classes are matched by order, with a warning.
     """
     numbers = {name.casefold(): number for name, number in classes.items()}
     names_in_order = [names[number].casefold() for number in sorted(names)]
@@ -211,8 +212,8 @@ def load_weights(
 def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any], has_new_classes: bool) -> None:
     """Raise `InputError` for mismatched, missing and unused weights of a loaded model.
 
-    `info` is the loading info of transformers. Weights of the classification head may be missing and,
-    if `has_new_classes`, have different shapes, because the head is then trained.
+    `info` is the loading info of transformers. Weights of the classification head may be missing. If `has_new_classes`
+    is True, they may also have different shapes, because a new head is then trained.
     """
     # Names of weights in the base model begin with this prefix, unlike those in the head.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
@@ -314,7 +315,7 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
     """Raise `InputError` for a checkpoint that cannot classify `texts` into the classes `names`.
 
-    With `trained`, the checkpoint must already have a trained head.
+    If `trained` is True, the checkpoint must already have a trained head.
     """
     model = load_trained(folder, names) if trained else load_classifier(folder, names)
     tokenizer = load_tokenizer(folder)
@@ -433,7 +434,7 @@ def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
 
 
 def _find_weight_problems(base: PreTrainedModel) -> Iterator[_Problem]:
-    """Yield a problem for each weight that is not an ordinary floating-point tensor, and for several devices."""
+    """Yield a problem for each weight that is not an ordinary floating-point tensor, and one for several devices."""
     dtypes = ", ".join(_name_dtype(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
@@ -483,7 +484,8 @@ def _list_table_paths(base: PreTrainedModel) -> list[str]:
 def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
     """Raise `InputError` if a base model fails on `ids` `[1, T]`, or has non-finite outputs or unsupported attention.
 
-    Two forward passes are compared, with the original attention function and with the observed one.
+    The outputs of two forward passes are compared: one pass uses the original attention function, and the other uses
+    the observed attention function.
     """
     with torch.no_grad():
         try:
@@ -527,8 +529,9 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
     """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
 
-    With the tokenizer's option `split_special_tokens`, names of special tokens within a text are not encoded as special
-    tokens, so of the special tokens, only the padding token and those that the tokenizer adds to a text are checked.
+    If the tokenizer's option `split_special_tokens` is True, the name of a special token within a text is not encoded
+    as this token. Only two kinds of special tokens are then checked: the padding token, and the tokens that the
+    tokenizer adds to every text.
     """
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from attnmix.core.errors import InputError
 
-if TYPE_CHECKING:  # models take seconds to import, which `tokenize` does not need
+if TYPE_CHECKING:  # importing models takes seconds, and the stage `tokenize` needs no models
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TOKEN_TYPES = "token_type_ids"

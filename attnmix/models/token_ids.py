@@ -27,7 +27,7 @@ class IdsEncoding(NamedTuple):
 def read_ids(
     tokenizer: PreTrainedTokenizerFast, given: Sequence[TokenIds], rows: int, max_length: int | None, key: str = "texts"
 ) -> list[TokenIds]:
-    """Return the texts, given as token IDs, without padding at their ends.
+    """Return texts that are given as token IDs, without the padding at their ends.
 
     `rows` is the number of rows of the model's embedding. Raise `InputError`, prefixed with `key` and the index of the
     text, for IDs outside the vocabulary, more than `max_length` IDs, padding between tokens, and texts with only
@@ -93,8 +93,9 @@ def _check_ambiguous_padding(
 ) -> None:
     """Raise `InputError`, prefixed with `key`, if tokens at an end of a text may be padding.
 
-    The padding token has a second role, such as the end of a text. Two or more such tokens at one end of the text are
-    ambiguous, and so is a single one if a text of the equal-length `batch` has a different token at this end.
+    The padding token has a second role, such as the end of a text. Two or more padding tokens at one end of the text
+    are ambiguous. A single one is ambiguous if a text of `batch` (texts of equal length) has a different token at this
+    end.
     """
     pad = tokenizer.pad_token_id
     end_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}
@@ -176,8 +177,8 @@ def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[T
 def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
     """Return the decoded text of token IDs, and each token's start and end offset.
 
-    Each token is decoded together with its predecessor, which determines leading spaces. Tokens that share a character
-    have equal offsets.
+    Each token is decoded together with the previous token, on which its leading spaces depend. Tokens that share a
+    character have equal offsets.
     """
     text = ""
     offsets: list[tuple[int, int]] = []
@@ -190,6 +191,7 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
             continue
         piece = together.removeprefix(before)
         if not together.startswith(before):
+            # The text of the previous token changed, so the new tokens are decoded without it.
             piece = _decode(tokenizer, ids[begin:end])
         offset = (len(text), len(text) + len(piece))
         for _ in range(begin, end):

@@ -1,1 +1,1 @@
-"""Results of measured texts: `Measures` for one model, `Comparison` for two models, with tables, files and pages."""
+"""Results for measured texts: `Measures` (one model) and `Comparison` (two models), and their tables and pages."""

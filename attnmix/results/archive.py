@@ -1,4 +1,4 @@
-"""The file format of a result: measured values with texts and tokens, in one zip file without the model.
+"""The file format of results: a zip file that contains the measured values, texts and tokens, but not the model.
 
     facts.json       the model's name; the model's source, unless this is a local folder; the names of methods, controls
                      and measured quantities; the number of encoder layers; a digest of the weights
@@ -155,7 +155,7 @@ def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFra
 
 
 def _add_array(measured: Measurements, kind: str, path: str, array: npt.NDArray[Any]) -> None:
-    """Add the array named `<kind>/<path>` to the measurements of one text; ignore arrays of all texts."""
+    """Add the array named `<kind>/<path>` to the measurements of one text; ignore arrays that cover all texts."""
     if kind == "token_shares":
         measured.token_shares[int(path)] = array
     elif kind == "matrices":

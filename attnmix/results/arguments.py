@@ -67,7 +67,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 
 
 def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -> None:
-    """Issue one warning if texts were truncated to their `first` or `last` tokens, whichever is `kept_end`."""
+    """Issue one warning if texts were truncated; `kept_end` states whether their `first` or `last` tokens are kept."""
     truncated = texts[texts["tokens"] < texts["whole_tokens"]]
     if truncated.empty:
         return
@@ -84,7 +84,7 @@ def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -
 def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     """Return the class index of each text `[N]`, in the order of the sorted labels; None if `labels` is None.
 
-    Raise `InputError` unless there is a label for each of the texts. `texts` is their number.
+    `texts` is the number of texts. Raise `InputError` unless there is a label for each text.
     """
     if labels is None:
         return None
@@ -126,10 +126,10 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of texts for own shares with the method `by`; raise `InputError` for invalid values.
+    """Return the sample of texts whose own shares the method `by` computes; raise `InputError` for invalid values.
 
-    `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. If the user's
-    call has other names for these two arguments, pass the names as `arguments`, for error messages.
+    `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. `arguments` are
+    the names of these two arguments in error messages; pass them if the user's call has other names.
     """
     check_name("by", by, OWN_SHARE_WAYS)
     argument_names = arguments or ("max_texts", "max_length")
@@ -189,7 +189,7 @@ def read_positions(rows: Any, tokens: int) -> list[int]:
     if rows is None:
         return list(range(tokens))
     positions = [rows]
-    is_scalar = np.ndim(rows) == 0  # also of a tensor without dimensions
+    is_scalar = np.ndim(rows) == 0  # also True for a tensor without dimensions
     if isinstance(rows, Iterable) and not isinstance(rows, str) and not is_scalar:
         positions = list(rows)
     are_valid = all(is_whole_number(position) and 0 <= position < tokens for position in positions)

@@ -1,4 +1,4 @@
-"""Labels for measured arrays: a table of ratios, and xarray objects for matrices and for `Measures.parts`."""
+"""Conversion of measured arrays to labelled objects: a table of ratios, and xarray objects of matrices and parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 def tabulate_ratios(
     measurements: Measurements, methods: Sequence[str], read_tokens: Callable[[int, int], Sequence[str]]
 ) -> pd.DataFrame:
-    """Return the ratio of every token: `text, position, token, layer, method, ratio`.
+    """Return a table of the ratio of every token, with the columns `text, position, token, layer, method, ratio`.
 
     Args:
         measurements: The measurements of all texts.

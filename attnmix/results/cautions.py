@@ -1,4 +1,4 @@
-"""Sentences below the table of a comparison: its scope and limitations."""
+"""Functions that write the sentences below the table of a comparison, about the scope and limitations of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compare`: compare two models or lists of models on the same texts, passed as objects, names or results."""
+"""`compare`: compare two models, or two lists of models, on the same texts."""
 
 from __future__ import annotations
 
@@ -57,18 +57,19 @@ def compare(
     this ratio minus each control, `swap` and `class_share`. `Comparison.by_layer` and `Comparison.all_rows` return the
     other rows. The documentation of `Comparison` explains the verdicts.
 
-    A difference between two models is not evidence about how they were trained, because two seeds with the same
-    settings also differ. For such evidence, compare lists of three or more models with different seeds. If only one
-    side is a list, the single model on the other side is treated as fixed, for example a pretrained model that is
-    compared with its fine-tuned versions. A list of one model is treated as one training run. Its variance is assumed
-    to be equal to the variance of the runs on the other side.
+    A difference between two models is not evidence about how they were trained, because two training runs with the
+    same settings and different seeds also differ. For evidence about training, compare lists of three or more models
+    with different seeds. If only one side is a list, the single model on the other side is treated as fixed, for
+    example a pretrained model that is compared with its fine-tuned versions. A list of one model is treated as one
+    training run, and the variance of this run is assumed to be that of the runs on the other side.
 
     Args:
         before: A model that `load` returned, a name or folder that `load` accepts, a result of `measure` or
             `load_result`, or a list of these with one entry for each training run.
-        after: The other side, of the same types. Either both sides are models or names, or both are results.
-        texts: The texts to measure, in any form that `measure` accepts. Omit them for results, which contain their
-            texts.
+        after: The models or results on the other side, of the same types as `before`. Either both sides are models or
+            names, or both are results.
+        texts: The texts to measure, in any form that `measure` accepts. Omit this argument if both sides are results,
+            because results contain their texts.
         methods: For models, the ratios to measure; by default all ratios of each model's family.
         max_length: For models, the number of tokens to which texts are truncated; by default the model's limit.
         controls: For models, the names of the controls to measure; `measure` describes them.
@@ -120,7 +121,7 @@ def compare(
 
 
 def _is_list(side: Any) -> bool:
-    """Return True if `before` or `after` of `compare` is a list, and not a single model, name or result."""
+    """Return True if `side`, an argument of `compare`, is a list instead of a single model, name or result."""
     return isinstance(side, Sequence) and not isinstance(side, str)
 
 
@@ -167,7 +168,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _load_models(members: Sequence[Any]) -> list[Model]:
-    """Return a model for each member, which is a model, a name or a folder; load each name or folder only once."""
+    """Return the model of each member (a model, a name or a folder); load each name or folder only once."""
     by_name: dict[str, Model] = {}
     models = []
     for member in members:

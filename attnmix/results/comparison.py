@@ -1,10 +1,10 @@
-"""`Comparison`: the differences between two models on the same texts, its tables, figure and page.
+"""`Comparison`: the differences between two models on the same texts, with tables, a figure and an interactive page.
 
 A difference between two models need not be an effect of how they were trained, because two training runs with the same
 settings also produce different models. The interval over texts describes these two models only. Every row therefore has
 two verdicts: `between_models` is based on the simultaneous interval over texts, and `between_seeds` also on the
-interval over training runs, which needs several runs. Rows of mixing measures also have the direction of the difference
-in mixing: `more`, `less` or `inconclusive`.
+interval over training runs. The latter interval needs several training runs. If the measure of a row describes mixing,
+the row also states whether `after` mixes `more` or `less` than `before`, or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class Comparison:
 
     `measure`, `layer`       the layer is `all` for the mean over layers
     `before`, `after`, `difference`
-    `ci_low`, `ci_high`      the pointwise 95 % interval over texts, from 8 texts on
+    `ci_low`, `ci_high`      the pointwise 95 % interval over texts; NaN for fewer than 8 texts
     `simultaneous_low`, `simultaneous_high`
-                             the simultaneous interval over texts for all rows of the table, from 20 texts on
+                             the simultaneous 95 % interval over texts for all rows of the table; NaN for fewer than
+                             20 texts
     `between_seeds_low`, `between_seeds_high`
                              the interval over training runs, if several are compared
     `mixing`                 `more` or `less` mixing if `between_models` is `higher` or `lower`, otherwise
@@ -75,7 +76,7 @@ class Comparison:
     `between_seeds`          the same verdict, if the interval over training runs excludes 0 in the same direction. It
                              is valid for the mean over training runs with the same settings.
     `texts`                  the number of texts
-    `tokens`                 the mean length of a text; missing for `class_share`, where every text counts once
+    `tokens`                 the mean number of tokens per text; NaN for `class_share`, because every text counts once
 
     The other verdicts are:
 
@@ -95,11 +96,11 @@ class Comparison:
     preferred: Sequence[Cell]
     """The cells of `rows`: the own share after the last layer, then means over layers."""
     notes: Sequence[str]
-    """Sentences on the sample, on omitted data, and on the change of the preferred ratio by text length."""
+    """Sentences about the sample, omitted data, and the change of the preferred ratio in each length class of texts."""
     ratio: str
     """The preferred ratio, which covers most of the attention block."""
     results: tuple[Sequence[Measures], Sequence[Measures]] = ((), ())
-    """The results of the models before, and of the models after."""
+    """The results of the models on the sides `before` and `after`."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -107,7 +108,7 @@ class Comparison:
         return self._tabulate_cells([self.cells.index(cell) for cell in self.preferred])
 
     def by_layer(self, measure: str) -> pd.DataFrame:
-        """Return the rows of one measure, such as `own_share`, by layer."""
+        """Return the rows of one measure, such as `own_share`: one row per layer."""
         return self._tabulate_cells(self._find_layer_cells(measure))
 
     def _find_layer_cells(self, measure: str) -> list[int]:
@@ -143,8 +144,8 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Return the main columns of `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
-        # These columns do not fit into the width of a page. Intervals over training runs, which are in a column with
-        # another name, are kept, because they are the evidence on training.
+        # These columns do not fit into the width of a page. The intervals over training runs are kept, because they are
+        # evidence about training; their column has a different name.
         omitted = ["between_models", "between_seeds", "texts", "tokens"]
         table = format_latex(self._format_rows().drop(columns=omitted, errors="ignore"))
         cautions = [f"% {paragraph}" for paragraph in self._write_paragraphs()]
@@ -153,8 +154,9 @@ class Comparison:
     def plot(self, measure: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a measure by layer in the models before and after, and return the matplotlib axes.
 
-        Lines are means over the tokens of the texts. If a side has several training runs, each run is a thin line next
-        to their mean. Bands are 95 % intervals over texts for each side separately; they need at least 8 texts.
+        Lines are means over the tokens of the texts. If a side has several training runs, the figure shows the mean of
+        the runs, and each run as a thin line. Bands are 95 % intervals over texts for each side separately; they need
+        at least 8 texts.
         `by_layer` returns the intervals of the difference.
 
         Args:
@@ -191,9 +193,9 @@ class Comparison:
         return draw_layer_means(curves, title, ylabel, ax, ylim)
 
     def to_html(self, path: Path | str) -> Path:
-        """Write an interactive page of the texts in both models, as one file that works offline, and return its path.
+        """Write an interactive page that compares both models on the texts, and return the path of the file.
 
-        If a side has several training runs, the page shows the first run.
+        The page is a single file that works offline. If a side has several training runs, the page shows the first run.
 
         Raises:
             InputError: If the model of a loaded result is missing, or the path cannot be written.
@@ -209,7 +211,7 @@ class Comparison:
         return path
 
     def show(self, whole: bool = False) -> Any:
-        """Show the page of `to_html`: in a notebook below the cell, otherwise in a web browser.
+        """Show the page that `to_html` writes: in a notebook below the cell, otherwise in a web browser.
 
         In a notebook, attention heads and matrices are omitted unless `whole` is True.
         """
@@ -297,7 +299,7 @@ class Comparison:
         return table
 
     def _add_training_intervals(self, table: pd.DataFrame, indices: Sequence[int]) -> None:
-        """Add the intervals over training runs, if there are several, and the column `between_seeds` to a table.
+        """Add the column `between_seeds` to a table and, if there are several training runs, the intervals over them.
 
         `indices` are the indices of the table's rows in `self.cells`.
         """
@@ -313,7 +315,7 @@ class Comparison:
 
 
 def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:
-    """Add the intervals of `change` over texts, pointwise and simultaneous, and the verdicts `between_models`."""
+    """Add pointwise and simultaneous intervals of `change` over texts, and the column `between_models`, to a table."""
     texts = change.documents
     pointwise = change.interval()
     has_interval = texts >= MIN_INTERVAL_TEXTS

@@ -24,7 +24,7 @@ from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, d
 from attnmix.results.measure_names import CLASS_SHARE, CLASS_SHARE_PERMUTED, CONTROL_NAMES, SHARES
 
 STANDARD_ERRORS = 3  # a total effect must exceed 1 by this number of standard errors to cause a warning
-MIN_EXCESS = 0.005  # and by this amount in addition, because equal vectors differ by rounding errors
+MIN_EXCESS = 0.005  # required excess beyond these standard errors, because equal vectors differ by rounding errors
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
@@ -82,9 +82,9 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
 
-    For each name of `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
-    text; the counts are the squared displacements if all tokens are exchanged. The warning depends on the ratio of
-    their sums over texts.
+    For each name in `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
+    text: the values if only some tokens are exchanged, and the counts if all tokens are exchanged. The warning depends
+    on the sum of the values over texts, divided by the sum of the counts.
     """
     for name, exchanged_tokens in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
@@ -132,7 +132,7 @@ def _compute_pseudo_values(moments: Moments, classes_N: npt.NDArray[np.int64]) -
 
     Here, s is the share of all N texts, and s_n the share without text n. A class share depends on products of pairs of
     texts, so single texts have no share. Pseudo-values can be resampled over texts like other values, and the variance
-    of their mean is the jackknife variance. They are shifted to the mean s, so the share has no correction for bias.
+    of their mean is the jackknife variance. They are shifted so that their mean is s, without a correction for bias.
     """
     all_texts, leave_one_out = products(moments, classes_N)
     class_index = PARTS.index("class")

@@ -30,12 +30,12 @@ from attnmix.runs.tokens import TokenizedTexts
 
 
 def load_result(path: Path | str, *, model: Model | None = None, checkpoint: str | None = None) -> Measures:
-    """Return a result written by `Measures.save`, or the result of the captured texts of a pipeline run.
+    """Return a result written by `Measures.save`, or the result for the captured texts of a pipeline run.
 
     All values of a saved result are available without a model. For a run, the ratios, the own shares of tokens, the
     matrices (in float32) and the attention heads are available without a model. Other values and pages are computed on
-    demand. For this purpose, the model is loaded from the folder of the run, or from the hub or package that is
-    recorded in the saved result.
+    demand; the model is then loaded from the folder of the run, or from the hub or package that is recorded in the
+    saved result.
 
     Args:
         path: The file that `Measures.save` wrote, or the folder of a run.
@@ -99,7 +99,7 @@ def _match_recorded_model(saved: MeasuredModel, model: Model | None) -> Measured
 
 
 def _read_run(run: Run, checkpoint: str) -> Measures:
-    """Return the stored values of a run's captured texts with one checkpoint, as a result; the model is not loaded.
+    """Return the result of one checkpoint for the captured texts of a run, from stored values; no weights are loaded.
 
     Raise `InputError` if a text was not measured with this checkpoint.
     """

@@ -1,4 +1,4 @@
-"""`measure`: the mixing ratios of texts in a model, with their controls."""
+"""`measure`: measure the mixing ratios of texts in a model, and the controls of these ratios."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def measure(
 ) -> Measures:
     """Return the mixing ratios of every token of `texts`; other measures of the result are computed on demand.
 
-    Six questions, with the measure that answers each question and a limitation of this measure
+    The following list contains six questions, the measure that answers each question, and a limitation of this measure
     (docs/measures/which.md):
 
     - How much of a vector comes from its own input token? Use `Measures.own_share`. Texts with exchanged tokens are
       unlike real texts.
-    - How much does one layer mix in from other tokens? Use the control `swap`. It is wrong if the tokens of a text
-      constrain each other, for example if they sum to a constant.
+    - How much does one layer mix in from other tokens? Use the control `swap`. This measure is wrong if the tokens of a
+      text constrain each other, for example if they sum to a constant.
     - From which tokens does a vector come? Use `Measures.parts()["projection"]`. A sink can contribute a constant.
     - Would a ratio be as high with other words or another word order? Use `controls`. The control `corpus_value` does
       not detect information that only the attention weights transmit.
@@ -56,17 +56,17 @@ def measure(
     Args:
         model: A model that `load` returned.
         texts: One text; several texts (a list, a column of a table or of a dataset); pairs, `[("first", "second")]`;
-            or the output of `model.tokenizer(...)` (padding is ignored). Token IDs without a mask are used as one
-            segment, and special tokens are not added; padding at the ends of the IDs is removed.
+            or the output of `model.tokenizer(...)` (padding is ignored). Token IDs without an attention mask are
+            treated as one segment. No special tokens are added to the IDs, and padding at their ends is removed.
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
             Longer sequences of token IDs raise an error.
         controls: Names of controls, which `Measures.controls` and `compare` show. Each ratio can be measured with the
-            words in random order (`shuffled_words`), with the mean value of other texts (`corpus_value`) or of the same
-            text (`text_mean_value`), without biases in the values (`without_value_bias`), without special tokens as
-            sources (`without_special_sources`), or with `random_weights`. `swap` exchanges inputs between texts.
-            `class_share` is the share of a class in the contributions of other tokens. Texts with a token class that no
-            other text has are excluded from `corpus_value`, with a warning.
+            words in random order (`shuffled_words`), with the mean value vector of other texts (`corpus_value`) or of
+            the same text (`text_mean_value`), without biases in the values (`without_value_bias`), without special
+            tokens as sources (`without_special_sources`), or with `random_weights`. `swap` exchanges inputs between
+            texts. `class_share` is the share of the contributions of other tokens that is common to the texts of a
+            class. Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
         labels: A class for each text, required by `class_share`.
         batch_tokens: The maximum number of tokens in a forward pass, including padding. A longer text is measured in a
             batch by itself. A smaller maximum needs less memory.

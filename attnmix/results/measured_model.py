@@ -34,16 +34,16 @@ class MeasuredModel:
 
     @classmethod
     def record(cls, model: Model) -> Self:
-        """Return an object for a model in memory, with the current digest of the weights and the current output."""
+        """Return a `MeasuredModel` that records the current weights and the current output of a model in memory."""
         return cls(model, digest_weights(model), model.output_signature())
 
     def find_source(self) -> str:
-        """Return the source of the model for `load`; empty for a model in memory without a name."""
+        """Return the source from which `load` reads the model; an empty string for a model in memory without a name."""
         is_unnamed = isinstance(self.model, Model) and not self.model.network.config.name_or_path
         return "" if is_unnamed else self.model.source
 
     def describe_output(self) -> dict[str, Any] | None:
-        """Return the signature of the output for a result file; None if it is unknown."""
+        """Return the signature of the output as a dictionary for a result file; None if it is unknown."""
         if self.output is None:
             return None
         return {"values": self.output.values.tolist(), "dtype": str(self.output.dtype).removeprefix("torch.")}
@@ -104,7 +104,7 @@ class MeasuredModel:
 def read_output(description: dict[str, Any] | None) -> OutputSignature | None:
     """Return a signature from the result of `MeasuredModel.describe_output`.
 
-    The device is unknown, so differences by rounding on another device are tolerated.
+    The device is recorded as unknown, so `OutputSignature.differs` tolerates rounding differences between devices.
     """
     if description is None:
         return None

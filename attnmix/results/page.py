@@ -34,7 +34,7 @@ def models_page(
     note: str = "",
     known: Sequence[Measurements] = (),
 ) -> str:
-    """Return the HTML of the page of the texts in one model, or in two compared models.
+    """Return the HTML of the page that shows the texts in one model, or in two compared models.
 
     Args:
         models: One model, or two models with the same tokens and number of layers. An empty list is sufficient if the
@@ -45,7 +45,8 @@ def models_page(
         owner: The name of the object that creates the page: `result` or `comparison`.
         whole: False to omit attention heads and matrices, for a small page.
         note: A sentence on data that the page does not show.
-        known: The measurements in each model, with the same `methods`. Values that the page needs are added to them.
+        known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
+            these measurements.
     """
     # Only the page of a single result is cached; a comparison creates its page anew.
     page_contents = known[0].pages if len(known) == 1 else {}
@@ -62,7 +63,7 @@ def models_page(
 
 
 def models_subject(names: Sequence[str]) -> Subject:
-    """Return the subject of the page of one model, or of two compared models."""
+    """Return the `Subject` of a page that shows one model, or two compared models."""
     if len(names) == 1:
         return Subject(names[0], origins=[f"The model is {names[0]}."])
     origin = f"The models are {names[0]} (before) and {names[1]} (after). Maps show vectors of the second model."
@@ -76,7 +77,7 @@ def _measure_results(
     whole: bool,
     known: Sequence[Measurements],
 ) -> TextResults:
-    """Return the content of the page of one model, or of two compared models.
+    """Return the content of a page that shows one model, or two compared models.
 
     `known` contains the existing measurements of each model, which are not computed again. If `whole` is False,
     attention heads and matrices are omitted.

@@ -29,12 +29,12 @@ def compare_results(
     fixed: tuple[bool, bool] = (True, True),
     sample: OwnShareSample = OWN_SHARE_SAMPLE,
 ) -> Comparison:
-    """Return the comparison that `attnmix.compare` documents, from results of the models before and after.
+    """Return the comparison that `attnmix.compare` documents, from the results of the models on both sides.
 
     Args:
-        before: A result for each model before.
-        after: A result for each model after.
-        fixed: For each side, True for a single model that is not one of several training runs.
+        before: The results of the models on the side `before`.
+        after: The results of the models on the side `after`.
+        fixed: For each side, True if it is a single model that is not treated as a training run.
         sample: The sample of texts for which the own share is computed.
     """
     results = [*before, *after]
@@ -58,7 +58,7 @@ def compare_results(
 
 
 def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
-    """Compute the own share in a sample for all results; return the reason if this is not possible, otherwise None."""
+    """Compute the own share of all results in a sample of texts; return the reason if this is not possible, or None."""
     obstacles = [result.own_share_obstacle(sample) for result in results]
     for obstacle in filter(None, obstacles):
         return obstacle
@@ -80,11 +80,11 @@ def _write_notes(
     obstacle: str | None,
     sample: OwnShareSample,
 ) -> list[str]:
-    """Return sentences on the sample, on omitted data, and on the change of the preferred ratio by text length.
+    """Return sentences about the sample, omitted data, and the change of the preferred ratio by length class of texts.
 
     Args:
-        before: A result for each model before.
-        after: A result for each model after.
+        before: The results of the models on the side `before`.
+        after: The results of the models on the side `after`.
         shared: The ratios common to all results.
         obstacle: The reason why the own share of tokens cannot be computed; None if it can be computed.
         sample: The sample of texts for which the own share is computed.
@@ -109,7 +109,7 @@ def _write_notes(
 
 def _list_model_names(results: Sequence[Measures]) -> list[str]:
     """Return a display name for each result; only results of the same model with the same weights share a name."""
-    # The same model may have been trained further between two results.
+    # The same model may have been trained further between two measurements.
     keys = [(id(result.model), result.measured_model.weights) for result in results]
     names = [result.model.name for result in results]
     sources = [result.model.source for result in results]
@@ -147,7 +147,7 @@ def _check_comparable(results: Sequence[Measures]) -> list[str]:
 
 
 def _describe_missing_ratios(results: Sequence[Measures], shared: Sequence[str]) -> list[str]:
-    """Return a sentence on the ratios that only some models have, in a list; empty if all ratios are `shared`."""
+    """Return a list with a sentence about ratios that only some models have; an empty list if there are none."""
     in_some = set[str]()
     for result in results:
         in_some.update(result.methods)
@@ -180,7 +180,7 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
 
 
 def _average_ratio(side: Sequence[Measures], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the mean of a ratio in each text `[N]`, over the tokens and layers of the text and over the models."""
+    """Return the mean of a ratio for each text `[N]`, over the tokens of the text, over all layers and all models."""
     means_of_models = []
     for result in side:
         sums = result.ratio_totals()[ratio]
@@ -211,7 +211,7 @@ def _describe_change_by_length(
 
 
 def _describe_excluded_texts(documents: Sequence[Document]) -> list[str]:
-    """Return a sentence on the texts that the control `corpus_value` excludes, in a list; empty if there are none."""
+    """Return a list with a sentence about texts that `corpus_value` excludes; an empty list if there are none."""
     excluded = texts_without_corpus_value(documents)
     if not excluded:
         return []
@@ -228,7 +228,7 @@ def _describe_sample(documents: Sequence[Document]) -> str:
 
 
 def _describe_own_share_sample(texts: int, sample: OwnShareSample) -> str:
-    """Return a sentence on the sample of texts for the own share."""
+    """Return a sentence about the sample of texts for which the own share is computed."""
     number = min(texts, sample.max_texts)
     return f"own_share is measured on {_count_texts(number)}, truncated to at most {sample.max_length} tokens."
 

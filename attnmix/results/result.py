@@ -1,4 +1,4 @@
-"""`Measures`, the result of `measure`: values of texts in one model, computed lazily and cached."""
+"""`Measures`, the result of `measure`: mixing ratios of texts in one model, and values that are computed on demand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ IDENTITY_TEXTS = 3  # number of texts in which the expensive identities are chec
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
     """Yield an engine that measures the ratios `methods` in a model in memory.
 
-    The batch size is taken from `measured`. If its texts have few tokens in total, one thread is used (`few_threads`).
+    `measured` contains the batch size. If its texts have few tokens in total, one thread is used (`few_threads`).
     """
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
@@ -71,7 +71,7 @@ def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Measures:
-    """The measures of texts in one model, returned by `measure` and `load_result`. Layers count from 1."""
+    """The measures of texts in one model, returned by `measure` and `load_result`. Layers are numbered from 1."""
 
     measured_model: MeasuredModel
     tokenized: TokenizedTexts
@@ -86,7 +86,7 @@ class Measures:
 
     @property
     def model(self) -> Model | SavedModel:
-        """The model. Until the model of a loaded result is needed, this is only its name and source."""
+        """The measured model; for a loaded result, only the name and source of the model until it is needed."""
         return self.measured_model.model
 
     @property
@@ -136,7 +136,7 @@ class Measures:
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """A table with a row for each token: `text, position, token_id, token, word, token_class`."""
+        """A table of all tokens with the columns `text, position, token_id, token, word, token_class`."""
         return self._token_table.copy()
 
     @cached_property
@@ -147,7 +147,7 @@ class Measures:
 
     @property
     def ratios(self) -> pd.DataFrame:
-        """The mixing ratio of every token: `text, position, token, layer, method, ratio`.
+        """A table of the mixing ratio of every token, with the columns `text, position, token, layer, method, ratio`.
 
         A ratio is in [0, 1]: the length of the contribution of other tokens, divided by the sum of this length and the
         length of the contribution of the token itself.
@@ -163,10 +163,10 @@ class Measures:
         return labels
 
     def by_layer(self) -> pd.DataFrame:
-        """Return the mean over all tokens by layer and method: `layer, method, mean, ci_low, ci_high, texts, tokens`.
+        """Return a table of means over all tokens: `layer, method, mean, ci_low, ci_high, texts, tokens`.
 
         `ci_low` and `ci_high` are the bounds of the 95 % bootstrap interval over texts (not tokens). They are NaN if
-        there are fewer than 8 texts. `tokens` is the mean length of a text, on which ratios depend.
+        there are fewer than 8 texts. `tokens` is the mean number of tokens per text; ratios depend on this number.
         """
         return mean_table(self.ratio_totals()).rename(columns={"measure": "method"})
 
@@ -181,7 +181,7 @@ class Measures:
 
         By exchange, the own share is o / (o + a). Here, o is the displacement of a vector if its own token is replaced
         by a token of another text, and a its displacement if all other tokens are replaced. Attention weights are
-        computed anew for the exchanged tokens. By parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|) with
+        recomputed for the exchanged tokens. By parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|) with
         the contributions P_ij of `parts`; attention weights are fixed, and biases are ignored.
 
         Args:
@@ -190,10 +190,11 @@ class Measures:
             max_length: The number of tokens to which texts are truncated. The run time is quadratic in this number.
 
         Returns:
-            A row for each layer: `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row for
-            each kind of donor. If there are `labels`, donors are texts of the same class, of another class, and `all`
-            texts. Otherwise, donors are other texts or, for a single text, neutral English sentences. For several
-            texts, exchange measures at most eight positions of each text. By parts, the column `donors` is missing.
+            A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row
+            for each layer and kind of donor. If there are `labels`, donors are texts of the same class, of another
+            class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English sentences.
+            If there are several texts, at most eight positions of each text are measured by exchange. By parts, there
+            is a row for each layer, and the column `donors` is missing.
 
         Raises:
             InputError: For `parts` if the layers of the model's family cannot be decomposed.
@@ -254,14 +255,14 @@ class Measures:
         return draw_layer_means([curve], title, ylabel, ax, ylim)
 
     def sinks(self) -> pd.DataFrame:
-        """Return measures of attention sinks by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+        """Return a table of measures of attention sinks: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
         `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
-        last token. `value_of_first` and `value_of_last` are the norms of the value vectors of these two tokens,
-        relative to the tokens between them. `massive_activation` is the largest absolute activation of the layer's
-        output, relative to the median. A sink receives much attention although its value vector has a small norm, so
-        attention weights overestimate mixing. The control `without_special_sources` measures the ratios without the
-        contributions of special tokens.
+        last token. `value_of_first` and `value_of_last` are the norms of the value vectors of these two tokens, divided
+        by the mean norm for the tokens between them. `massive_activation` is the largest absolute activation of the
+        layer's output, relative to the median. A sink receives much attention although its value vector has a small
+        norm, so attention weights overestimate mixing. The control `without_special_sources` measures the ratios
+        without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
@@ -323,7 +324,7 @@ class Measures:
         return sum_ratios(self.measurements, self.methods)
 
     def own_share_totals(self, sample: OwnShareSample = OWN_SHARE_SAMPLE) -> dict[str, Sums]:
-        """Return the sums of own shares `[texts, layers]` in a sample of the texts: for all donors, then for each kind.
+        """Return the sums of own shares `[texts, layers]` in a sample: for all donors, then for each kind of donor.
 
         Values that are not in the cache are computed.
         """
@@ -342,7 +343,7 @@ class Measures:
         return self.measured_model.obstacle()
 
     def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
-        """Return the sums for `compare`: ratios `methods`, these ratios minus controls, swaps and class shares."""
+        """Return the sums for `compare`: the ratios `methods`, these ratios minus controls, swaps, and class shares."""
         return sum_quantities(self.measurements, self.methods, self.control_names, methods)
 
     @contextmanager
@@ -412,10 +413,10 @@ class Measures:
         `projection`        P_ij . y_i / |y_i|^2, a signed share; these shares and `bias_projection` sum to 1
         `own`, `others`     |P_ii| and |sum_{j != i} P_ij| by `layer` and `token`
         `own_share`         own / (own + others)
-        `coherence`         others / sum_{j != i} |P_ij|: the fraction of the others' parts that does not cancel
-        `biases`, `whole`   the lengths of the biases' part and of the vector
-        `bias_cosine`       the cosine between sum_{j != i} P_ij and the biases' part; if it is below -0.9, they cancel,
-                            and their lengths do not describe the vector
+        `coherence`         others / sum_{j != i} |P_ij|: the fraction of the parts of other tokens that does not cancel
+        `biases`, `whole`   the length of the part of the biases, and the length of the vector y_i
+        `bias_cosine`       the cosine between sum_{j != i} P_ij and the part of the biases; if it is below -0.9, these
+                            two vectors largely cancel, and their lengths do not describe y_i
 
         Args:
             text: The index of the text.

@@ -54,8 +54,8 @@ def is_own_share(measure: str) -> bool:
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of the measures in `totals`, and the sums of all cells `[texts, cells]`.
 
-    The cells of a measure are its mean over layers and then each layer. `own_share` has no mean over layers, because it
-    is cumulative from the input. `totals` contains the sums `[texts, layers]` of each measure.
+    The first cell of a measure is its mean over layers; the next cells are its layers. `own_share` has no mean over
+    layers, because it is cumulative from the input. `totals` contains the sums `[texts, layers]` of each measure.
     """
     cells: list[Cell] = []
     values = []
@@ -78,13 +78,13 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
 
 def resample_means(totals: Sums) -> Resampled:
-    """Return the means over texts with bootstrap samples, which contain the same texts for every model."""
+    """Return the means over texts and their bootstrap samples; each sample has the same texts for every model."""
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
 
 def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
+    """Return a table of the mean of each measure by layer: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
     The rows are sorted by layer, then by the order of the measures in `totals`.
     """
@@ -110,8 +110,8 @@ def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.Da
 
     Args:
         totals: The sums of each control.
-        less: The sums of the original ratio minus each control, whose simultaneous intervals cover all rows. Controls
-            that are not ratios are missing, and their `DIFFERENCE_COLUMNS` are NaN.
+        less: The sums of the original ratio minus each control; the simultaneous intervals of these differences cover
+            all rows. Controls that are not ratios are missing, and their `DIFFERENCE_COLUMNS` are NaN.
     """
     table = _tabulate_cells(totals)
     differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])

@@ -48,8 +48,8 @@ def sum_quantities(
 ) -> dict[str, Sums]:
     """Return the sums `[N, L]` of all compared quantities by name.
 
-    The quantities are the `compared` ratios, each of these ratios minus each control, swaps, and class shares. The
-    control `random_weights` is not subtracted, because it describes another model.
+    The quantities are the `compared` ratios, each of these ratios minus each control, the swaps, and the class shares.
+    The control `random_weights` is not subtracted, because it describes another model.
 
     Args:
         measurements: The measurements of all texts.

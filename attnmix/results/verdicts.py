@@ -76,10 +76,11 @@ def have_enough_trainings(before: Trainings, after: Trainings) -> bool:
 def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence[int]) -> Interval:
     """Return the interval of the difference over training runs, with Bonferroni correction for the number of `cells`.
 
-    This is Welch's interval, for unequal variances and numbers of runs. If one side is a `fixed` model, such as the
-    pretrained model, it is Student's interval for the mean of the other side. If one side is a single training run, its
-    variance is assumed to be that of the other side; treated as fixed, it would often seem different from other runs
-    with the same settings. The interval is NaN if there are too few training runs.
+    If both sides have several runs, this is Welch's interval, for unequal variances and numbers of runs. If one side is
+    a `fixed` model, such as the pretrained model, it is Student's interval for the mean of the other side. If one side
+    is a single training run, the variance of this run is assumed to be that of the other side. A run that is treated as
+    fixed would often seem different from other runs with the same settings. The interval is NaN if there are too few
+    training runs.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -95,7 +96,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
         is_fixed = before.fixed or after.fixed
         if not is_fixed:
-            # The variance of the single run is `len(runs_RC)` times that of the mean.
+            # The variance of a single run is `len(runs_RC)` times the variance of the mean.
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
     # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).
@@ -113,7 +114,7 @@ def _combine_variances(before_RC: Doubles, after_RC: Doubles) -> tuple[Doubles, 
     before_C = _estimate_variance_of_mean(before_RC)
     after_C = _estimate_variance_of_mean(after_RC)
     variance_C = before_C + after_C
-    # The degrees of freedom by the Welch-Satterthwaite equation.
+    # The degrees of freedom according to the Welch-Satterthwaite equation.
     weights_C = before_C**2 / (len(before_RC) - 1) + after_C**2 / (len(after_RC) - 1)
     undefined_C = np.full_like(variance_C, np.nan)
     freedom_C = np.divide(variance_C**2, weights_C, out=undefined_C, where=weights_C > 0)
