@@ -69,7 +69,7 @@ _MATRICES = {
 }
 _ROLLOUTS = {f"{name}_rollout": f"{label} rollout" for name, label in _MATRICES.items()}
 MATRIX_LABELS = _MATRICES | _ROLLOUTS | {"attention_rollout": "Attention rollout", "exchange": "Exchange of one token"}
-"""Labels of the contribution matrices; none of them is also the label of a ratio in `RATIO_LABELS`."""
+"""Labels of the contribution matrices in figures and on the page."""
 
 # Okabe and Ito's colours remain distinct with common forms of colour blindness. All points have different markers.
 POINT_MARKS = {
@@ -136,7 +136,7 @@ SHARE_COLOURS = ("#ffffff", "#5896cc", "#00386f")
 """The page's colours for shares of 0, 50 and 100 %; `LESS_COLOURS` extends this scale to negative differences."""
 LESS_COLOURS = ("#d07f45", "#7a2c00")
 TEXT_COLOURS = ("#2c67de", "#8a0000", "#285850", "#de6478", "#1c1c8a", "#6d688a", "#5c95cd", "#482720")
-"""Colours of the texts on maps, in their order, in figures and on the page.
+"""Colours of the texts on maps, in the order of the texts; figures and the page use the same colours.
 
 If there are more texts than colours, only one text is coloured.
 """
@@ -160,8 +160,8 @@ WORD_CLASSES = {"punctuation": "punctuation", "subword": "word piece", "word": "
 def layer_label(layer: int, encoder: int | None = None) -> str:
     """Return the label of a layer, such as `Layer 3`; the label of layer 0 is `Embedding`.
 
-    In an encoder-decoder model, the first `encoder` layers are those of the encoder, and labels are `Encoder 3` or
-    `Decoder 1`.
+    In an encoder-decoder model, the first `encoder` layers are those of the encoder, and labels have the form
+    `Encoder 3` or `Decoder 1`.
     """
     if layer == 0:
         return "Embedding"

@@ -20,15 +20,15 @@ BAND, FAINT = 0.2, 0.45  # opacity
 
 
 class LayerMeans(NamedTuple):
-    """The curve of one model."""
+    """The curve of one model: the mean of a measure by layer, with intervals."""
 
     label: str
     checkpoint: str
     """The checkpoint that determines the colour and marker of the curve."""
     means: pd.DataFrame
-    """`layer`, `mean`, `ci_low` and `ci_high`; intervals over few texts are NaN."""
+    """The columns `layer`, `mean`, `ci_low` and `ci_high`; intervals over few texts are NaN."""
     runs: Sequence[pd.DataFrame] = ()
-    """The `layer` and `mean` of each training run, if the curve is a mean over several runs."""
+    """The columns `layer` and `mean` of each training run, if the curve is a mean over several runs."""
 
 
 def draw_layer_means(

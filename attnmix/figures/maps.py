@@ -1,6 +1,6 @@
 """Figures of maps: an atlas, the joint map as a grid and as a multi-page PDF, and an animation of one text.
 
-Call each function within `paper_style`.
+Call the functions that draw or write figures within the context manager `paper_style`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,11 +37,11 @@ from attnmix.figures.tokens import CapturedTexts
 # Atlas
 PANEL = 1.3  # inches, maximum height of a map including the space below it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: space above the first row, below the first row, below the last row
-TITLE_CHARACTERS = 19  # per line
+TITLE_CHARACTERS = 19  # maximum number of characters per line of a title
 GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
 SPECIAL_COLOUR = "#535a68"  # colour of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
-OTHER_LABEL, OTHER_COLOUR = OTHER_TEXTS  # label and colour of texts without a colour of their own
+OTHER_LABEL, OTHER_COLOUR = OTHER_TEXTS  # label and colour of texts that have no separate colour
 
 # Joint pages
 PAGE_SIZE = (style.TWO_COLUMNS, 4.6)  # inches
@@ -52,8 +52,8 @@ PAGE_DPI = 200  # resolution of the raster images of earlier capture points
 TRACKED_WORDS = 5
 TRACK_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#7A4B00")  # Okabe and Ito's colours, and a brown
 OTHER_SIZE, TEXT_SIZE, TRACKED_SIZE = 1.5, 3.0, 14.0  # areas of dots, in square points
-MAX_VECTOR_DOTS = 20_000  # if there are more dots, vector formats contain other texts as a raster image
-AXES_SHARE = 0.998  # share of the tokens within the limits of an axis in the joint grid
+MAX_VECTOR_DOTS = 20_000  # if there are more dots, vector formats contain those of other texts as a raster image
+AXES_SHARE = 0.998  # share of the vectors within the limits of each axis in the joint grid
 
 LABEL_BOX: dict[str, Any] = {
     "ha": "center",
@@ -66,7 +66,7 @@ ANIMATION_SIZE, ANIMATION_DPI = (6.4, 4.8), 100  # inches, pixels per inch
 MAP, TIMELINE = (0.02, 0.1, 0.96, 0.82), (0.11, 0.05, 0.86, 0.02)  # left, bottom, width, height of the axes
 WORDS, WORD_SIZE = 12, 8
 FRAMES, MOVES = 5, 3  # number of frames per capture point, and number of transition frames among these
-LAST_POINT_TIME = 4  # display time of the last capture point, relative to the others
+LAST_POINT_TIME = 4  # display time of the last capture point, as a multiple of that of any other point
 MAX_TICKS = 13
 
 Places = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ class Grid(NamedTuple):
 
 
 class ExampleText(NamedTuple):
-    """One text on a map."""
+    """The example text of a map, with coordinates and labels."""
 
     document: str
     places: dict[Site, Places]
@@ -106,7 +106,7 @@ class Scene(NamedTuple):
 
 
 def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
-    """Return the coordinates of the tokens of a map at each site, in the order of the forward pass."""
+    """Return the coordinates of a map's tokens at each site, with the sites in the order of the forward pass."""
     groups = table.groupby(["layer", "point"])
     places = {}
     for site in map_sites(table):
@@ -116,7 +116,7 @@ def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
 
 
 def first_text(documents: Sequence[str]) -> str:
-    """Return the first user text or, if there is none, the first review."""
+    """Return the name of the first user text or, if there is none, of the first review."""
     return next((name for name in documents if name.startswith("text/")), documents[0])
 
 
@@ -196,7 +196,7 @@ def _list_special_marks(captured: CapturedTexts, token_classes: Iterable[str]) -
 
 
 def _colour_tokens(documents: Iterable[str], colours: Mapping[str, str]) -> npt.NDArray[np.str_]:
-    """Return the colour of each of T tokens `[T]` from the names of the tokens' texts; grey for other texts."""
+    """Return the colours `[T]` of T tokens by the names of their texts; grey for texts that are not in `colours`."""
     token_colours = []
     for name in documents:
         token_colours.append(colours.get(name, OTHER_COLOUR))
@@ -210,7 +210,7 @@ def _scatter_tokens(
     special_masks: Mapping[str, npt.NDArray[np.bool_]],
     size: float,
 ) -> None:
-    """Draw all tokens of a map as dots, but special tokens as larger markers.
+    """Draw the tokens of a map: special tokens as large markers, and all other tokens as dots.
 
     `special_masks` contains a mask of the tokens for each class of special tokens; `size` is the area of a dot.
     """
@@ -259,7 +259,7 @@ def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the colours of the captured texts, as on the page; if there are too many, only that of the first text.
+    """Return the page's colours of the captured texts; if there are too many texts, only that of the first text.
 
     The first text is the result of `first_text`.
     """
@@ -342,7 +342,7 @@ def _add_heading(figure: Figure, heading: str) -> None:
 
 
 def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
-    """Return the joint map as a grid of layers by capture points with common axes.
+    """Return a figure of the joint map: a grid of panels, layers by capture points, with common axes.
 
     The tokens of one text are dark grey, and those of other texts light grey. A few words of the text have the same
     colour in all panels, so that readers can follow them through the layers. Each axis is limited to the central
@@ -475,7 +475,7 @@ class DotImages(Artist):
         self.transparent_axes = figure.add_axes(axes.get_position(), xlim=axes.get_xlim(), ylim=axes.get_ylim())
         self.transparent_axes.axis("off")
         self.images: list[tuple[float, float, npt.NDArray[np.uint8]]] = []
-        """The left and the bottom end in points, and the pixels of each image."""
+        """The left edge and the bottom edge of each image, both in points, and the pixels of the image."""
 
     def append(self, xy: Places, **options: Any) -> None:
         """Add an image of dots at `xy`, drawn with the `options` of `Axes.scatter` and without empty margins."""
@@ -536,7 +536,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
             dots = axes.scatter(xy[:, 0], xy[:, 1], **looks, alpha=0.9, edgecolors="black", linewidths=0.5)
             axes.set_title(f"{site_label(site, encoder)} ({number} of {len(places)})", loc="left")
             pdf.savefig(figure, dpi=dpi)
-            # On the following pages, this point is an earlier one.
+            # On the following pages, this capture point counts as an earlier one.
             dots.remove()
             earlier.append(xy, **looks, alpha=0.55, linewidths=0)
 
@@ -577,7 +577,7 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
 
 
 def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | None) -> Scene:
-    """Return the scene of an animation: its drawn background, and artists without data for the frames.
+    """Return the scene of an animation: the drawn background, and the moving artists, which have no data yet.
 
     The background contains the name of the text (`document`), all places in grey, and the time line.
     """
@@ -616,7 +616,7 @@ def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | N
 
 
 def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) -> Any:
-    """Add the time line of an animation and return its axes; it has ticks at capture points and labels at layers."""
+    """Add the time line of an animation, with ticks at capture points and labels at layers, and return its axes."""
     length = max(len(sites) - 1, 1)
     timeline: Any = figure.add_axes(
         TIMELINE,
@@ -695,7 +695,7 @@ def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Pla
 
 
 def _list_transition_steps() -> npt.NDArray[np.float64]:
-    """Return the progress of a transition in each frame `[MOVES + 1]`, up to 1; it is slow at the start and the end."""
+    """Return the progress of a transition in each frame `[MOVES + 1]`, up to 1; the start and the end are slow."""
     times = np.arange(1, MOVES + 2) / (MOVES + 1)
     return times * times * (3 - 2 * times)
 

@@ -1,6 +1,6 @@
 """Figures of mixing over all texts: curves by layer, and the mean ratios of single reviews.
 
-Call the functions that return figures within `paper_style`.
+Call the functions that return figures within the context manager `paper_style`.
 """
 
 from collections.abc import Mapping
@@ -75,23 +75,23 @@ class LabelledCurve(NamedTuple):
 
 
 class SwarmSide(NamedTuple):
-    """The side of a layer on which the reviews of one checkpoint are drawn."""
+    """The position of the dots of one checkpoint's reviews relative to the centre of their layer."""
 
     offset: float
-    """The distance from the layer's centre, in layers."""
+    """The signed distance from the layer's centre, in layers."""
     suffix: str
-    """The addition to the checkpoint's name in the legend."""
+    """The text after the checkpoint's name in the legend."""
 
 
 SWARM_SIDES = {
     1: [SwarmSide(0.0, "")],
     2: [SwarmSide(-0.25, " (left)"), SwarmSide(0.25, " (right)")],
 }
-"""The sides of the checkpoints, by the number of checkpoints."""
+"""The positions of the dots of each checkpoint, by the number of checkpoints."""
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a figure of the table `mixing.csv` with a panel per checkpoint and a curve per ratio."""
+    """Return a figure of the mean ratios in the table `mixing`, with a panel per checkpoint and a curve per ratio."""
     by_checkpoint = mixing.groupby("checkpoint", sort=False)
     figure, panels = _create_curve_panels(1, len(by_checkpoint), PANEL_HEIGHT)
     for axes, (checkpoint, rows) in zip(panels[0], by_checkpoint, strict=True):
@@ -167,7 +167,7 @@ def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) ->
 
 
 def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column in which rows with too few texts for an interval are NaN."""
+    """Return a column of `rows` in which the values over too few texts for an interval are NaN."""
     if "documents" not in rows:
         return rows[column]
     has_interval = rows["documents"] >= MIN_INTERVAL_DOCUMENTS
@@ -185,9 +185,9 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     """Return a one-column figure of the own share by layer, with a curve per checkpoint and kind of donor texts.
 
-    `exchange` is the table `exchange.csv`; without own shares, return None. The colour of a curve distinguishes
-    checkpoints, and its line style the donor texts, which provide the replacements of exchanged words. Only the
-    curves for all donors have intervals.
+    `exchange` is the table `exchange.csv`; without own shares in this table, return None. The colour of a curve
+    indicates the checkpoint. The line style indicates the kind of donor texts, which provide the replacement words.
+    Only the curves for all donors have intervals.
     """
     is_own_share = exchange["quantity"] == "own_share"
     has_shown_donors = exchange["donor"].isin(list(DONOR_LINES))
@@ -237,9 +237,10 @@ def _describe_texts(shares: pd.DataFrame) -> str:
 
 
 def draw_steps(steps: pd.DataFrame, xlabel: str) -> Figure:
-    """Return a figure of cosines at the steps of a layer, with a row per checkpoint and a column per kind of cosine.
+    """Return a figure of cosines at the steps within layers, with a row per checkpoint and a column per kind of cosine.
 
-    `steps` contains the rows of the table `geometry.csv` on the steps of layers. Each panel has a curve per step.
+    `steps` contains the rows of the table `geometry.csv` that describe the steps within layers. Each panel has a curve
+    per step.
     """
     by_checkpoint = steps.groupby("checkpoint", sort=False)
     figure, panels = _create_curve_panels(len(by_checkpoint), len(SHOWN_STEP_MEASURES), STEP_PANEL_HEIGHT)

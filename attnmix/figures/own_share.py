@@ -48,7 +48,8 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
         text: The layers and tokens of the text.
 
     Returns:
-        A figure with one row of panels per checkpoint, all on the same scale; None if the text has no own shares.
+        A figure with one row of panels per checkpoint, all on the same scale; None if own shares were not measured for
+        the text.
     """
     if OWN_SHARE not in rows or rows[OWN_SHARE].isna().all():
         return None
@@ -108,7 +109,7 @@ def _measure_longest(labels: Sequence[str]) -> float:
 def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, height: float) -> None:
     """Add titles above the cells and the curves of a figure of `height` inches.
 
-    If only a part of the text is shown, the title contains the token indices of this `part`.
+    If only a part of the text is shown, the title contains the first and the last token index of this `part`.
     """
     shown = ""
     if len(part) < len(text.tokens):

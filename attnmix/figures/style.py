@@ -37,7 +37,8 @@ MIN_EXTENT = 1e-3  # minimum extent of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-# Costs of the position of a label. A displacement from the labelled point by one font size has a cost of 1.
+# The following constants are costs of the position of a label. A displacement from the labelled point by one font size
+# has a cost of 1.
 COVERED_POINT_COST = 0.3  # for each point that the label covers
 OVERLAP_COST = 100  # for a label that other labels cover completely
 OUTSIDE_COST = 1000  # for a label that extends beyond the axes
@@ -66,7 +67,7 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
 
     The `fallback_fonts` are used for characters that the font of the style lacks.
     """
-    # The first font in the list is preferred, in this case the packaged font to an installed one.
+    # matplotlib prefers the first font in the list. The packaged font is moved to the front, before any installed copy.
     if fontManager.ttflist[0].fname != str(ARIMO):
         fontManager.addfont(ARIMO)
         fontManager.ttflist.insert(0, fontManager.ttflist.pop())
@@ -95,7 +96,7 @@ def _find_available_characters() -> frozenset[str]:
 def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
     """Return installed fonts for the characters of `texts` that are missing in the fonts of the style.
 
-    Log a warning if no installed font has some of the characters.
+    Log a warning if some of these characters are not available in any installed font.
     """
     with paper_style():
         missing = set(filter(str.isprintable, chain.from_iterable(texts)))
@@ -142,7 +143,7 @@ def _list_installed_fonts() -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text in which characters missing in the fonts of figures are code points, such as `<U+1F600>`."""
+    """Return a text in which code points such as `<U+1F600>` replace the characters that the figures' fonts lack."""
     available = _find_available_characters()
     shown = []
     for character in text:
@@ -228,13 +229,13 @@ def legend_handles(marks: Iterable[Mark], size: float) -> list[Line2D]:
 
 
 def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
-    """Set limits of the axes around the points `[vectors, 2]`, with the same scale along x and y."""
+    """Set the limits of the axes around the points `[vectors, 2]`, with the same scale along x and y."""
     low = xy.min(axis=0)
     high = xy.max(axis=0)
     figure: Any = axes.figure
     inches = np.array(axes.get_position().size) * figure.get_size_inches()
     extent = np.maximum(high - low, MIN_EXTENT)
-    units_per_inch = (extent / inches).max()  # the smallest scale at which all points fit
+    units_per_inch = (extent / inches).max()  # the fewest units per inch with which all points fit
     half_length = inches * units_per_inch * AXIS_MARGIN / 2
     middle = (low + high) / 2
     left, bottom = middle - half_length
@@ -245,7 +246,7 @@ def set_limits(axes: Axes, xy: npt.NDArray[np.float64]) -> None:
 def label_curves(axes: Axes) -> None:
     """Write the label of each curve to the right of the panel, close to the end of the curve and without overlap.
 
-    Curves whose label starts with an underscore have no label. The panel must have its final position and limits.
+    Curves whose label starts with an underscore are not labelled. The panel must have its final position and limits.
     """
     ends = _list_curve_ends(axes)
     if not ends:
@@ -326,8 +327,9 @@ def place_labels(
 ) -> npt.NDArray[np.float64]:
     """Return the centres of labels for some of the points of a map, in data coordinates.
 
-    Labels are placed one after the other. Each has the position of lowest cost among candidates around its point;
-    costs are high far from the point, beyond the axes, over earlier labels and over points.
+    Labels are placed one after the other, at the candidate position with the lowest cost. The cost increases with the
+    distance from the labelled point, and it is higher for positions that cover points or earlier labels, or that extend
+    beyond the axes.
 
     Args:
         axes: The axes of the map, with their final position and limits.
@@ -404,7 +406,7 @@ def _measure_overlap(
     earlier_centres: npt.NDArray[np.float64],
     earlier_sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Return the overlap of a label with earlier labels, as a fraction of its area, for C candidate centres `[C]`.
+    """Return a label's total overlap with earlier labels, relative to the label's area, for C candidate centres `[C]`.
 
     `candidates` `[C, 2]` and `earlier_centres` `[labels, 2]` are positions; `extent` `[2]` and `earlier_sizes`
     `[labels, 2]` are widths and heights.
@@ -435,8 +437,8 @@ def _count_covered_points(
 def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:
     """Return at most `number` labels of points that are far from each other, by farthest-point sampling.
 
-    The first point is that nearest to the centre. Each further point has the largest distance to the chosen points.
-    `labels` contains the labels by the indices of their points in `xy` `[points, 2]`.
+    The first chosen point is the one nearest to the centre. Each further point has the largest distance to the chosen
+    points. `labels` contains the labels by the indices of their points in `xy` `[points, 2]`.
     """
     indices = list(labels)
     points = xy[indices]

@@ -1,6 +1,6 @@
 """Figures of mixing within single texts: heat-map strips by token and layer, and contribution matrices.
 
-Call `draw_strips` and `draw_matrices` within `paper_style`; they return figures.
+`draw_strips` and `draw_matrices` return figures; call them within the context manager `paper_style`.
 """
 
 from collections.abc import Sequence
@@ -72,8 +72,8 @@ class Strip(NamedTuple):
 def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     """Return a figure of heat-map strips with a row per layer and a column per token, wrapped like a text.
 
-    Each checkpoint has a strip of the preferred ratio; with two checkpoints, a third strip shows fine-tuned minus
-    pretrained. Lines of tokens that do not fit on a page are omitted.
+    Each checkpoint has a strip of the preferred ratio; with two checkpoints, a third strip shows the difference
+    (fine-tuned minus pretrained). Lines of tokens that do not fit on a page are omitted.
 
     Args:
         rows: The rows of `features/measure/tokens.parquet` for the text and its layers.
@@ -114,7 +114,7 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
 
 
 def _measure_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
-    """Return the heights `[lines]` of lines of tokens in inches: strips, token labels and the space below them."""
+    """Return the height of each line of tokens `[lines]` in inches, including token labels and the space below them."""
     label_heights = []
     for line in lines:
         longest = max(style.text_width(label, style.LABEL_SIZE) for label in line)
@@ -123,7 +123,7 @@ def _measure_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.
 
 
 def _count_fitting_lines(line_heights: npt.NDArray[np.float64]) -> int:
-    """Return how many of the first lines fit on a page, and at least 1."""
+    """Return how many lines, counted from the first, fit on a page; the result is at least 1."""
     bottoms = np.cumsum(line_heights)
     available = style.PAGE_HEIGHT - STRIPS_HEAD - STRIPS_FOOT
     fitting = int((bottoms <= available).sum())
@@ -209,8 +209,8 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
 
     The figure has a row per method and columns for the first, a middle and the last layer. Within a matrix, rows are
     tokens and columns are their sources, for a short part of the text. Every cell is a share of the row's sum over the
-    whole text. The diagonal is much larger; it is drawn to the right of the matrix instead, next to the contribution of
-    the rest of the text.
+    whole text. The shares on the diagonal are usually much larger. They are drawn to the right of the matrix instead,
+    next to the share of the tokens that are not shown.
     """
     part = short_part(text.tokens, MAX_MATRIX_TOKENS)  # the indices of the tokens in the figure
     labels = [text.labels[place] for place in part]
@@ -317,10 +317,10 @@ def _draw_matrix(axes: Axes, cells: npt.NDArray[np.float32], scale: Normalize) -
 
 
 def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_last: bool) -> None:
-    """Draw two columns to the right of a matrix: contributions of the token itself and of the rest of the text.
+    """Draw two columns to the right of a matrix: the shares of the token itself and of the tokens that are not shown.
 
-    `shares` `[part, tokens]` contains the contributions to each shown token; the second column is omitted if the whole
-    text is shown. The means of the columns in % are below them and, in the last row of matrices, their names.
+    `shares` `[part, tokens]` contains the shares of all tokens in each shown token. The second column is omitted if the
+    whole text is shown. Below each column is its mean in % and, in the last row of matrices, its name.
     """
     number = len(part)
     rows = np.arange(number)

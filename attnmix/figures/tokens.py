@@ -1,4 +1,4 @@
-"""Captured tokens for display: labels, words, sentences, and texts."""
+"""Captured tokens for display: their labels, and the words and sentences of the texts."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -16,7 +16,7 @@ from attnmix.figures.labels import SPECIAL_MARKERS
 UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
-CLOSING = ("Pe", "Pf")  # Unicode categories of closing characters such as brackets, which belong to the sentence before
+CLOSING = ("Pe", "Pf")  # Unicode categories of closing brackets and quotes, which belong to the preceding sentence
 MAX_LABEL = 16  # maximum length in characters; vocabularies can contain long tokens, such as a hundred dashes
 
 
@@ -110,7 +110,7 @@ class CapturedTexts(NamedTuple):
         return np.flatnonzero(is_in_document)
 
     def text_layers(self, document: str, layers: int) -> list[TextLayers]:
-        """Return the tokens of one text with the layers of each stack, for a model with `layers` layers.
+        """Return, for each stack of a model with `layers` layers, its layers and the input tokens of one text.
 
         An encoder-decoder model has two stacks; any other model has one.
         """
@@ -139,8 +139,8 @@ class CapturedTexts(NamedTuple):
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
         """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.
 
-        Only tokens at the token `positions` are labelled. The keys are indices into `positions`. If there are no
-        special tokens and no single-token words, return the labels of all these tokens.
+        Only the tokens at `positions` are labelled; the keys are indices into `positions`. If these tokens include no
+        special tokens and no single-token words, all of them are labelled.
         """
         rows = self.rows(document)
         all_positions = self.tokens["position"].to_numpy()
@@ -184,8 +184,8 @@ class CapturedTexts(NamedTuple):
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the captured texts for the rows of `features/tokenize/tokens.parquet`.
 
-    `steps` contains the rows of the table `geometry.csv` on the steps of layers. In an encoder-decoder model, the
-    decoder starts in the first layer with cross-attention.
+    `steps` contains the rows of the table `geometry.csv` that describe the steps within layers. In an encoder-decoder
+    model, the decoder starts in the first layer with cross-attention.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     encoder_inputs: list[DisplayToken] = []
@@ -222,7 +222,7 @@ def _create_tokens(rows: pd.DataFrame) -> list[DisplayToken]:
 def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> list[DisplayToken]:
     """Return the decoder inputs of all texts: for each text, the start token and then its tokens except the last.
 
-    The class of the start token is that of the tokens with the same label, if the texts contain any.
+    The start token has the class of the tokens with the same label, if the texts contain such tokens.
     """
     start_class = START_CLASS
     for token in chain.from_iterable(texts):
@@ -238,7 +238,7 @@ def _shift_right(texts: Sequence[Sequence[DisplayToken]], start_label: str) -> l
 
 
 def words(tokens: Sequence[DisplayToken]) -> list[str]:
-    """Return for each token the word that starts with it, in lower case; names of unknown tokens are not changed.
+    """Return for each token the word that starts with it, in lower case; `[UNK]` and `<unk>` are not changed.
 
     Entries are empty for continuations of words, punctuation and special tokens.
     """
@@ -260,7 +260,7 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
 
 
 def _normalise_word(text: str) -> str:
-    """Return a word in lower case; names of unknown tokens are not changed, and punctuation becomes an empty string."""
+    """Return a word in lower case; `[UNK]` and `<unk>` are not changed, and punctuation becomes an empty string."""
     has_letters = any(character.isalnum() for character in text)
     if not has_letters:
         return ""

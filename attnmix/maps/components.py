@@ -44,7 +44,7 @@ def two_components(x_ND: Doubles) -> Doubles:
 
 
 def principal_components(vectors: Vectors, metric: str) -> Coordinates:
-    """Return the first two principal components `[vectors, 2]` of the vectors, prepared for `metric`.
+    """Return the first two principal components `[vectors, 2]` of the vectors after preparation for `metric`.
 
     The largest absolute coordinate is `EXTENT`. Equal vectors have equal coordinates; if all vectors are equal, all
     coordinates are 0.

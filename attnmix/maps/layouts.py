@@ -27,7 +27,7 @@ from attnmix.maps.parallel import in_parallel
 from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_rows
 
 N_EPOCHS = 200
-START_NOISE = 1e-4  # added to the principal components, as in umap-learn's initialisation
+START_NOISE = 1e-4  # standard deviation of the noise in initial coordinates, as in umap-learn's initialisation
 
 # umap-learn compiles these functions in every process (7 s); here they are cached. The function for epochs is compiled
 # with `nogil`, which allows threads to fit maps concurrently.
@@ -50,7 +50,7 @@ class Neighbourhood(NamedTuple):
     """The index of each vector among the distinct vectors."""
 
     def start(self, seed: int) -> Coordinates:
-        """Return the initial layout `[distinct, 2]`: the principal components with a little noise."""
+        """Return the initial layout `[distinct, 2]`: the principal components plus weak random noise."""
         generator = np.random.RandomState(seed)
         noise = generator.normal(scale=START_NOISE, size=self.places.shape)
         return np.asarray(self.places + noise, dtype=np.float32)
@@ -89,7 +89,7 @@ def neighbourhood(vectors: Vectors, metric: str, n_neighbors: int, seed: int) ->
 
 
 def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
-    """Return the coordinates `[vectors, 2]` of a UMAP of `vectors`."""
+    """Return the coordinates `[vectors, 2]` of the UMAP projection of `vectors`."""
     near = neighbourhood(vectors, settings.metric, settings.n_neighbors, settings.seed)
     return lay_out(near, settings.min_dist, settings.seed)
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours under umap-learn's metrics, exact and without umap-learn for up to `MAX_EXACT_VECTORS` vectors."""
+"""Nearest neighbours under umap-learn's metrics; the search is exact for up to `MAX_EXACT_VECTORS` vectors."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -35,8 +35,8 @@ def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]
 def _run_in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of a thread pool. Threads suffice because compiled loops and NumPy release the GIL.
 
-    Each job may use only one thread of BLAS and OpenMP. The limit of BLAS applies to the process, but the limit of
-    OpenMP only to the thread that sets it, so each thread of the pool sets it too.
+    Each job may use only one thread of BLAS and OpenMP. The limit for BLAS applies to the process, but the limit for
+    OpenMP only to the thread that sets it. Each thread of the pool therefore sets the limits as well.
     """
     controller = ThreadpoolController()  # created once, because finding the libraries takes milliseconds
     with controller.limit(limits=1):

@@ -30,11 +30,11 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     """Return the values of `SCORES` for one map; NaN if there are fewer than three vectors or all vectors are equal.
 
     `trustworthiness` and `continuity` (Venna and Kaski 2001) use the 15 nearest neighbours of each vector, but at most
-    half of the other vectors, because scikit-learn requires fewer neighbours than half of the vectors. scikit-learn
-    finds the neighbours of its second argument by Euclidean distance. Continuity therefore uses Euclidean neighbours in
-    the full space for metrics without a Euclidean form: manhattan, chebyshev, braycurtis and canberra.
-    `neighbours_kept` is the share of a vector's nearest neighbours that are also nearest neighbours on the map.
-    `distance_spearman` is the rank correlation of pairwise distances in the full space and on the map.
+    half of the other vectors, because scikit-learn requires fewer neighbours than half of the vectors. scikit-learn's
+    function `trustworthiness` uses Euclidean distance to find neighbours in its second argument. Continuity therefore
+    uses Euclidean neighbours in the full space for metrics without a Euclidean form: manhattan, chebyshev, braycurtis
+    and canberra. `neighbours_kept` is the share of a vector's nearest neighbours that are also nearest neighbours on
+    the map. `distance_spearman` is the rank correlation of pairwise distances in the full space and on the map.
     """
     if _has_too_few(vectors):
         return dict.fromkeys(SCORES, float("nan"))
@@ -59,7 +59,7 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
 
 
 def kept_neighbours(vectors: Vectors, xy: Coordinates, metric: str, seed: int) -> tuple[float, float]:
-    """Return only the score `neighbours_kept` of `score_map` for one map: the value and the chance level.
+    """Return the value and the chance level of the score `neighbours_kept` for one map, as `score_map` computes them.
 
     Both are NaN if there are fewer than three vectors or all vectors are equal.
     """
@@ -150,9 +150,9 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
     """Return a table of the columns `value` and `chance` by measure, for maps of the same vectors with different seeds.
 
-    `SCORES` refer to the first map, `STABILITY` to all maps (omitted if there is only one). Equal vectors count once.
-    At most `MAX_SCORED_VECTORS` randomly sampled vectors are scored, with neighbours within the sample. For chance
-    levels, the coordinates on the map are permuted.
+    `SCORES` are computed for the first map, and `STABILITY` for all maps (omitted if there is only one map). Equal
+    vectors count once. At most `MAX_SCORED_VECTORS` randomly sampled vectors are scored, with neighbours within the
+    sample. For chance levels, the coordinates on the map are permuted.
     """
     rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
@@ -179,8 +179,9 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
 
     - Rows with a layer and a point contain the scores of the vectors of this point. In the joint map, these scores have
       the names in `WITHIN`.
-    - Rows without layer and point contain the mean over the points with a defined value. For the joint map, they also
-      contain scores of the vectors of all points together, except points with a separate basis (`OWN_BASIS`).
+    - Rows without a layer and a point contain the mean over the points for which the score is defined. For the joint
+      map, they also contain scores of the vectors of all points together, except points with a separate basis
+      (`OWN_BASIS`).
     """
     maps_by_seed = list(maps.values())
     tokens = len(next(iter(vectors.values())))

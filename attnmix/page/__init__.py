@@ -1,4 +1,4 @@
-"""The interactive page: one offline file with linked views of maps, ratios, text and steps."""
+"""The interactive page: one HTML file that works offline, with linked views of maps, mixing ratios and texts."""
 
 from attnmix.core.extras import require_extra
 

@@ -1,6 +1,7 @@
-"""The summary of a run on its page: a headline, at most three short sentences, notes, and a chart.
+"""Summary of a run for the page: a headline, at most three short sentences, notes, and a chart.
 
-Fixed rules select the content from the tables of the run. Terms in braces are links to the glossary of the page.
+Fixed rules select the content from the tables of the run. In the sentences, terms in braces become links to the page's
+glossary.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ OWN_SHARE_DEFINITION = (
     "the displacement of the vector if its own token is replaced by one of another text, divided by the sum of this "
     "displacement and the displacement if all other tokens are replaced"
 )
-"""The definition of the own share in the glossary, the chart and docs/measures/exchange.md."""
+"""The definition of the own share that is used in the glossary, in the chart and in docs/measures/exchange.md."""
 TOKEN_MEANS = "Lines show means over tokens."
 
 
 def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> dict[str, Any]:
     """Return the summary of a run: its `headline`, `sentences`, `notes` and `chart`.
 
-    The headline reports the own share of a token's last vector (`OWN_SHARE_DEFINITION`), or the mixing ratio if own
-    shares were not measured. The notes contain the sample size of each measure, by the measure's term in the glossary.
+    The headline reports the own share of a token's vector after the last layer (`OWN_SHARE_DEFINITION`), or the mixing
+    ratio if own shares were not measured. `notes` contains a sentence on the sample size of each measure; the keys are
+    the measures' terms in the glossary.
 
     Args:
         run: The results of the run.
-        finetuned: False for a pipeline run without fine-tuning, in which the user provides both checkpoints.
+        finetuned: False for a pipeline run without fine-tuning (`finetune.epochs: 0`).
         synthetic: True if the texts of a pipeline run are machine-generated, according to the dataset card.
     """
     shares = own_shares(run)
@@ -64,7 +66,7 @@ def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
 
 
 def _count_measured_texts(run: Results) -> int:
-    """Return the number of texts with mixing ratios."""
+    """Return the number of texts over which the mixing ratios are averaged."""
     curves, _ = run.mixing
     return int(curves["documents"].max())
 
@@ -99,8 +101,8 @@ def _write_headline(run: Results, shares: pd.DataFrame) -> str:
 def _write_headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str:
     """Return a clause that limits the headline to one training run, to synthetic texts, or to both.
 
-    The clause is empty for texts measured with the API (`TextResults`). It mentions the training run only if one was
-    made (`finetuned`) and both checkpoints were measured.
+    The clause is empty for texts measured with the API (`TextResults`). It mentions the training run only if the run
+    fine-tuned a model (`finetuned`) and measured both checkpoints.
     """
     if isinstance(run, TextResults):
         return ""
@@ -115,9 +117,9 @@ def _write_headline_scope(run: Results, finetuned: bool, synthetic: bool) -> str
 
 
 def _write_headline_verdict(shares: pd.DataFrame) -> str:
-    """Return a clause that the change of the own share after the last layer is inconclusive.
+    """Return a clause stating that the change in the last layer's own share is inconclusive.
 
-    The clause is empty if the change has a direction, if there are too few texts, or if there is one model.
+    The clause is empty for any other verdict, and if the change was not measured.
     """
     changes = shares[shares["checkpoint"] == "difference"]
     if changes.empty:
@@ -130,14 +132,14 @@ def _write_headline_verdict(shares: pd.DataFrame) -> str:
 
 
 def _select_last_layer(shares: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last layer, indexed by checkpoint."""
+    """Return the rows of `shares` for the last layer, indexed by checkpoint."""
     is_last = shares["layer"] == shares["layer"].max()
     last: pd.DataFrame = shares[is_last]
     return last.set_index("checkpoint")
 
 
 def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
-    """Return at most three sentences; the number of models and of texts determines their content."""
+    """Return at most three sentences of the summary; the numbers of models and texts determine their content."""
     _, differences = run.mixing
     texts = _count_measured_texts(run)
     if differences.empty:
@@ -156,12 +158,12 @@ def _write_sentences(run: Results, shares: pd.DataFrame) -> list[str]:
 
 
 def _format_count(run: Results, number: float) -> str:
-    """Return `number` with the noun for texts, which is “reviews” in a pipeline run."""
+    """Return `number` followed by the noun for texts, such as “40 reviews” in a pipeline run."""
     return counted(number, wording_of(run).texts)
 
 
 def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
-    """Return a sentence on the sample size of each measure, by the measure's term in the glossary of the page.
+    """Return a sentence on the sample size of each measure; the keys are the measures' terms in the page's glossary.
 
     The result is empty for one model or one text, because the sentences of the summary then contain the sample size.
     """
@@ -182,7 +184,7 @@ def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
 
 
 def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
-    """Return a sentence on the texts over which the own share is averaged; empty if there are no own shares."""
+    """Return a sentence on the texts over which the own share is averaged; an empty string if it was not measured."""
     if shares.empty:
         return ""
     texts = _format_count(run, _count_measured_texts(run))
@@ -190,7 +192,7 @@ def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _describe_one_model(run: Results) -> str:
-    """Return a sentence on the layer with the largest ratio."""
+    """Return a sentence that names the layer with the largest mixing ratio."""
     curves, _ = run.mixing
     most, _ = most_and_least(curves)
     texts = _count_measured_texts(run)
@@ -199,7 +201,7 @@ def _describe_one_model(run: Results) -> str:
 
 
 def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
-    """Return a sentence on the change of the own share after the last layer; empty if there is only one model."""
+    """Return a sentence on the change in the last layer's own share; an empty string if it was not measured."""
     rows = shares[shares["checkpoint"] == "difference"]
     if rows.empty:
         return ""
@@ -221,7 +223,7 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _describe_shares_by_class(run: Results) -> str:
-    """Return a sentence on the own share with donors of the same and of another class; empty if not measured."""
+    """Return a sentence on the own share by class of the donor texts; an empty string if it was not measured."""
     same = _select_last_layer(own_shares(run, SAME_CLASS))
     other = _select_last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
@@ -250,7 +252,7 @@ def _describe_ratio_change(run: Results) -> str:
 
 
 def headline(curves: pd.DataFrame) -> str:
-    """Return a headline on the layers with the largest and the smallest ratio."""
+    """Return a headline on the layers with the largest and the smallest mixing ratio."""
     most, least = most_and_least(curves)
     high, low = _format_distinct(most["mean"], least["mean"])
     if most["layer"] == least["layer"]:
@@ -261,7 +263,8 @@ def headline(curves: pd.DataFrame) -> str:
 def _format_distinct(high: float, low: float) -> tuple[str, str]:
     """Return two ratios in percent, with the fewest decimal places (at most 2) that show their difference.
 
-    `low` must not be rounded to 0. If two decimal places are not enough, both ratios are rounded to whole percent.
+    The decimal places also distinguish `low` from 0. If two decimal places are not enough, both ratios are rounded to
+    whole percent.
     """
     for digits in (0, 1, 2):
         high_text = percent(high, digits)

@@ -1,7 +1,7 @@
 """Encoding of arrays and texts for the page; the page's script decodes the arrays.
 
-Every array is encoded as base64 of little-endian bytes. Attention weights would be the largest data; the page contains
-queries and keys instead, from which the script computes the weights.
+Every array is encoded as base64 of little-endian bytes. Attention weights would be the largest arrays. The page
+therefore contains queries and keys, and the script computes the weights from them.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -30,8 +30,8 @@ MISSING_CODE = 65_535  # the code of a missing value
 MAX_INT16 = 32_767
 VECTOR_BYTES = 4_000_000  # maximum total size of the head arrays that are encoded completely, before compression
 HEAD_BYTES = 1_400_000
-"""The maximum total size of the queries and keys of other texts; one text of 64 tokens then fits on a page of 4 MB."""
-ROUNDING = 1e-4  # tolerance for row sums of attention weights, which are 1 without a learned attention sink
+"""The maximum total size of the queries and keys in 16 bits; one text of 64 tokens then fits on a page of 4 MB."""
+ROUNDING = 1e-4  # tolerance for row sums of attention weights; the sums are 1 without a learned attention sink
 _CONTROL_PICTURES = 0x2400  # Unicode block with visible symbols for the control characters
 _DELETE_AND_C1 = range(0x7F, 0xA0)  # control characters without a visible symbol in Unicode
 # Invisible characters that change the direction of text.
@@ -75,14 +75,14 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
     `keep` sources whose shares change most are also kept, except for the token itself.
 
     Args:
-        matrices: By checkpoint, contributions `[..., T, T]` of one method.
-        keep: The number of largest shares, and of largest changes.
+        matrices: The contributions `[..., T, T]` according to one method, by checkpoint.
+        keep: The number of largest shares, and of largest changes, that are kept in each row.
 
     Returns:
-        Encoded arrays with 16 bits: `counts` `[..., T]`, the number of kept sources of each row, and `sources`, the
-        concatenated indices of the kept sources of all rows. `checkpoints` contains for each checkpoint `shares`, the
-        square roots of the shares in the order of `sources`, and `own` `[..., T]`, the share of the token itself. Roots
-        preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
+        Encoded 16-bit arrays: `counts` `[..., T]`, the number of kept sources of each row, and `sources`, the
+        concatenated indices of the kept sources of all rows. For each checkpoint, `checkpoints` contains `shares`, the
+        square roots of the kept shares in the order of `sources`, and `own` `[..., T]`, the share of each token itself.
+        Square roots preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     is_kept = _select_sources(list(shares.values()), keep)
@@ -105,12 +105,12 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:
     """Return a mask `[..., T, T]` of the main sources (columns) of each token (row).
 
-    The main sources have one of the `keep` largest shares of the row in a checkpoint or, for two checkpoints, one of
-    the `keep` largest changes among the other tokens. Rows with NaN are ignored.
+    A main source has one of the `keep` largest shares of the row in at least one checkpoint. For two checkpoints, the
+    `keep` other tokens whose shares change most are also main sources. Rows with NaN are ignored.
 
     Args:
         shares: The shares `[..., T, T]` in each of one or two checkpoints.
-        keep: The number of largest shares, and of largest changes.
+        keep: The number of largest shares, and of largest changes, that are kept in each row.
     """
     is_kept = np.zeros(shares[0].shape, dtype=bool)
     for checkpoint_shares in shares:
@@ -142,7 +142,7 @@ def _is_among_largest(values: Array, keep: int) -> npt.NDArray[np.bool_]:
 def curve(rows: pd.DataFrame, layers: range) -> Curve:
     """Return a curve: the lists `values` (means), `low` and `high` (interval bounds), with one entry per layer.
 
-    Entries are None if they are missing; bounds are also None if the interval is over too few texts.
+    Missing entries are None. Bounds are also None if there are too few texts for an interval.
     """
     one_group_N = np.zeros(len(rows), int)
     curves = _create_curves(rows, one_group_N, 1, layers)
@@ -150,7 +150,7 @@ def curve(rows: pd.DataFrame, layers: range) -> Curve:
 
 
 def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[tuple[Any, ...], Curve]:
-    """Return the curve of each combination of values in the columns `keys`, in the order of their first rows."""
+    """Return a curve for each combination of values in the columns `keys`, in the order of first occurrence."""
     known = table.dropna(subset=list(keys))
     columns = [known[key] for key in keys]
     group_by_combination: dict[tuple[Any, ...], int] = {}
@@ -210,15 +210,16 @@ def visible(text: str, kept: str = "\n\t") -> str:
 
 
 def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, Any]:
-    """Encode the arrays of the attention heads of texts, such as queries and keys, within the size limits of a page.
+    """Encode arrays of attention heads, such as queries and keys, for several texts within the size limits of a page.
 
     Args:
-        texts: Pairs of the name of a text and its stored arrays by checkpoint.
+        texts: Pairs of a text's name and the text's stored arrays by checkpoint.
 
     Returns:
-        The `number` of heads per layer and their `width` (both 0 if no text has heads), and `documents`, the encoded
-        arrays by name and checkpoint. The vectors of short texts are encoded in float32. For longer texts, the vectors
-        are limited to queries and keys in 16 bits, with a scale for each vector. Texts above the limits are omitted.
+        The `number` of heads per layer and their `width` (both 0 if no text has stored arrays), and `documents`, the
+        encoded arrays by text and checkpoint. All vectors of short texts are encoded in float32. For other texts, only
+        queries and keys are encoded, in 16 bits and with a scale for each vector. Texts that exceed the size limits are
+        omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES
@@ -251,12 +252,12 @@ def _count_bytes(arrays: Parts) -> int:
 
 
 def _count_bytes_in_16_bits(arrays: Parts) -> int:
-    """Return the size in bytes of queries and keys, stored in float32, after conversion to 16 bits."""
+    """Return the size in bytes of the queries and keys after conversion from float32 to 16 bits."""
     return (arrays["query"].nbytes + arrays["key"].nbytes) // 2
 
 
 def _encode_common(arrays: Parts) -> dict[str, Any]:
-    """Return the head arrays that are encoded for short and for long texts.
+    """Return the head arrays that are encoded in the same way for short and for long texts.
 
     `reach` contains the first and the last visible key of each token. `sums` contains the row sums `[L, H, T]` of the
     attention weights; it is present only if a learned attention sink reduces them below 1.
@@ -289,7 +290,7 @@ def _sum_rows(arrays: Parts) -> Array:
 def _encode_vectors(arrays: Parts) -> dict[str, Any]:
     """Return the head arrays of a short text, with queries, keys and other vectors in float32.
 
-    `vectors` contains the arrays that long texts lack.
+    `vectors` contains the arrays that are not encoded for long texts.
     """
     encoded = _encode_common(arrays)
     encoded["query"] = encode(arrays["query"])

@@ -35,7 +35,7 @@ LICENCES = HERE / "licences.txt"  # licences of the bundled packages, written by
 
 
 def write_page(run: Run, subject: Subject) -> None:
-    """Write `run.page` from the outputs of the previous stages in `run`."""
+    """Write the page of a pipeline run to `run.page`, from the outputs of the previous stages."""
     text = page_text(run, subject)
     with atomic_path(run.page) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
@@ -89,7 +89,7 @@ def page_text(run: Results, subject: Subject) -> str:
 
 
 def _list_absent_points(data: Data) -> dict[str, set[str]]:
-    """Return the capture points without a map in each layout, from the data of the page."""
+    """Return, by layout, the capture points that have no map in at least one layer."""
     points = [site["point"] for site in data["sites"]]
     absent = {}
     for layout, encoded_map in data["maps"].items():
@@ -121,11 +121,11 @@ def _note_left_out_documents(number: int, wording: Wording) -> str:
 
 
 def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING) -> list[str]:
-    """Return notes on the capture points that are missing on maps, with the reasons.
+    """Return notes on the capture points that are missing from maps, with the reasons.
 
-    `absent` contains the missing points by layout. The layouts distinguish two reasons: the joint map omits points
-    whose vectors differ in width from the residual stream, the separate map omits points with too few distinct vectors,
-    and the aligned map omits both.
+    `absent` contains the missing points by layout. The reason follows from the layout: the joint map omits points whose
+    vectors differ in width from the residual stream, the separate map omits points with too few distinct vectors, and
+    the aligned map omits points for either reason.
     """
     few_distinct = f"Fewer than {MIN_UMAP_VECTORS} of their vectors are distinct, or not more than {wording.neighbours}"
     number_reason = f"{few_distinct}, which is too few for UMAP"
@@ -142,7 +142,7 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
 
 
 def _note_absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:
-    """Return a note that names the layouts without some of the `points`; an empty list if all layouts contain them."""
+    """Return a list with one note on the layouts that lack some of the `points`; it is empty if no layout lacks any."""
     layouts = [layout for layout, names in absent.items() if names & points]
     if not layouts:
         return []
@@ -162,7 +162,7 @@ def _write_content_security_policy(script: str) -> str:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and the numerical packages, without build names (`2.13.0+cpu`)."""
+    """Return the versions of Python and the numerical packages, without build names such as `+cpu`."""
     versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
         versions[name], _, _ = version(name).partition("+")

@@ -68,7 +68,7 @@ def _describe_ratio(run: Results) -> str:
 
 
 def _has_rollouts(run: Results) -> bool:
-    """Return True if a captured text has a rollout, which is a contribution matrix over several layers."""
+    """Return True if a rollout (a contribution matrix over several layers) is available for any captured text."""
     curves, _ = run.mixing
     checkpoints = curves["checkpoint"].unique()
     for document in run.tokens["document"].unique():
@@ -82,7 +82,8 @@ def _has_rollouts(run: Results) -> bool:
 def _describe_agreement(run: Results) -> str:
     """Return a sentence on the rank correlation of the preferred ratio with derivatives in the same layer.
 
-    The sentence contains the lowest and the highest mean correlation of a layer. It is empty if there are none.
+    The sentence contains the lowest and the highest of the layers' mean correlations. It is empty if no correlations
+    were measured.
     """
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"

@@ -15,14 +15,14 @@ from attnmix.page.sentences import document_note
 from attnmix.page.shape import Data
 from attnmix.page.wording import detailed_documents_of, wording_of
 
-HEADING_CHARACTERS = 40  # longest excerpt of a text in a list
-TITLE_CHARACTERS = 24  # longest excerpt of a text in a sentence
+HEADING_CHARACTERS = 40  # maximum length of the excerpt of a text in a list
+TITLE_CHARACTERS = 24  # maximum length of the excerpt of a text in a sentence
 OWN_TEXT = "text/"  # prefix of the names of user texts, which are not from a dataset
-MAX_LETTERS = 0.5  # fraction of single letters among word tokens that leads to a caution
+MAX_LETTERS = 0.5  # fraction of single letters among word tokens from which a caution is shown
 
 
 def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
-    """Return the description of each text in `tokens`; `attnmix.page.shape` documents its keys."""
+    """Return the description of each text in `tokens`; `attnmix.page.shape` documents the keys of a description."""
     details = _read_details(run)
     detailed = detailed_documents_of(run)
     truncation = wording_of(run).truncation
@@ -31,7 +31,8 @@ def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
     for document, rows in tokens.groupby("document", sort=False):
         name = str(document)
         row = details[name]
-        # If only some texts have token-level measures, `detailed` contains their names; otherwise it is empty.
+        # If only some texts have token-level measures, `detailed` lists the names of these texts; otherwise it is
+        # empty.
         lacks_details = bool(detailed) and name not in detailed
         description = {
             "name": document,
@@ -48,7 +49,7 @@ def describe_documents(tokens: pd.DataFrame, run: Results) -> list[Data]:
 
 
 def _read_details(run: Results) -> dict[str, Data]:
-    """Return the columns of each text, and its prediction if there is a classifier; missing values are None."""
+    """Return, by text, the columns of `run.documents` and, if any, of `run.predictions`; missing values are None."""
     table = run.documents
     if len(run.predictions) > 0:
         table = table.merge(run.predictions, on="document")
@@ -94,7 +95,7 @@ def _find_direction(text: str) -> str:
 def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
     """Return the `title` (for sentences) and the `heading` (for lists) of each text; the keys are names of texts.
 
-    The title of a user text is its first words; the title of a text from a dataset is its name.
+    The title of a user text consists of the first words; the title of a text from a dataset is the text's name.
     """
     headings = {name: _shorten(text, HEADING_CHARACTERS) for name, text in texts.items()}
     titles = {name: _shorten(text, TITLE_CHARACTERS) for name, text in texts.items()}
@@ -109,7 +110,7 @@ def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
 
 
 def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
-    """Return the beginning of a user text, numbered if other user texts have the same beginning."""
+    """Return the beginning of a user text, with a number if other user texts have the same beginning."""
     beginning = beginnings[name]
     alike = []
     for other, other_beginning in beginnings.items():
@@ -148,6 +149,6 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
 
 
 def _is_letter(token: str) -> bool:
-    """Return True for a token that is a single letter of an alphabet; a wide East Asian character can be a word."""
+    """Return True if a token is a single letter, except for wide East Asian characters, because they can be words."""
     character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
     return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

@@ -25,7 +25,7 @@ def encode_map(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> Data:
-    """Return the encoded coordinates of the tokens of a page in a layout.
+    """Return the encoded coordinates of the page's tokens in one layout.
 
     Args:
         layout: The name of the layout.
@@ -35,13 +35,14 @@ def encode_map(
         components: The principal components by site, for the layout `pca`.
 
     Returns:
-        `x` and `y` `[sites, tokens]`, as fractions of a square, and `absent`, the indices of the sites without a map.
+        `x` and `y` `[sites, tokens]`, as fractions of the side of a square around the points, and `absent`, the indices
+        of the sites without a map.
     """
     site_N = find_sites(table, sites)
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
     xy = np.moveaxis(xy_2ST, 0, -1)  # [sites, tokens, 2]
     if layout == "pca":
-        # The stored coordinates have the same extent at all sites; these factors restore the lengths.
+        # The stored coordinates have the same extent at all sites; these factors restore the principal components.
         scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
     limits = _find_map_limits(layout, xy, sites, components)
@@ -65,7 +66,8 @@ def _find_map_limits(
     """Return a square for each site, as low and high limits of x and y `[sites, 2, 2]`.
 
     `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square for all sites `[1, 2,
-    2]`. For principal components, each site has its own centre, and all layers of a capture point have the same scale.
+    2]`. In the layout `pca`, each site has a separate centre, and the squares of a capture point have the same size in
+    all layers.
     """
     if layout in ONE_PLANE:
         common_limits = square_limits(xy.reshape(-1, 2))
@@ -92,7 +94,7 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the limits of squares `[sites, 2, 2]` with unchanged centres, enlarged to the largest square of the group.
+    """Enlarge each square around its centre to the largest of its group, and return the limits `[sites, 2, 2]`.
 
     `limits` contains for each site the low and high limits of x and y, and `groups` the name of the site's group.
     """
@@ -107,13 +109,13 @@ def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> 
 def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Site]) -> Data:
     """Return the K nearest neighbours of each token in the full vector space, as token indices `[sites, tokens, K]`.
 
-    Each of the N rows of `table` contains the neighbours of one token at one site, as row indices of all captured
-    tokens. Neighbours that are not on the page have the code `MISSING_CODE`.
+    Each of the N rows of `table` contains the neighbours of one token at one site, as row indices in the table of all
+    captured tokens. Neighbours that are not on the page have the code `MISSING_CODE`.
     """
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     neighbours = row_NK.shape[1]
     last_row = max(row_NK.max(initial=0), tokens["row"].max())
-    # The index on the page of each captured token, or `MISSING_CODE`.
+    # This array maps the row of each captured token to the token's index on the page, or to `MISSING_CODE`.
     token_of_row = np.full(last_row + 1, MISSING_CODE, np.uint16)
     token_of_row[tokens["row"]] = np.arange(len(tokens))
     token_N = find_tokens(table, tokens)
@@ -131,8 +133,8 @@ def list_kept_neighbours(
 ) -> list[list[float | None]]:
     """Return for each site the share of nearest neighbours that a map preserves, and the share expected by chance.
 
-    Missing shares are None. The neighbours are those among the vectors of the same site; the score is named
-    `neighbours_kept_within` in the joint map, and `neighbours_kept` in other layouts.
+    Missing shares are None. Neighbours are searched among the vectors of the same site. The table `quality` names this
+    score `neighbours_kept_within` for the joint map, and `neighbours_kept` for other layouts.
     """
     is_of_site = (quality["layout"] == layout) & quality["point"].notna()
     rows = quality[is_of_site]

@@ -17,7 +17,7 @@ from attnmix.page.shape import Data
 from attnmix.page.token_arrays import arrange_column
 from attnmix.page.wording import detailed_documents_of
 
-MIN_WORD = 5  # letters, minimum length of a long word
+MIN_WORD = 5  # minimum length of a long word, in letters
 
 
 def choose_opening(
@@ -29,8 +29,8 @@ def choose_opening(
 ) -> Data:
     """Return the index of the initially selected `document`, and the initially selected token position in each text.
 
-    The selected text has the median of the texts' mean ratios in one layer. If only some texts have token-level own
-    shares, the median is over these texts.
+    The selected text is the one whose mean ratio in one layer is the median over texts. If only some texts have
+    token-level own shares, the median is taken over these texts.
 
     Args:
         tokens: The tokens of the page.
@@ -66,7 +66,7 @@ def _choose_document(
     mean_ratio_D: npt.NDArray[np.float64],
     detailed: Sequence[str],
 ) -> int:
-    """Return the index of the text with the median ratio, which is the lower one of two middle texts.
+    """Return the index of the text with the median ratio; of two middle texts, the one with the lower ratio.
 
     If there are names in `detailed`, only these texts are candidates.
     """
@@ -79,10 +79,10 @@ def _choose_document(
 
 
 def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the positions of a text from which the initially selected token is chosen.
+    """Return the positions of the tokens in a text from which the initially selected token is chosen.
 
-    The candidates are the first non-empty group of: long words with a measured own share, words with a measured own
-    share, long words, words, all tokens.
+    The candidates are the first of the following groups that is not empty: long words with a measured own share, words
+    with a measured own share, long words, words, all tokens.
     """
     words = []
     long_words = []

@@ -32,7 +32,7 @@ from attnmix.page.wording import model_wording_of, wording_of
 MAX_TOKENS = 4096  # maximum total length of the texts on a page
 CONTRIBUTION_BYTES = 8_000_000  # maximum size of the contribution matrices on a page, before compression
 SOURCES = 12
-"""The number of sources of a token with the largest shares per checkpoint, and of those with the largest changes."""
+"""The number of sources kept per token for the largest shares in each checkpoint, and for the largest changes."""
 MAX_REVIEWS = 1000  # maximum number of reviews with mean ratios on a page
 PART_LABELS = {names.INPUT_PARTS: "Exact parts since the input"}
 CLASS_SHARE_LABELS = {
@@ -60,7 +60,7 @@ def shown_tokens(tokens: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Return the tokens of the texts on the page, and the number of texts that are not on the page.
 
     The page contains as many of the first texts as `MAX_TOKENS` allows, and at least one. The new column `row` contains
-    the row numbers of the tokens in `tokens`.
+    each token's row number in `tokens`.
     """
     lengths = tokens.groupby("document", sort=False).size()
     is_first = np.arange(len(lengths)) == 0
@@ -145,9 +145,10 @@ def page_data(
 
 
 def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens: pd.DataFrame, run: Results) -> Data:
-    """Return the coordinates by layout, the nearest vectors, and the explained variances by site.
+    """Return the coordinates by layout, the nearest neighbours, and the explained variances by site.
 
-    `variances` contains the explained variance ratios of the two principal components on the map, None if unknown.
+    For each site, `variances` contains the explained variance ratios of the two principal components on the map, or
+    None if these ratios are unknown.
     """
     components = run.components if "pca" in maps else {}
     variances: list[list[float | None]] = []
@@ -164,7 +165,7 @@ def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens
 
 
 def _describe_wording(run: Results) -> Data:
-    """Return the words for the texts and for the change between models, which depend on the origin of the results."""
+    """Return the words for texts and for the change between models; they depend on the origin of the results."""
     wording: Data = wording_of(run)._asdict()
     model_wording = model_wording_of(run)
     wording["change"] = model_wording.change
@@ -222,7 +223,7 @@ def _describe_site(site: Site, texts: CapturedTexts) -> Data:
 
 
 def _list_class_names(texts: CapturedTexts) -> list[str]:
-    """Return the names of the token classes; the name is empty for special tokens that do not occur."""
+    """Return the names of the token classes; a class of special tokens has an empty name if it does not occur."""
     class_names = []
     for token_class in labels.SPECIAL_MARKERS:
         label = texts.class_label(token_class)
@@ -239,8 +240,8 @@ def _select_names(ordered: Sequence[str], available: Set[str]) -> list[str]:
 def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most: pd.Series) -> int:
     """Return the initially selected layer: the layer of `most`, the row with the highest mixing ratio.
 
-    If the contributions of input embeddings were measured, it is the last layer in which they are defined, which is the
-    last encoder layer in encoder-decoder models.
+    If the contributions of input embeddings were measured, return the last layer in which they are defined: the last
+    encoder layer in an encoder-decoder model, and the last layer in any other model.
     """
     if names.INPUT_PARTS in matrices:
         return texts.encoder or layers[-1]
@@ -248,7 +249,7 @@ def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most:
 
 
 def _read_derivatives(run: Results) -> pd.DataFrame:
-    """Return the mean shares of other tokens in the derivatives of layer outputs with respect to the layer's inputs."""
+    """Return the mean share of other tokens in the derivatives of each layer's outputs with respect to its inputs."""
     rows = run.table("measure/derivatives").dropna(subset="mean")
     return rows.query("quantity == 'level' and reference == 'layer_input'")
 
@@ -431,7 +432,7 @@ def _encode_attention(opening_document: str, documents: Sequence[str], steps: Se
 
 
 def _read_heads(document: str, run: Results) -> dict[str, Parts]:
-    """Return the stored head arrays of a text by checkpoint, without checkpoints that have none."""
+    """Return the stored head arrays of a text by checkpoint; checkpoints without stored arrays are omitted."""
     heads: dict[str, Parts] = {}
     for checkpoint in names.CHECKPOINT_NAMES:
         arrays = run.heads(checkpoint, document)

@@ -61,7 +61,7 @@ class Subject:
 
 
 def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the text of the page, by the names of the variables in the template of the page.
+    """Return the text of the page; the keys are the names of the variables in the page's template.
 
     `checkpoints` contains the labels of the checkpoints, with the captured checkpoint last. `tokens` are the tokens on
     the page.
@@ -166,7 +166,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the preferred ratio in the captured checkpoint; if it is missing, in the first checkpoint."""
+    """Return the preferred ratio's rows for the captured checkpoint or, if it is missing, for the first checkpoint."""
     names = table["checkpoint"].unique().tolist()
     checkpoint: str = names[0]
     if CAPTURED_CHECKPOINT in names:
@@ -195,8 +195,8 @@ def most_and_least(curves: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def class_shares(run: Results) -> pd.DataFrame:
     """Return the class share by layer: the share of the predicted class in the contributions of other tokens.
 
-    It is the share of the squared length of the contributions that is common to the texts of a class. There are no rows
-    if there are no classes. The column `quantity` contains `CLASS_SHARE_QUANTITIES`: the share `before` and `after`
+    The class share is the part of the contributions' squared length that is common to the texts of a class. Without
+    classes, the table is empty. The column `quantity` contains `CLASS_SHARE_QUANTITIES`: the share `before` and `after`
     fine-tuning, their `difference`, and `permuted`. For `permuted`, the column `mean` contains the 95th percentile of
     the share over random permutations of the classes.
     """
@@ -219,8 +219,8 @@ def class_shares(run: Results) -> pd.DataFrame:
 def class_evidence(run: Results) -> list[str]:
     """Return sentences on the class share, the change of the ratio, and the dependence of predictions on value vectors.
 
-    The class share is that of the layer in which it is largest, or of the last layer if there are too few texts for
-    this choice. The list is empty if there is a single checkpoint or there are no classes.
+    The sentences report the layer in which the class share is largest after fine-tuning, or the last layer if there are
+    too few texts for this choice. The list is empty if there is a single checkpoint or there are no classes.
     """
     shares = class_shares(run)
     _, ratio_differences = run.mixing
@@ -286,8 +286,8 @@ def _describe_ratio_change(run: Results) -> str:
 def _describe_class_share(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
     """Return sentences on the share of the predicted class in the contributions of other tokens in a layer.
 
-    `by_quantity` contains the rows of the share `before` and `after` fine-tuning, and `permuted`. The `mean` of
-    `permuted` is the 95th percentile of the share over random permutations of the classes.
+    `by_quantity` contains the rows of the share `before` and `after` fine-tuning, and the row `permuted`, whose `mean`
+    is the 95th percentile of the share over random permutations of the classes.
     """
     before = by_quantity["before"]
     after = by_quantity["after"]
@@ -345,7 +345,8 @@ def _describe_edited_values(run: Results) -> list[str]:
     kept_by_layer = rows.pivot(index="layer", columns="group", values="mean")
     if not set(EDITS) <= set(kept_by_layer):
         return []
-    # Values are replaced in a layer and in all later layers. The sentence reports the upper half of the layers.
+    # Values are replaced in a layer and in all later layers. The sentence reports the replacement in the upper half of
+    # the layers.
     first_layer = len(kept_by_layer) // 2 + 1
     predicted = run.table("faithfulness/margins")["predicted"]
     shares_of_classes = predicted.value_counts(normalize=True)
@@ -384,7 +385,7 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
     Args:
         row: `label_name` (None if there is no label), `tokens`, `whole_tokens`, `unknown_tokens` and, for a classified
             text, `predicted` and `probability`.
-        truncation: The cause of truncation; by default, the parameter of a run.
+        truncation: The parameter or limit that truncates texts; by default, the pipeline's parameter.
         lacks_details: True for a text without token-level own shares and exact parts.
     """
     notes = []
@@ -408,7 +409,7 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
 
 
 def details_note(detailed: Sequence[str], documents: int) -> str:
-    """Return a note on the texts with token-level own shares; an empty string if all `documents` texts have them."""
+    """Return a note that lists the texts with token-level own shares; an empty string if `detailed` lists no text."""
     if not detailed:
         return ""
     names = ", ".join(visible(name, kept="") for name in detailed)
@@ -445,7 +446,7 @@ def _describe_classes(run: Results) -> list[str]:
 
 
 class _DifferenceInterval(NamedTuple):
-    """The interval of a mean difference, in the order of the arguments of `interval_text` and `why_no_verdict`."""
+    """The interval of a mean difference; the fields are arguments of `interval_text` and `why_no_verdict`, in order."""
 
     low: float
     high: float
@@ -495,7 +496,7 @@ def _describe_control_means(
 
     Args:
         ratios: One row per layer, with the preferred ratio in one checkpoint.
-        controls: The rows of the ratio's controls by control, checkpoint and layer.
+        controls: The means of the ratio's controls, with one row per control, checkpoint and layer.
         control_means: The means of the controls over layers, by control and checkpoint.
     """
     checkpoint = ratios["checkpoint"].iloc[0]
@@ -509,9 +510,9 @@ def _describe_control_means(
             clauses.append(f"{percent(control_means[key])} with {changed_input}")
     sentences = []
     if clauses:
-        # Controls may be limited to a sample of the texts, and the ratio is then averaged over the same sample. Only
-        # the rows of `shuffled_words` contain this mean, because the model with random weights has no true ratio in the
-        # table. Without these rows, the ratio is averaged over all texts.
+        # Controls may be limited to a sample of the texts. The ratio is then averaged over the same sample, which is
+        # possible only with the rows of `shuffled_words`: rows of the model with random weights have no
+        # `ratio_minus_control`. Without rows of `shuffled_words`, the ratio is averaged over all texts.
         mean_of_all_texts = ratios["mean"].mean()
         ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_of_all_texts))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
@@ -543,9 +544,10 @@ def _describe_mean_change(
 
 
 def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
-    """Return the mean ratio over the texts in which a control was measured, or `mean_of_all` if there are none.
+    """Return the mean ratio over the texts in which a control was measured; `mean_of_all` without such texts.
 
-    The table `controls` contains the mean of each control, and the ratio minus the control in the same texts.
+    The table `controls` contains the mean of each control, and the ratio minus the control in the same texts; the ratio
+    is the sum of both.
     """
     rows = controls[(controls["control"] == control) & (controls["checkpoint"] == checkpoint)]
     ratios = rows["mean"] + rows["ratio_minus_control"]
@@ -556,7 +558,7 @@ def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: 
 def _describe_layer_change(run: Results) -> str:
     """Return sentences on the layer with the largest change of the preferred ratio.
 
-    If there are too few texts to determine this layer, return a sentence with this reason.
+    If there are too few texts to determine this layer, return a sentence that states this reason.
     """
     noun = wording_of(run).texts
     largest = _find_largest_change(run)
@@ -587,10 +589,10 @@ def _describe_layer_change(run: Results) -> str:
 
 
 def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[str]:
-    """Return a sentence on the change of the ratio minus the change of its control with values of other texts.
+    """Return a sentence on the change of the ratio minus the change of its control (values of other texts).
 
-    Both changes are those in the layer with the largest change of the ratio. The list is empty if this layer is not
-    known, or if the control was not measured in it.
+    Both changes refer to the layer with the largest change of the ratio. The list is empty if this layer is not known,
+    or if the control was not measured in it.
     """
     largest = _find_largest_change(run)
     if largest is None:
@@ -622,8 +624,8 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
 def derivatives(run: Results) -> list[str]:
     """Return sentences on how fine-tuning changes the Jacobian norms in a layer.
 
-    The layer is that of the largest change of the ratio or, if this change is not known, the last layer.
-    The list is empty if there is a single checkpoint or there are no derivatives.
+    The layer is the one with the largest change of the ratio or, if this change is not known, the last layer. The list
+    is empty if there is a single checkpoint or there are no derivatives.
     """
     table = run.table("measure/derivatives")
     changes = _select_changes(run)
@@ -656,7 +658,7 @@ def derivatives(run: Results) -> list[str]:
 def _write_derivative_clause(row: pd.Series, condition: str, noun: str, has_verdict: bool) -> str:
     """Return a clause on the change of a kind of derivative, such as “rises if ... (+1.0 percentage points, ...)”.
 
-    Without a verdict, the clause contains the change only.
+    Without a verdict, the clause contains only the change and the condition.
     """
     change = f"{points(row['mean'])} percentage points"
     if not has_verdict:
@@ -673,7 +675,7 @@ def _make_sentence(text: str) -> str:
 
 
 def map_note(run: Results) -> str:
-    """Return a note on the reason why there is no UMAP map of the captured texts; an empty string if there is one."""
+    """Return a note that explains why the captured texts have no UMAP map; an empty string if they have a UMAP map."""
     layout = run.layouts[0]
     table = run.map(layout)
     tokens = len(table[["document", "position"]].drop_duplicates())

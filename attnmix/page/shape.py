@@ -1,4 +1,4 @@
-"""The schema of the page's data, from which the TypeScript types of the page's script are derived.
+"""The schema of the page's data; the TypeScript types in the page's script are derived from this schema.
 
 To write the TypeScript types:
 
@@ -14,7 +14,7 @@ Data = dict[Any, Any]
 _NAMES = {...: str}
 _NUMBER = float | None
 _GRIDS = {...: {...: str}}  # quantised arrays by checkpoint and method
-# Means and intervals by layer; `texts` is the number of averaged texts, for series that a sentence of the page cites.
+# A series contains means and intervals by layer. `texts`, the number of averaged texts, is present only in `curves`.
 _SERIES = {"values": [_NUMBER], "low": [_NUMBER], "high": [_NUMBER], "texts?": int}
 _BY_MEASURE = {...: {...: {...: _SERIES}}}
 _HEADS = {
@@ -44,7 +44,7 @@ SHAPE: Data = {
     "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of each layout of the map
     "sinceInput": [str],  # matrices whose sources are the tokens of the model's input instead of the layer's input
     "opens": {"document": int, "positions": [int]},  # the initially selected text, and a token position in each text
-    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares by checkpoint, and their difference
+    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares, by measure and checkpoint
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # ratios that count only one group of other tokens, by ratio, checkpoint and group
     "classShares": {...: _SERIES},  # by label
@@ -69,18 +69,19 @@ SHAPE: Data = {
     "specialClasses": [int],  # indices of the classes for special tokens
     "wordClasses": [int],  # indices of the classes for words and subwords
     "ratios": {"methods": [str], "layers": int, "values": _GRIDS},  # `[layers, tokens]`
-    # By document and method: the main sources of each token and, by checkpoint, their shares and the token's own share.
+    # By document and method: the main sources of each token and, by checkpoint, the shares of these sources (`shares`)
+    # and of the token itself (`own`).
     "contributions": {
         ...: {...: {"counts": str, "sources": str, "checkpoints": {...: {"shares": str, "own": str}}}},
     },
-    "sourcesKept": int,  # the number of sources with the largest shares, and of those with the largest changes
+    "sourcesKept": int,  # number of sources kept per token for the largest shares, and for the largest changes
     "partsLimit": int,  # maximum length of a text with exact parts
     "exchangeLimit": int,  # maximum number of tokens of a text with own shares by exchange
     "matrices": [str],
     # The number of heads per layer and their width; `skip` is true if a skip connection follows attention.
     "attention": {"number": int, "width": int, "skip": bool},
     "sites": [{"layer": int, "point": str, "label": str, "reading": int}],
-    "mapNote": str,  # the reason if there is no UMAP map, otherwise empty
+    "mapNote": str,  # the reason why there is no UMAP map; empty if there is one
     "maps": {...: {"x": str, "y": str, "absent": [int]}},  # coordinates `[sites, tokens]`, and sites without them
     "variances": [[_NUMBER]],  # by site, the explained variance ratios of the two principal components on the map
     "nearest": {"number": int, "tokens": str},  # `[sites, tokens, number]`
@@ -92,9 +93,9 @@ Keys with a final `?` are optional. Tokens and sites are identified by their ind
 
 
 HEADS_SHAPE: Data = {...: {...: _HEADS}}
-"""The vectors and norms of heads, by document and checkpoint, which the page stores in a separate element.
+"""The vectors and norms of attention heads, by document and checkpoint.
 
-They take up half of a page.
+The page stores them in a separate element. These arrays take up half of the page.
 """
 
 TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}

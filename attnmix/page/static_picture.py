@@ -2,8 +2,9 @@
 
 A page shows the static picture until the script of the page has drawn the interactive one. A notebook shows the
 static picture below the cell that returns the result.
-Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs without `color-mix`
-and `light-dark` use the attributes `fill` and `stroke`, mixed in sRGB.
+Colours follow `src/colours.ts`: CSS mixes them in CIELAB, in a light and a dark scheme. Programs that do not support
+`color-mix` and `light-dark` use the attributes `fill` and `stroke`, whose colours are those of the light scheme; cell
+colours are then mixed in sRGB.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class SchemeColour(NamedTuple):
 WIDTH = 1232
 LEVELS_WIDTH = 44  # width of the column of layer numbers, left of the cells
 LEVELS_X = 36  # right end of the layer numbers
-MARGIN_WIDTH = 108  # for the means, right of the cells
+MARGIN_WIDTH = 108  # width of the margin for the means, right of the cells
 CELLS_WIDTH = WIDTH - LEVELS_WIDTH - MARGIN_WIDTH
 MIN_CELL_WIDTH = 15
 MAX_CELL_WIDTH = 120
-MIN_ROW_HEIGHT = 9  # including the gap
+MIN_ROW_HEIGHT = 9  # minimum height of a row including the gap
 MAX_ROW_HEIGHT = 30
 ROWS_HEIGHT = 304  # total height of the rows
 GAP = 0.28  # gap between rows, as a fraction of a row
 TITLE_HEIGHT = 24
-TITLE_BASELINE = 15  # below the top of a block
+TITLE_BASELINE = 15  # distance of the title's baseline from the top of a block
 NAMES_HEIGHT = 92
 NAME_LETTERS = 13
-MIN_LEVEL_DISTANCE = 14  # between the baselines of layer numbers
+MIN_LEVEL_DISTANCE = 14  # minimum distance between the baselines of layer numbers
 FONT_SIZE = 12
 LETTER_WIDTH = 0.62  # mean width of a letter, in font sizes
 SCALE_START = 12  # position of 0 % in the margin
@@ -123,7 +124,8 @@ def draw_result(results: Results, document: str, labels: Mapping[str, str], curv
         results: The measured texts.
         document: The name of the text.
         labels: The names of the models by checkpoint.
-        curves: The lists `values`, `low` and `high` of the mean own share over texts by layer, by checkpoint.
+        curves: By checkpoint, the lists `values` (mean own shares over texts), `low` and `high` (interval bounds), with
+            one entry per layer.
     """
     ratios = results.captured_ratios([document])
     if OWN_SHARE not in ratios:
@@ -186,13 +188,13 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
 
 
 def _choose_cell_width(columns: int) -> float:
-    """Return the width of a cell that fills the picture, within the limits."""
+    """Return the width of a cell, within the limits, such that all `columns` fill the picture."""
     width = CELLS_WIDTH / columns
     return float(np.clip(width, MIN_CELL_WIDTH, MAX_CELL_WIDTH))
 
 
 def _choose_row_height(rows: int) -> float:
-    """Return the height of a row in whole pixels, within the limits."""
+    """Return the height of a row in whole pixels, within the limits, such that all `rows` fill the picture."""
     height = ROWS_HEIGHT / rows
     clipped = np.clip(height, MIN_ROW_HEIGHT, MAX_ROW_HEIGHT)
     return float(np.floor(clipped))
@@ -326,7 +328,7 @@ def _mix_in_srgb(share: float) -> str:
 
 
 def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
-    """Return the SVG of the means over all texts and of the means over the shown text, with the last layer's values."""
+    """Return the SVG of the margin: the means over all texts and over the shown text, with the last layer's values."""
     parts = [_draw_scale(block)]
     if model.corpus is not None:
         colour = AFTER if is_last else BEFORE
@@ -413,7 +415,7 @@ def _draw_last_corpus_mean(mean: float, block: Block) -> str:
 
 
 def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
-    """Return the positions in the margin of the means by layer; missing means have no position."""
+    """Return the position of each layer's mean in the margin; missing means are omitted."""
     points = []
     for mean, y in zip(means, block.row_middles, strict=True):
         if mean is not None:
@@ -445,7 +447,7 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         ticks.append(f"M{x:.1f},{y - 5:.1f}v10")
     parts = []
     if means:
-        # The value of the last layer is above the margin, next to a tick as its key.
+        # The value of the last layer is above the margin, next to a tick that identifies the value.
         x = block.margin_left + 56
         y = block.title_baseline - 9
         ticks.append(f"M{x:.1f},{y:.1f}v10")

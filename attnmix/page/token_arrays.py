@@ -1,4 +1,4 @@
-"""Arrangement of the rows of tables as arrays by token of the page.
+"""Functions that arrange the rows of a table as an array with an axis for the tokens of the page.
 
 Shapes: N rows of a table, T tokens of the page.
 """
@@ -15,7 +15,7 @@ from attnmix.core.names import Site
 
 
 def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the index in `tokens` of the token of each of the N `rows`; -1 for tokens of other texts.
+    """Return, for each of the N `rows`, the index in `tokens` of its token; -1 if its text is not in `tokens`.
 
     Both tables have the columns `document` and `position`. `tokens` contains complete texts, so that a token's index is
     the index of the text's first token plus the token's position.
@@ -24,13 +24,14 @@ def find_tokens(rows: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.int6
     documents = pd.Index(first_tokens["document"])
     document_N = documents.get_indexer(pd.Index(rows["document"]))
     position_N = rows["position"].to_numpy(np.int64)
-    # For a text that is not on the page, `document_N` is -1; its arbitrary result is replaced below.
+    # For a row whose text is not on the page, `document_N` is -1. The index of this row is then arbitrary and is
+    # replaced below.
     token_N = first_tokens.index.to_numpy()[document_N] + position_N
     return np.where(document_N >= 0, token_N, -1)
 
 
 def find_sites(rows: pd.DataFrame, sites: Sequence[Site]) -> npt.NDArray[np.int64]:
-    """Return the index in `sites` of the layer and point of each of the N `rows`; -1 for missing sites."""
+    """Return, for each of the N `rows`, the index in `sites` of its layer and point; -1 for sites not in `sites`."""
     pairs = pd.MultiIndex.from_frame(rows[["layer", "point"]])
     return pd.MultiIndex.from_tuples(sites).get_indexer(pairs)
 

@@ -1,7 +1,7 @@
-"""Texts for differences and their intervals, with the same verdicts everywhere on the page.
+"""Functions that describe differences and their intervals in words, with the same verdicts everywhere on the page.
 
-The rule is that of `attnmix.compare`: there is no verdict for fewer than `MIN_SIMULTANEOUS` texts, a difference is
-"inconclusive" if its interval includes 0, and no verdict states that there is no change.
+The verdicts follow the rules of `attnmix.compare`: there is no verdict for fewer than `MIN_SIMULTANEOUS` texts, a
+difference is "inconclusive" if its interval includes 0, and no verdict states that there is no change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def points_alike(*differences: float) -> list[str]:
     """Return differences in percentage points, with the fewest decimal places for which nonzero values differ from 0.
 
     If the limit of an interval were rounded to 0, readers could not see whether the interval includes 0. All
-    differences have the same number of decimal places. If three are not enough, one is used.
+    differences have the same number of decimal places. If three decimal places are not enough, one decimal place is
+    used.
 
     Example:
         >>> points_alike(-0.0004, 0.001)
@@ -85,7 +86,7 @@ def interval_text(low: float, high: float, documents: float, noun: str, kind: st
 
 
 def why_no_verdict(low: float, high: float, documents: float, noun: str) -> str:
-    """Return the reason why a difference has no direction; an empty string if it has one."""
+    """Return the reason why the direction of a difference is not known; an empty string if it is known."""
     outcome = verdict(low, high, documents)
     if outcome is Verdict.TOO_FEW_TEXTS:
         return f"{too_few(documents, noun)} for a verdict, which needs {MIN_SIMULTANEOUS} or more"

@@ -1,4 +1,4 @@
-"""Display of a page below a notebook cell or in a web browser, and a function that writes pages to files."""
+"""Functions that display a page below a notebook cell or in a web browser, and that write a page to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_text(path: Path, page: str) -> Path:
 
 
 def is_in_notebook() -> bool:
-    """Return True in the kernel of a notebook."""
+    """Return True if this process is the kernel of a notebook."""
     return "ipykernel" in sys.modules
 
 

@@ -65,7 +65,7 @@ class ModelWording(NamedTuple):
     states: str
     """A format string for the values in both models, with the fields `before` and `after`."""
     headline_states: str
-    """A format string with the same fields, for headlines."""
+    """A format string for headlines, with the fields `before` and `after`."""
     by_change: str
     """The cause of a change, as a phrase that follows a noun."""
     change: str
