@@ -1,6 +1,6 @@
 """Print a hash of files, excluding comments and docstrings of Python code: `python .ci/code_hash.py PATH ...`.
 
-Folders are expanded to their files in git.
+A folder stands for all of its files that are tracked by git.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def code_of(source: str) -> str:
-    """Return the syntax tree as text, without docstrings and other string statements."""
+    """Return the syntax tree of `source` as text, without docstrings and other string statements."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,8 +1,8 @@
-"""Print changes of metrics, parameters and plots since a commit as Markdown: `python .ci/report.py BASE FOLDER`.
+"""Print changes in metrics, parameters and plots since a commit as Markdown: `python .ci/report.py BASE FOLDER`.
 
-`dvc plots diff` draws changed plots, before and after, into FOLDER, which is only created if there are any. GitHub
-displays pictures by address: `--pictures ADDRESS` is the future address of FOLDER/static. Without it, pictures are
-only named.
+`dvc plots diff` draws each changed plot, before and after the change, into FOLDER. FOLDER is created only if plots have
+changed. GitHub displays pictures by their address: `--pictures ADDRESS` is the future address of FOLDER/static. Without
+this option, the report contains only the names of the pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def picture(name: str, arguments: argparse.Namespace) -> str:
-    """Return the Markdown of a picture in the folder; DVC only draws pictures in its cache or remote."""
+    """Return the Markdown that displays a picture; DVC draws only pictures that are in its cache or remote."""
     found = (arguments.folder / "static" / name).is_file()
     return f"![]({arguments.pictures}/{name})" if found else "not in the cache"
 
@@ -51,7 +51,7 @@ def output(*command: str) -> str:
 
 
 def changed_plots(base: str) -> list[str]:
-    """Return the changed plots of dvc.yaml; without the pictures of `base`, all plots count as changed."""
+    """Return the changed plots of dvc.yaml; if DVC lacks the pictures of `base`, all pictures count as changed."""
     data = set(output("git", "diff", "--name-only", base).splitlines())
     diff = json.loads(output("dvc", "diff", "--json", base, "--targets", FIGURES))
     # DVC prints `{}` if all figures are equal.

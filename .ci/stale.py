@@ -1,6 +1,6 @@
 """Print stages that differ from dvc.lock in code, parameters or results as Markdown, and fail if there are any.
 
-The check runs no stage and only needs files in git; data in DVC may be missing.
+The check runs no stage and needs only files in git; the data tracked by DVC may be missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 OWN_SOURCES = "sources@own"
-"""The stage that hashes the user's files in every run, in dvc.lock from the second run on; `download` reads them."""
+"""The stage that hashes the user's files in every run. It is in dvc.lock only from the second run on."""
 ADVICE = "Run `dvc repro` and commit what it changed, dvc.lock with it."
 
 

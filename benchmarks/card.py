@@ -7,7 +7,7 @@
 
 No network is needed, because the model is a random BERT-base, and the texts are random words, including words that
 determine the class. Each row of the table is computed by one function in this file, and is written as soon as it is
-finished. benchmarks/RESULTS.md explains the rows. If a row fails, the table contains the reason, the remaining rows
+computed. benchmarks/RESULTS.md explains the rows. If a row fails, the table contains the reason, the remaining rows
 still run, and the exit status is 1.
 """
 
@@ -64,9 +64,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
     "llama": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
 }
-"""The shapes of random models for the comparison with the CPU: post-LN, pre-LN, gated, and with rotary positions."""
+"""The shapes of the random models whose results are compared with the CPU: post-LN, pre-LN, gated, and rotary."""
 SCALE = ".scale"  # suffix of the names of scales in a packed model
-MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, too little for the model
+MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, which is too small for the model
 KILL_SECONDS = 300  # timeout until the first checkpoint of a training run
 
 
@@ -135,7 +135,7 @@ class Card:
 
 
 class NotHereError(Exception):
-    """The reason why a row cannot be measured on this machine."""
+    """Raised if a row cannot be measured on this machine; the message is the reason."""
 
 
 def machine(card: Card) -> str:
@@ -148,7 +148,7 @@ def machine(card: Card) -> str:
 
 
 def same_numbers(name: str) -> Callable[[Card], str]:
-    """Return a function that compares ratios and matrices of the family `name` on the device and on the CPU."""
+    """Return a function that compares the results of a random model of the family `name` on the device and the CPU."""
 
     def row(card: Card) -> str:
         folder = card.run.root / "families" / name
@@ -170,9 +170,9 @@ def same_numbers_of_a_checkpoint(card: Card) -> str:
 
 
 def compared(folder: Path, device: torch.device) -> str:
-    """Return the largest absolute difference between the device and the CPU, over ratios and matrices, as text.
+    """Return, as text, the largest absolute difference between results (ratios, matrices) on the device and the CPU.
 
-    Raise `AssertionError` if it is larger than 1e-4. `folder` contains the model.
+    Raise `AssertionError` if this difference is larger than 1e-4. `folder` contains the model.
     """
     texts = random_texts(4, 20, seed=3)["text"].tolist()
     on_device = attnmix.measure(attnmix.load(folder, device=device), texts)
@@ -210,7 +210,7 @@ def tensor_float(card: Card) -> str:
 
 
 def training(**changes: Any) -> Callable[[Card], str]:
-    """Return a function that trains with `changes` of the section `finetune` and returns speed, accuracy and memory."""
+    """Return a function that trains with `changes` to the section `finetune` and returns speed, accuracy and memory."""
 
     def row(card: Card) -> str:
         if changes.get("precision") == "fp16" and card.device.type == "cpu":
@@ -291,7 +291,7 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
 
 
 def capture_speed(index: int) -> Callable[[Card], str]:
-    """Return a function that compares the speed of `capture` with bare forward passes, and measures that of the disk.
+    """Return a function that compares the speed of `capture` with bare forward passes, and measures the disk's speed.
 
     `index` selects one of the batch sizes.
     """
@@ -340,7 +340,7 @@ def faithfulness(card: Card) -> str:
 def compare_with_bare(card: Card, stage: str, kind: str, batch_tokens: int) -> str:
     """Return the speed of a stage and of bare forward passes of the same texts, and the stage's limiting factor.
 
-    `kind` is `captured` or `measured`, for the texts of `capture` or `measure`.
+    `kind` is `captured` for the texts of the stage `capture`, and `measured` for the texts of the stage `measure`.
     """
     tokens, bare_seconds = bare_passes(card, kind, batch_tokens)
     with watched(card.device) as use, collect_messages("limited by: ") as limits:
@@ -509,7 +509,7 @@ def lay_out(root: Path, size: Size) -> None:
 
 
 def pack(folder: Path, file: Path) -> None:
-    """Compress the checkpoint in `folder` to a `file` of about a quarter of its size.
+    """Compress the checkpoint in `folder` to a `file` with about a quarter of the checkpoint's size.
 
     Matrices are rounded to int8, with a scale for each row; other tensors are unchanged.
     """
@@ -561,7 +561,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The rows of the table, in order. Rows after the fine-tuning rows use the model of the last of these (fp32)."""
+"""The rows of the table, in order. Rows after the fine-tuning rows use the model trained in the last of them (fp32)."""
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def _create_models(device: Any, layers: int) -> tuple[Any, DocumentMeasurer]:
 
 
 def _create_batch(documents: list[Document]) -> Batch:
-    """Return all texts as one batch of `capture`, whose vectors are written one text after the other."""
+    """Return all texts as one batch of `capture`; the vectors of the texts are written to consecutive rows."""
     text_rows = []
     start = 0
     for text, document in enumerate(documents):

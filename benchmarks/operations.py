@@ -2,9 +2,10 @@
 
     python -m benchmarks.operations    # replaces the section in benchmarks/RESULTS.md
 
-Every stage runs once, in pipeline order, in one thread under Python's profiler. The time of an operation is the time in
-its functions, excluding the functions that they call. Other threads, which fit UMAP in `reduce`, appear as waiting time
-of the main thread. As the profiler slows short calls, the shares show the bottlenecks, but not the duration of a stage.
+Every stage runs once, in pipeline order, in one thread under Python's profiler. The time of an operation is the time
+spent in its functions, excluding calls of other functions. Other threads, which fit UMAP in `reduce`, appear as waiting
+time of the main thread. As the profiler slows short calls, the shares show the bottlenecks, but not the duration of a
+stage.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OPERATIONS = {
     "other threads": r"_thread\.lock|select\.|posix\.waitpid",
     "tables, files": r"pandas|pyarrow|zarr|numcodecs|zlib|json|safetensors|_io\.|posix|hashlib|datasets|sqlite",
 }
-"""Patterns of operations by name. A function belongs to the first operation with a match of `file:function`."""
+"""Patterns of operations by name. A function belongs to the first operation whose pattern occurs in `file:function`."""
 OTHER = "other"
 
 

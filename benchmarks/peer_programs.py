@@ -2,10 +2,11 @@
 
     python peer_programs.py PACKAGE FOLDER
 
-Each program runs in a Python environment with its package. `FOLDER` contains the models `encoder` (BERT) and `decoder`
-(GPT-2), which have the same tokenizer, and `texts.json`. The program prints `ready` after loading. It then reads
-commands from standard input: `run` computes the numbers and prints the wall and processor seconds of the run, and the
-processor seconds of the process; `save` writes the numbers of the last run to `PACKAGE.npy` and prints `saved`.
+Each program runs in a Python environment in which its package is installed. `FOLDER` contains the models `encoder`
+(BERT) and `decoder` (GPT-2), which have the same tokenizer, and `texts.json`. The program prints `ready` after loading.
+It then reads commands from standard input: `run` computes the numbers and prints the wall and processor seconds of the
+run, and the processor seconds of the process; `save` writes the numbers of the last run to `PACKAGE.npy` and prints
+`saved`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Program = Callable[[], Array]
-"""A function that computes and returns the compared numbers; loading is not included."""
+"""A function without arguments that computes and returns the compared numbers."""
 VALUE_ZEROING_TEXTS = 2  # number of texts in the slowest comparison
 VALUE_ZEROING_WORDS = 20
 
@@ -50,12 +51,12 @@ def main() -> None:
 
 
 def cut_texts(texts: list[str]) -> list[str]:
-    """Return a few texts, truncated, for Value Zeroing."""
+    """Return the first `VALUE_ZEROING_TEXTS` texts, truncated to `VALUE_ZEROING_WORDS` words."""
     return [" ".join(text.split()[:VALUE_ZEROING_WORDS]) for text in texts[:VALUE_ZEROING_TEXTS]]
 
 
 def run_nnsight(folder: Path, texts: list[str]) -> Program:
-    """Load the encoder, and return a function for the outputs of all its layers `[layers, tokens, hidden]`."""
+    """Load the encoder, and return a function that computes the outputs of all layers `[layers, tokens, hidden]`."""
     import torch
     from nnsight import NNsight
     from transformers import AutoModel, AutoTokenizer
@@ -76,7 +77,7 @@ def run_nnsight(folder: Path, texts: list[str]) -> Program:
 
 
 def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
-    """Load the decoder, and return a function for the outputs of all its layers `[layers, tokens, hidden]`.
+    """Load the decoder, and return a function that computes the outputs of all layers `[layers, tokens, hidden]`.
 
     The function also runs the language modelling head, which the package requires.
     """
@@ -98,7 +99,7 @@ def run_transformer_lens(folder: Path, texts: list[str]) -> Program:
 
 
 def run_inseq(folder: Path, texts: list[str]) -> Program:
-    """Load the decoder, and return a function for its Value Zeroing `[texts, layers - 1, tokens, sources]`.
+    """Load the decoder, and return a function that computes Value Zeroing `[texts, layers - 1, tokens, sources]`.
 
     The last layer is omitted, because inseq measures it after the final norm. The tokens are those that inseq measures:
     the last token of the prompt and all later tokens, except the last token of the text.
@@ -123,7 +124,7 @@ def run_inseq(folder: Path, texts: list[str]) -> Program:
 def run_bertviz(folder: Path, texts: list[str]) -> Program:
     """Return a function that loads the encoder, writes the page of one text, and returns its attention weights.
 
-    The weights `[layers, tokens, tokens]` are averaged over heads, and read from the page.
+    The weights `[layers, tokens, tokens]` are read from the page, and averaged over heads.
     """
     from bertviz import head_view
     from transformers import AutoModel, AutoTokenizer

@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python -m benchmarks.peers --clock processor
 
 The plain programs are short, as a user would write them for one BERT model. The other packages are installed with
-pinned versions, each in its own virtual environment on top of the current one, and use the same torch.
-`--peers` without names omits them. Before timing, the numbers of the two programs are compared. The timed runs of the
-two programs alternate. The table has medians, ranges and ratios. Peak memory is measured in a new process, and excludes
-the loaded model (Linux only).
+pinned versions, each in its own virtual environment on top of the current one, and use the same torch. `--peers`
+without names omits the other packages. Each comparison is between two programs: their numbers are compared first, and
+then their timed runs alternate. The table contains the medians and ranges of the times, and the ratios of the medians.
+Peak memory is measured in a new process, and excludes the loaded model (Linux only).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Side(Protocol):
     """One of two programs that compute the same numbers."""
 
     def compute(self) -> Array:
-        """Return the numbers."""
+        """Return the compared numbers."""
 
     def time(self) -> Seconds:
         """Return the duration of one run."""
@@ -78,7 +78,7 @@ class InProcess:
         self.texts = texts
 
     def compute(self) -> Array:
-        """Return the numbers."""
+        """Return the compared numbers."""
         return self.function(self.model, self.texts)
 
     def time(self) -> Seconds:
@@ -92,7 +92,8 @@ class InProcess:
 class OtherProcess:
     """A program of `peer_programs` that runs in a different Python environment, with a loaded model.
 
-    `python` is the Python of this environment; `folder` contains the models and texts, and receives the results.
+    `python` is the Python executable of this environment; `folder` contains the models and texts, and receives the
+    results.
     """
 
     def __init__(self, python: Path, package: str, folder: Path) -> None:
@@ -106,7 +107,7 @@ class OtherProcess:
         self._read("ready")
 
     def compute(self) -> Array:
-        """Return the numbers."""
+        """Return the compared numbers."""
         self._ask("run", "seconds")
         self._ask("save", "saved")
         return np.asarray(np.load(self.folder / f"{self.package}.npy"))
@@ -135,7 +136,7 @@ class OtherProcess:
     def _read(self, answer: str) -> list[float]:
         """Return the numbers in the next line of output that begins with `answer`; other lines are ignored.
 
-        If the process ends before, raise `PeerError` with the last line of its error messages.
+        If the process ends without such a line, raise `PeerError` with the last line of the process's error messages.
         """
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -152,14 +153,14 @@ class FreshProcess:
         self.arguments = (python, package, folder)
 
     def compute(self) -> Array:
-        """Return the numbers."""
+        """Return the compared numbers."""
         process = OtherProcess(*self.arguments)
         numbers = process.compute()
         process.close()
         return numbers
 
     def time(self) -> Seconds:
-        """Return the duration of one process."""
+        """Return the duration of one process, from its start to the end of one run."""
         start = time.perf_counter()
         process = OtherProcess(*self.arguments)
         processor = process.time_process()
@@ -169,7 +170,7 @@ class FreshProcess:
 
 
 class PeerError(Exception):
-    """The reason why a package cannot be installed or fails."""
+    """Raised if a package cannot be installed or fails; the message is the reason."""
 
 
 class Contest(NamedTuple):
@@ -181,7 +182,7 @@ class Contest(NamedTuple):
     ours: Side
     peer: Side
     tolerance: float = TOLERANCE
-    """The maximum allowed difference of the numbers, relative to the largest one."""
+    """The maximum allowed difference between the numbers, relative to the largest absolute number of the peer."""
 
 
 def main() -> None:
@@ -238,7 +239,7 @@ def run_peer(
 ) -> str:
     """Return the table row of a package. If the package cannot be installed or fails, the row contains the reason.
 
-    `environments` is the folder of the virtual environments, and `folder` that of the models and texts.
+    `environments` is the folder of the virtual environments, and `folder` is the folder of the models and texts.
     """
     label = " ".join(REQUIREMENTS[package])
     with ExitStack() as stack:
@@ -264,7 +265,7 @@ def run_peer(
 
 
 def create_environment(package: str, environments: Path) -> Path:
-    """Create a virtual environment with a package in the folder `environments`, and return its Python.
+    """Create a virtual environment with a package in the folder `environments`; return its Python executable.
 
     The new environment can also import the packages of the current environment. An existing environment is reused.
     Raise `PeerError` if the package cannot be installed.
@@ -315,7 +316,7 @@ def name_processor() -> str:
 
 
 def write_texts(number: int, words: int) -> list[str]:
-    """Return texts of random words with equal lengths, to avoid padding."""
+    """Return `number` texts of `words` random words each; texts of equal lengths need no padding."""
     generator = np.random.default_rng(0)
     return [" ".join(generator.choice(WORDS.split(), words)) for _ in range(number)]
 
@@ -338,7 +339,7 @@ def run_contest(contest: Contest, repeats: int, clock: str) -> str:
 
 
 def _summarize_seconds(seconds: Sequence[float]) -> str:
-    """Return median and range as text."""
+    """Return the median and the range of durations as text."""
     return f"{np.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
@@ -373,7 +374,7 @@ def read_memory(name: str) -> int:
 
 
 def read_peak(side: str, options: argparse.Namespace) -> int:
-    """Return the peak memory in bytes of capturing layer outputs in a new process.
+    """Capture layer outputs in a new process, and return the peak memory of the capture in bytes.
 
     `side` is "ours" for attnmix, or "peer" for plain hooks.
     """
@@ -406,7 +407,7 @@ def capture_with_hooks(model: attnmix.Model, texts: Sequence[str]) -> Array:
 
 
 def roll_out(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return attention rollout `[texts, layers, tokens, sources]`."""
+    """Return the attention rollout `[texts, layers, tokens, sources]`, computed by attnmix."""
     result = attnmix.measure(model, list(texts), methods="attn_w")
     return np.stack([result.matrix("attention_rollout", text=number) for number in range(len(texts))])
 
@@ -437,7 +438,7 @@ def run_eagerly(model: attnmix.Model, texts: Sequence[str]) -> Any:
 
 
 def measure_ratios(model: attnmix.Model, texts: Sequence[str]) -> Array:
-    """Return seven mixing ratios `[texts, methods, layers, tokens]`."""
+    """Return the seven mixing ratios `METHODS` of each token, `[texts, methods, layers, tokens]`."""
     return np.stack(attnmix.measure(model, list(texts), methods=METHODS).ratios_by_text)
 
 
@@ -445,7 +446,7 @@ def measure_ratios(model: attnmix.Model, texts: Sequence[str]) -> Array:
 def measure_ratios_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
     """Return the seven mixing ratios `[texts, methods, layers, tokens]` of a BERT model, in plain PyTorch.
 
-    Each vector without biases is split into the contribution of its own token and the contribution of all others.
+    Each vector, without the biases, is split into the contribution of its own token and that of all other tokens.
     """
     base: Any = model.network.base_model
     output = run_eagerly(model, texts)
@@ -543,7 +544,7 @@ DECODER = {
     "transformer-lens": DecoderCase("outputs of all layers of GPT-2 in memory", capture, TOLERANCE),
     "inseq": DecoderCase("Value Zeroing in GPT-2", zero_values, SIMILARITY_TOLERANCE),
 }
-"""The comparisons by package."""
+"""The comparisons with packages that run decoders, by package."""
 
 if __name__ == "__main__":
     main()

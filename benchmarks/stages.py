@@ -5,12 +5,13 @@
     python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # a short check of all cases, which writes nothing
 
-A case compares several ways to compute the same result, such as a stage and a short program. It replaces its section in
-benchmarks/RESULTS.md, with the command and the machine. Every run is a new process with the same number of threads, and
-the ways of a case alternate. Before timing, each way runs once, and the results are compared (with `--small`, after
-timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy of IMDb, otherwise reviews of the sample; the models are
-the fine-tuned default model and models with random weights. The outputs of `make repro` are required. The case `peers`
-requires nnsight and TransformerLens in the Python environment, which are not in the lock files.
+A case compares several ways to compute the same result, such as a stage and a short program. The program replaces the
+section of the case in benchmarks/RESULTS.md, which also describes the command and the machine. Every run is a new
+process with the same number of threads, and the ways of a case alternate. Before timing, each way runs once, and the
+results are compared (with `--small`, after timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy of IMDb,
+otherwise reviews of the sample; the models are the fine-tuned default model and models with random weights. The outputs
+of `make repro` are required. The case `peers` requires nnsight and TransformerLens; these packages are not in the lock
+files.
 
 All cases are in one file, so that different ways to compute a result can be compared.
 """
@@ -90,16 +91,16 @@ class Case(NamedTuple):
     ways: Mapping[str, Callable[[], Seconds | None]]
     """The ways by name: functions that run in separate processes.
 
-    A function may return durations that it has measured itself, of one or several ways.
+    A function may itself measure and return the durations of one or several ways.
     """
     check: Callable[[], str]
     """A function that returns a description of the compared results, or raises an error if they differ."""
     references: Sequence[str] = ()
     """The ways whose times are the divisors of the ratios in the table; by default the first way."""
     growing: bool = False
-    """True if the ways differ only in the amount of work, which increases.
+    """True if the ways differ only in the amount of work, which increases from each way to the next.
 
-    Then only the first one runs before timing, and only the result of the last one is checked.
+    Then, only the first way runs before timing, and only the result of the last way is checked.
     """
 
 
@@ -131,9 +132,9 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple
 
 
 def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
-    """Run one of the ways of a case in a new process, and return its timing by its name.
+    """Run one of the ways of a case in a new process, and return a dictionary with its timing.
 
-    If the process itself measures several ways, return the timing of each.
+    The keys are names of ways. If the process itself measures several ways, there is an entry for each of them.
     """
     seconds, _ = fresh_process(["-m", "benchmarks.stages", "--way", case, way], folder, threads)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
@@ -175,7 +176,7 @@ def peak_memory() -> float:
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
     """Return a Markdown table with the median time and peak memory of each way, and its time ratios to `references`.
 
-    `timings` contains the runs by way. Without `references`, ratios are to the first way.
+    `timings` contains the runs by way. Without `references`, ratios are relative to the first way.
     """
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     if len(timings) == 1:
@@ -319,7 +320,7 @@ def _lay_out_texts(name: str, folder: Path, reviews: list[str], size: Size, arit
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return `count` reviews as one text, from the index `first` on; after the last review, the first one follows."""
+    """Return `count` reviews as one text, starting at the index `first`; the first review follows the last one."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 
@@ -333,7 +334,7 @@ def real_reviews(number: int) -> list[str]:
 
 
 def write_test_split(run: Run, texts: list[str]) -> None:
-    """Write `texts` as the test split, an output of `download`, with predictions as an output of `finetune`."""
+    """Write `texts` as the test split (as the stage `download` does), and their predictions (as `finetune` does)."""
     run.reviews.mkdir(parents=True)
     labels = np.arange(len(texts)) % 2
     rows = pd.DataFrame({"text": texts, "label": labels, "label_name": labels.astype(str)})
@@ -560,7 +561,7 @@ LENS_HOOKS = {
 def transformer_lens(inputs: Inputs) -> None:
     """Write the vectors of all points, recorded with TransformerLens.
 
-    Its bridge requires a masked language model, whose head takes additional time.
+    The bridge of TransformerLens requires a masked language model; the head of this model takes additional time.
     """
     import torch
     from transformer_lens.model_bridge import TransformerBridge
@@ -594,7 +595,7 @@ def _name_lens_hook(name: str) -> str:
 
 
 def same_vectors() -> str:
-    """Compare the vectors written by the other ways with those of the stage `capture`, and describe them.
+    """Compare the vectors written by the other ways with those of the stage `capture`, and return a description.
 
     Raise `AssertionError` if they differ by more than `ROUNDING`.
     """
@@ -640,7 +641,7 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, so that the load of a busy machine affects them equally.
+# Ratios: all ways alternate in one process, batch by batch, so that other load on the machine affects them equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
@@ -825,7 +826,7 @@ def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Call
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage in a clone of the last commit, their sum, and those of an experiment.
+    """Return the seconds of each stage in a clone of the last commit, their sum, and the seconds of an experiment.
 
     The experiment changes `umap.metric`, so that DVC repeats only some of the stages.
     """

@@ -1,11 +1,12 @@
-"""Compare the integrated gradients of captum with the token scores of attnmix, with the tests of `faithfulness`.
+"""Compare the integrated gradients of captum with the token scores of attnmix by the tests of `faithfulness`.
 
     python -m benchmarks.token_scores [--documents 100] [--steps 24] [--to benchmarks/token_scores.csv]
 
 The command needs the results of `make repro`, and captum (`pip install captum`), which is not in the lock files. The
 baseline of integrated gradients (Sundararajan et al., ICML 2017) is the text with all tokens except special tokens
 replaced by [MASK]. The columns are those of `reports/plots/faithfulness/faithfulness.csv`, but the rank correlation is
-with `decompx` instead of the gradient norm. Replacing tokens by [MASK] favours scores with the baseline [MASK].
+with `decompx` instead of the gradient norm. Tests that replace tokens by [MASK] favour scores whose baseline also
+consists of [MASK].
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     generator = np.random.default_rng(parameters.seed)
     reviews = read_reviews("removed", run.drawn_reviews)[: options.documents]
     documents = [document.cut(parameters.faithfulness.max_length) for document in reviews]
-    drops = []  # by text: the drop of the predicted class's probability after removing tokens, for each score
+    drops = []  # by text: the drop in the predicted class's probability after removing tokens, for each score
     agreements = []  # by text: the rank correlation of each score with the reference
     for number, document in enumerate(tqdm(documents, unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measured_ways(vectors: Array, folder: Path) -> Generator[tuple[str, Rates]]:
-    """Write `FILES` files to a temporary folder in `folder` with each writer, and yield its name and its speed."""
+    """Write `FILES` files to a temporary folder in `folder` with each writer, and yield the writer's name and speed."""
     for name, write in ways(vectors).items():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             os.sync()
@@ -70,7 +70,7 @@ def measured_ways(vectors: Array, folder: Path) -> Generator[tuple[str, Rates]]:
 
 
 def measure_disk_rate(folder: Path, vectors: Array) -> float:
-    """Return the GB per second of `ShardWriter` into new files, in one thread."""
+    """Return the rate in GB per second at which `ShardWriter` writes new files in one thread."""
     measured = measured_ways(vectors, folder)
     _, rates = next(measured)  # the first writer is `ShardWriter`
     measured.close()

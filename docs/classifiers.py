@@ -1,10 +1,10 @@
-"""Run the pipeline on a tiny random model of each classifier architecture on the hub, for docs/classifiers.csv.
+"""Run the pipeline with a tiny random model of each classifier architecture on the hub; write docs/classifiers.csv.
 
     PYTHONPATH=tests python -m docs.classifiers [ARCHITECTURE ...]
 
-`docs/classifiers.yaml` lists the architectures. Each model has the tokenizer type, pooling and head of its architecture
-(`tests/tiny_families.yaml`), and runs from fine-tuning to the page, or is rejected. `make docs` creates the table in
-docs/classifiers.md.
+`docs/classifiers.yaml` lists the architectures. Each model has the tokenizer type, the pooling and the head of its
+architecture (`tests/tiny_families.yaml`). The pipeline either runs from fine-tuning to the page, or rejects the model.
+`make docs` creates the table in docs/classifiers.md.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RESULTS = Path("docs/classifiers.csv")
 CLASSIFIERS: dict[str, dict[str, Any]] = yaml.safe_load(Path("docs/classifiers.yaml").read_text("utf-8"))
 WORKS = "works"
 COUNTED = {"points": POINTS, "ratios": RATIOS, "matrices": LAYER_MATRICES}
-"""The count columns of the results, with all names that are counted."""
+"""The columns of the results that contain counts, with the names that are counted in each column."""
 
 
 def outcome(architecture: str) -> dict[str, object]:
-    """Return the row of one architecture: `works` with its counts, or the error message."""
+    """Return the row of one architecture: the outcome `works` and the counts, or the error message as the outcome."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         own_code = CLASSIFIERS[architecture].get("own_code", False)
         config = write_family("bert" if own_code else architecture, Path("model")) / "config.json"
@@ -68,7 +68,7 @@ def refusal(error: InputError) -> str:
 
 
 def main(names: list[str]) -> None:
-    """Write the rows of `names`, or of all architectures, each immediately after its run."""
+    """Run the architectures `names`, or all architectures, and write the row of each one immediately after its run."""
     for name in names or CLASSIFIERS:
         row = outcome(name)
         old = read_results(RESULTS).to_dict("records") if RESULTS.is_file() else []

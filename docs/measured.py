@@ -18,7 +18,7 @@ POINTS = r"(\d+) points"
 
 
 class Work(NamedTuple):
-    """A row of the plan: a section of the results, and a way in this section."""
+    """A row of the cost table, computed from a row (`way`) of a section of `benchmarks/RESULTS.md`."""
 
     name: str
     section: str
@@ -36,13 +36,13 @@ WORKS = (
 
 
 def plan() -> list[tuple[str, ...]]:
-    """Return a row for each of `WORKS`."""
+    """Return the rows of the cost table, one for each of `WORKS`, with the columns `PLAN`."""
     sections = _sections()
     return [_row(work, sections[work.section]) for work in WORKS]
 
 
 def terabytes(section: str) -> float:
-    """Return the size of the vectors of a billion tokens in float16, with the capture points of a section."""
+    """Return the terabytes of a billion tokens' vectors in float16, at the capture points in a section of RESULTS."""
     text = _sections()[section]
     return _number(POINTS, text) * _number(r"points of (\d+) numbers", text) * FLOAT16 * BILLION / 1e12
 

@@ -23,7 +23,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def points(change: float, digits: int = 1) -> str:
-    """Return a change of a share in percentage points, with its sign."""
+    """Return a change in a share, in percentage points with its sign."""
     return f"{100 * _defined(change):+.{digits}f}"
 
 
@@ -33,12 +33,12 @@ def interval(row: Mapping[str, Any], number: Callable[..., str] = points, *digit
 
 
 def change(row: Mapping[str, Any]) -> str:
-    """Return a row's change in percentage points with its interval."""
+    """Return the mean of a row as a change in percentage points, with its interval."""
     return f"{points(row['mean'])} {interval(row)}"
 
 
 def share(row: Mapping[str, Any]) -> str:
-    """Return a row's share in per cent with its interval."""
+    """Return the mean of a row as a share in per cent, with its interval."""
     return f"{percent(row['mean'])} % {interval(row, percent)}"
 
 

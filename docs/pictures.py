@@ -2,11 +2,11 @@
 
     python -m docs.pictures
 
-`docs/page.gif` selects a word in the picture of tokens by layers and moves through the layers; `docs/social_card.png`
-is for links to the repository.
+`docs/page.gif` shows how a word and then different layers are selected in the picture of tokens by layers. Websites
+show `docs/social_card.png` beside links to the repository.
 
-Pictures of figures are reproducible byte by byte. Pictures of the page are screenshots of an installed Chromium, and
-need the packages of the tests.
+Pictures of figures are reproducible byte by byte. Pictures of the page are screenshots taken by an installed Chromium;
+they require the packages of the tests.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ GALLERY = {
     "neuron": ("#weights h3", "#weight-rows"),
     "map": ("#map-pane h3", "#map-canvas"),
 }
-"""Pictures of the page, and the selectors of their contents."""
-# Hides elements that would cover a pane or be cut off by the edge of its picture.
+"""The names of the page's pictures, and the CSS selectors of the elements in each picture."""
+# This style hides elements that would cover a pane or be cut off by the edge of the picture.
 LEFT_OUT = """#bar { position: static !important; }
 .files, #map aside { display: none !important; }
 .side { grid-template-columns: minmax(0, 1fr) !important; }"""
@@ -51,7 +51,7 @@ MOTION_SCREEN = {"width": 1100, "height": 640}  # in a lower window, the bar is 
 BAR_PIXELS = 62  # height of the sticky bar with the slider
 MOTION_COLORS = 96
 MOTION_LAYERS = 6  # maximum number of equally spaced layers
-SHORT_MS, LONG_MS = 800, 1400  # duration of a frame: a layer; the first and the last
+SHORT_MS, LONG_MS = 800, 1400  # durations of frames: one layer; the first and the last frame
 CARD_SCREEN = {"width": 1280, "height": 640}
 CARD = """<!DOCTYPE html><meta charset="utf-8"><style>
 * {{ margin: 0; box-sizing: border-box }}
@@ -61,7 +61,7 @@ h1 {{ font-size: 50px }} p {{ font-size: 27px; margin: 8px 0 18px; line-height: 
 <p>How much of the vector of a word comes from other words?<br>
 Mixing ratios, ALTI, Value Zeroing, rollouts for {families} families of Transformers</p>
 <img alt="" src="data:image/png;base64,{picture}">"""
-WORD = re.compile(r"[^\W\d_]{6,}")  # the first match is selected: it is more informative than "the" or "."
+WORD = re.compile(r"[^\W\d_]{6,}")  # the page's first word with a match is selected, instead of "the" or "."
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
 
 @contextmanager
 def _browser() -> Iterator[Any]:
-    """Yield an installed Chromium."""
+    """Start a Chromium that is installed on this machine, and yield it."""
     from playwright.sync_api import sync_playwright
 
     found = next((path for path in map(shutil.which, BROWSERS) if path), None)
@@ -97,7 +97,7 @@ def _browser() -> Iterator[Any]:
 
 
 def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
-    """Return the completely drawn page of the last run, in a window with this size."""
+    """Return the completely drawn page of the last run, in a browser window of the size `screen`."""
     looks = {"color_scheme": "light", "reduced_motion": "reduce", "device_scale_factor": sharper}
     page = browser.new_page(viewport=screen, **looks)
     page.goto(require_output(RUN.page, "render").resolve().as_uri())
@@ -106,7 +106,7 @@ def _open(browser: Any, screen: dict[str, int], sharper: float) -> Any:
 
 
 def _card_picture(browser: Any) -> bytes:
-    """Return the initial picture of tokens by layers."""
+    """Return a screenshot of the picture of tokens by layers before anything is selected."""
     page = _open(browser, CARD_SCREEN | {"width": SCREEN["width"]}, SHARPER)
     page.add_style_tag(content="#grid { visibility: hidden } #grid .grid { visibility: visible }")
     picture = _shot(page, ("#grid .grid",))
@@ -115,7 +115,7 @@ def _card_picture(browser: Any) -> bytes:
 
 
 def _in_motion(browser: Any) -> list[bytes]:
-    """Return screenshots while a word and layers are selected; elements are located by roles and names."""
+    """Return screenshots of the page while a word and then each layer are selected."""
     page = _open(browser, MOTION_SCREEN, 1)
     words = page.get_by_role("listbox", name="Tokens of the text")
     slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
@@ -150,7 +150,7 @@ def _animate(pictures: list[bytes], output: Path) -> None:
 
 
 def _still(page: Any) -> bytes:
-    """Return a screenshot after it has stopped changing, to include delayed drawing."""
+    """Return a screenshot of the page after the page has stopped changing, so that delayed drawing is included."""
     before, now = b"", page.screenshot()
     while now != before:
         page.wait_for_timeout(500)
@@ -174,7 +174,7 @@ def _gallery_shots(browser: Any) -> dict[str, bytes]:
 
 
 def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
-    """Return a screenshot of the area around some elements."""
+    """Return a screenshot of the area that contains the elements with the selectors `parts`."""
     page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
     _still(page)
     boxes = [page.locator(part).bounding_box() for part in parts]
@@ -187,7 +187,7 @@ def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
 
 
 def _stack(sources: list[Any], output: Path) -> None:
-    """Write vertically stacked pictures with a file size suitable for git."""
+    """Stack pictures vertically, and write the result with a file size that is suitable for git."""
     parts = [Image.open(path).convert("RGB") for path in sources]
     scaled = [part.resize((WIDTH, round(part.height * WIDTH / part.width)), Image.Resampling.LANCZOS) for part in parts]
     picture = Image.new("RGB", (WIDTH, sum(part.height for part in scaled)), "white")

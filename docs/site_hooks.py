@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages from outside docs/ (README, notebooks, parameters), formulas as MathML."""
+"""Hooks of the documentation site that add pages from outside docs/ (README, notebooks) and render formulas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOCTEST = re.compile(r"(?:^>>> .*\n?)(?:^(?!\s*$).*\n?)*", re.MULTILINE)
 
 
 class Doctests(Extension):
-    """Markdown extension that fences docstring examples as code; Markdown would parse `>>>` as a quotation."""
+    """Griffe extension that fences docstring examples as code; Markdown would parse `>>>` as a quotation."""
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         """Fence the examples in an object's docstring."""
@@ -53,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Redirect links to files that are not pages to the repository; remove them if its address is unknown."""
+    """Point links to files without a page to the repository; remove the links if its address is not configured."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def point(link: re.Match[str]) -> str:
@@ -77,7 +77,7 @@ def _without_badges(path: Path) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Turn formulas into MathML."""
+    """Convert the formulas of a page to MathML."""
     return FORMULA.sub(
         lambda found: convert(_plain(found[2]), display="block" if found[1] == "div" else "inline"), html
     )

@@ -2,7 +2,8 @@
 
     python -m docs.tables
 
-Tables are between `<!-- table: NAME -->` and `<!-- end of table -->`; `docs/texts.py` renders those marked `text`.
+A table is between `<!-- table: NAME -->` and `<!-- end of table -->`. `docs/texts.py` renders the parts that are marked
+`text` instead of `table`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ AMOUNTS = {
     "ALTI": "alti",
     "contribution weights": "contribution_weights",
 }
-"""The measures of the table `amounts` by their columns; of two layers the rollout is shown."""
+"""The measures in the table `amounts`, by column; for models with two layers, the table shows rollouts."""
 PLANTED = {
     "weights": "attention",
     "`attnresln_n`": "attnresln_n",
@@ -72,14 +73,14 @@ PLANTED = {
     "gradient": "sum_of_norms",
     "swap": "swap",
 }
-"""The measures of the table `planted` by their columns; of two layers the rollout is shown."""
+"""The measures in the table `planted`, by column; for models with two layers, the table shows rollouts."""
 Read = Callable[[str], Any]
-"""Return a table or metrics file by its path from the repository's root."""
+"""A function that returns the content of a table or metrics file by its path from the repository's root."""
 MARKED = re.compile(r"(<!-- (table|text): (\w+) -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Return all tables of declarations and benchmarks by name, as Markdown."""
+    """Return, by name, the Markdown tables that are created from declarations in the code and from benchmarks."""
     ratios = [
         (f"`{name}`", RATIO_MARKS[name].label, _code(each.definition), each.source) for name, each in RATIOS.items()
     ]
@@ -106,7 +107,7 @@ def tables() -> dict[str, str]:
 
 
 def _families() -> str:
-    """Return a row for each kind of layer: its families, and the capture points and measures that they lack."""
+    """Return a table with the families of each kind of layer, and the capture points and measures that they lack."""
     decoder_only = {DECODER_INPUT, "cross_attention_output", "cross_attention_norm"}
     families_by_kind: dict[tuple[str, str], list[str]] = {}
     for name in FAMILIES:
@@ -120,7 +121,7 @@ def _families() -> str:
 
 
 def _classifiers() -> str:
-    """Return a row for each architecture of docs/classifiers.yaml: an example, and whether it works or why not."""
+    """Return a table with an example and the outcome of the run for each architecture in docs/classifiers.yaml."""
     architectures = yaml.safe_load(Path("docs/classifiers.yaml").read_text(encoding="utf-8"))
     outcomes = pd.read_csv("docs/classifiers.csv", keep_default_na=False, dtype=str).set_index("architecture")
     rows = []
@@ -145,7 +146,7 @@ def _kind(family: Family) -> str:
 
 
 def results(read: Read) -> dict[str, str]:
-    """Return the tables of the default run, the run on IMDb, the study and the validation."""
+    """Return, by name, the Markdown tables of the default run, the run on IMDb, the study and the validation."""
     return {
         "overall": _overall(read),
         "maps": _maps(read),
@@ -173,7 +174,7 @@ def _overall(read: Read) -> str:
 
 
 def _own_share(read: Read, folder: str = f"{PLOTS}measure/") -> str:
-    """Return the own share by layer of both checkpoints and their difference, with a row for each donor kind."""
+    """Return a table of own shares by layer, with a row for each kind of donor and each checkpoint or difference."""
     table = read(f"{folder}exchange.csv").query("quantity == 'own_share'")
     rows = []
     for (donor, checkpoint), by_layer in table.groupby(["donor", "checkpoint"], sort=False):
@@ -188,9 +189,9 @@ def _own_share(read: Read, folder: str = f"{PLOTS}measure/") -> str:
 
 
 def _amounts(read: Read) -> str:
-    """Return the own share of every planted model with a known own share, by the measures of `AMOUNTS`."""
+    """Return a table with the known own share of each planted model, and its values by the measures in `AMOUNTS`."""
     table = read(f"{VALIDATION}planted_amounts.csv")
-    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
+    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has values of either matrices or rollouts
     values = table.pivot(index="case", columns="measure", values="value")
     expected = table.groupby("case")["expected"].first()
     rows = []
@@ -202,7 +203,7 @@ def _amounts(read: Read) -> str:
 
 
 def _token_scores(read: Read) -> str:
-    """Return the mean drop in probability for each token score and test, and the share of decisive words found."""
+    """Return a table with the mean probability drop for each token score and test, and the pointing game's hits."""
     table = read(f"{PLOTS}faithfulness/faithfulness.csv").query("share == 'all'")
     hits = read(f"{VALIDATION}planted_words.csv").set_index("score")["hits"]
     tests = list(table.groupby(["test", "replacement"], sort=False).groups)
@@ -216,7 +217,7 @@ def _token_scores(read: Read) -> str:
 
 
 def _study_fit(read: Read) -> str:
-    """Return the fit of the training runs in each setting of the study; ranges are over runs."""
+    """Return a table with the accuracies and margins of the training runs in each setting; ranges are over runs."""
     runs = read(f"{STUDY}runs.csv")
     fits = runs[runs["layer"].isna()]
     rows = []
@@ -237,7 +238,7 @@ def _study_fit(read: Read) -> str:
 
 
 def _study_tests(read: Read) -> str:
-    """Return the planned rows of the study with their outcomes; equivalences have 90 % intervals and no p."""
+    """Return a table of the study's planned rows and outcomes; equivalences have 90 % intervals and no p value."""
     rows = []
     for number, row in enumerate(read(f"{STUDY}tests.csv").to_dict("records"), start=1):
         p_values = (f"{row['p']:.3f}", f"{row['p_holm']:.3f}")
@@ -254,7 +255,8 @@ def _maps(read: Read) -> str:
     names = [name for name in LAYOUTS if name in quality.index.get_level_values("layout")]
     rows = []
     for measure, label in MAP_MEASURES.items():
-        # Layouts with a map for each point lack measures within points, because all their measures are within points.
+        # Layouts with a separate map for each point have no extra measures within points; all their measures are within
+        # points.
         cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
         shown = ("" if cell is None else f"{decimal(cell['value'])} ({decimal(cell['chance'])})" for cell in cells)
         rows.append((label, *shown))
@@ -262,9 +264,9 @@ def _maps(read: Read) -> str:
 
 
 def planted(read: Read) -> str:
-    """Return a row for each planted case with the values of the measures in `PLANTED`; wrong values are bold."""
+    """Return a table of the planted cases (rows) and the measures in `PLANTED` (columns); bold values are wrong."""
     table = read(f"{VALIDATION}planted.csv")
-    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has either layers or rollouts
+    table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has values of either matrices or rollouts
     numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
     table["cell"] = numbers.where(~table["fooled"], "**" + numbers + "**")
     cells = table.pivot(index="case", columns="measure", values="cell").fillna("")[list(PLANTED.values())]

@@ -1,9 +1,9 @@
 """Texts of the documents that contain measured numbers, rendered from the result files.
 
-`docs/texts/NAME.md.j2` is the Jinja template of the text between `<!-- text: NAME -->` and `<!-- end of text -->`.
-Expressions compute its numbers: `table(path)` is a csv file (`Table`), `metrics(path)` the content of a JSON file, and
-the functions of `docs/number_formats.py` are filters. `require(condition, claim)` checks a claim in words: a false
-condition is an error.
+`docs/texts/NAME.md.j2` is the Jinja template of the text between `<!-- text: NAME -->` and `<!-- end of text -->`. The
+numbers in the text are computed by expressions in the template: `table(path)` returns a csv file as a `Table`,
+`metrics(path)` returns the content of a JSON file, and the functions in `docs/number_formats.py` are filters.
+`require(condition, claim)` checks a claim that the text makes in words: a false condition is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Table:
         return self.frame[column]
 
     def where(self, **values: object) -> Table:
-        """Return the rows with these values; `LookupError` if there are none."""
+        """Return the rows with the given column values; raise `LookupError` if there are none."""
         self._require_columns(*values)
         frame = self.frame
         for column, value in values.items():
@@ -43,15 +43,15 @@ class Table:
         return self._select(frame, ", ".join(f"{column}={value!r}" for column, value in values.items()))
 
     def query(self, condition: str) -> Table:
-        """Return the rows that meet a condition in the syntax of pandas; `LookupError` if there are none."""
+        """Return the rows that meet a condition in the syntax of pandas; raise `LookupError` if there are none."""
         return self._select(self.frame.query(condition), condition)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows, by column."""
+        """Return all rows as dictionaries of values by column."""
         return self.frame.to_dict("records")
 
     def row(self, **values: object) -> dict[str, Any]:
-        """Return the only row with these values."""
+        """Return the only row with the given column values; raise `LookupError` if there is not exactly one."""
         table = self.where(**values)
         if len(table.frame) > 1:
             raise LookupError(f"{table.name}: {len(table.frame)} rows instead of one")
@@ -69,10 +69,11 @@ class Table:
 
 
 def render_texts(read: Any, templates: Path = TEMPLATES) -> dict[str, str]:
-    """Return every text by name; raise `ValueError` with the template and the reason if rendering fails.
+    """Return the rendered texts by name; raise `ValueError` with the template and the reason if rendering fails.
 
     Args:
-        read: Returns a csv file as a table and a JSON file as its content, by the path from the repository's root.
+        read: Function that returns a csv file as a table, or the content of a JSON file, by its path from the
+            repository's root.
         templates: The folder of the templates.
     """
     environment = Environment(

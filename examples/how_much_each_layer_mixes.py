@@ -1,7 +1,7 @@
 """Measure the mixing ratio of each layer, with intervals over texts.
 
 The ratio others / (others + own) compares the lengths of two contributions in one attention block; `result.own_share()`
-measures how much of a vector is still the token's own.
+measures how much of a vector still comes from its own token.
 
     python examples/how_much_each_layer_mixes.py [MODEL]
 

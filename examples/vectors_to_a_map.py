@@ -1,4 +1,4 @@
-"""Capture the vectors of texts, compute a UMAP, and write both for other programs.
+"""Capture the vectors of texts, compute a UMAP map of these vectors, and write both for other programs.
 
     python examples/vectors_to_a_map.py [FOLDER] [MODEL]
 

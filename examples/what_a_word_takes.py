@@ -1,4 +1,4 @@
-"""Find the largest sources of a word by attention weights, by ALTI, and by the rollout of ALTI.
+"""Find the largest sources of a word according to attention weights, ALTI, and the rollout of ALTI.
 
     python examples/what_a_word_takes.py [MODEL] [TEXT] [TOKEN]
 

@@ -3,7 +3,7 @@
     python examples/what_the_class_needs.py
 
 The program reads the outputs of `make repro` in the current folder. For each edit, it prints the test accuracy and the
-share of texts with unchanged predicted class. With the default parameters, these are for 101 texts:
+share of texts with an unchanged predicted class. With the default parameters, it prints for 101 texts:
 
                                              accuracy  class kept
     none                                        0.881       1.000

@@ -8,8 +8,9 @@
 `run` clones the last commit to experiments/runs/<profile>/seed_<n>/ for each seed, runs `dvc repro` there (all stages
 except `render`, or up to the stage `--until`), and writes the table to reports/experiments/. The same command continues
 an interrupted run. `table` compares all of DVC's experiments of the current commit, or the named experiments, commits
-and folders. Experiments that differ only in the seed form one setting, and means are computed over its seeds. `imdb`
-runs profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md (`experiments.study`).
+and folders. Experiments that differ only in the seed form a setting; means are computed over the seeds of each setting.
+`imdb` runs profiles/imdb.txt and writes docs/imdb (`experiments.imdb`). `study` runs docs/study/plan.md
+(`experiments.study`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from experiments.tables import MIXING, write_table
 
 RUNS = Path("experiments/runs")
 SKIPPED_STAGES = ("sources", "render")  # DVC adds `sources` if necessary; `render` is only useful for a single run
-RESULTS = ("dvc.lock", "reports")  # tracked files that a run changes
+RESULTS = ("dvc.lock", "reports")  # tracked files and folders that a run changes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +92,7 @@ def run_seeds(
         dataset: Hub identifier, folder or file.
         seeds: Seeds, as strings.
         profile: File of `key=value` overrides.
-        until: Last stage, which is run with the stages that it needs; by default all except `SKIPPED_STAGES`.
+        until: Last stage to run, after the stages that it needs; by default, all stages except `SKIPPED_STAGES` run.
         setting: Name of a subfolder for these runs.
         changes: Further `key=value` overrides, which define the setting.
 
@@ -116,7 +117,7 @@ def run_seeds(
 
 
 def _select_stages(until: str | None) -> list[str]:
-    """Return the stages to pass to `dvc repro`: `until`, or by default all except `SKIPPED_STAGES`."""
+    """Return the stages to pass to `dvc repro`: `until`, or all stages except `SKIPPED_STAGES` if `until` is None."""
     stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
     if until is None:
         return [stage for stage in stages if stage not in SKIPPED_STAGES]
@@ -136,7 +137,7 @@ def _read_profile(profile: Path) -> list[str]:
 def _quote_dataset(dataset: str) -> str:
     """Return the name of a dataset in quotes, as the value of an override; local paths are made absolute.
 
-    In a clone, relative paths would be wrong. DVC accepts any path in single quotes.
+    Relative paths would be wrong, because the pipeline runs in a clone. DVC accepts any path in single quotes.
     """
     name = str(Path(dataset).resolve()) if Path(dataset).exists() else dataset
     escaped = name.replace("\\", "\\\\").replace("'", "\\'")
@@ -146,7 +147,7 @@ def _quote_dataset(dataset: str) -> str:
 def run_imdb(dataset: str, to: Path) -> int:
     """Run the pipeline on IMDb with each of the `SEEDS`, and write the results to the folder `to`.
 
-    Return 0, or 1 without results if a run failed. Only the first run includes the stages after `measure`.
+    Return 0; if a run failed, return 1 and write no results. Only the first run includes the stages after `measure`.
     """
     from experiments.imdb import PROFILE, SEEDS, publish
 
@@ -162,7 +163,7 @@ def run_imdb(dataset: str, to: Path) -> int:
 def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
     """Run every setting of the study for each seed, and write the tables to the folder `to`.
 
-    Return 0, or 1 without tables if a run failed.
+    Return 0; if a run failed, return 1 and write no tables.
     """
     from experiments.study import PROFILE, SETTINGS, write_study
 
@@ -179,7 +180,7 @@ def run_study(dataset: str, seeds: Sequence[str], to: Path) -> int:
 
 
 def _update_clone(folder: Path) -> None:
-    """Clone the repository to `folder`, or update the files of an existing clone to the last commit, except results."""
+    """Clone the repository to `folder`, or update an existing clone to the last commit, except `RESULTS`."""
     if not (folder / ".git").exists():
         subprocess.run(["git", "clone", "--quiet", ".", folder], check=True)
     subprocess.run(["git", "fetch", "--quiet", Path.cwd(), "HEAD"], cwd=folder, check=True)

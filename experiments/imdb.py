@@ -52,11 +52,11 @@ def publish(folders: Sequence[Path], to: Path) -> None:
 
 
 def read_seed(folder: Path, seed: str) -> dict[str, object]:
-    """Return a row with the accuracy and the last layer's own shares, each with its interval.
+    """Return a row with the test accuracy and the own shares in the last layer, each with its interval.
 
-    The own share is o / (o + a): o is the displacement of a vector if its own token is replaced, and a that if all
-    other tokens are replaced. There are columns for the own share before and after fine-tuning and for the difference,
-    each for all donors and for donors of the same or the other class.
+    The own share is o / (o + a): o is the displacement of a vector if its own token is replaced, and a is its
+    displacement if all other tokens are replaced. The own share before fine-tuning, the own share after fine-tuning and
+    their difference each have columns for all donors, for donors of the same class and for donors of the other class.
     """
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text(encoding="utf-8"))["test"]
     row: dict[str, object] = {"seed": seed}

@@ -1,4 +1,4 @@
-"""Run the study of docs/study/plan.md: fine-tuning on true labels, permuted labels and a rare word, with equal seeds.
+"""Run the study in docs/study/plan.md: fine-tuning on true labels, permuted labels or a rare word, with equal seeds.
 
     python -m experiments study --dataset stanfordnlp/imdb
 
@@ -44,7 +44,7 @@ KEYS = ["checkpoint", "layer"]
 class PlannedRow(NamedTuple):
     """A planned difference of a metric between two settings (`first` minus `second`).
 
-    The plan expects a sign of 1 or -1, or none (0).
+    `expected_sign` is the sign that the plan predicts (1 or -1), or 0 if the plan predicts none.
     """
 
     metric: str
@@ -101,7 +101,7 @@ def read_run(folder: Path, setting: str, seed: int) -> pd.DataFrame:
 
 
 def _read_own_shares(tables: Path) -> list[pd.DataFrame]:
-    """Return a table of the own share for each kind of donor in `DONORS`."""
+    """Return a list with a table of own shares for each kind of donor in `DONORS`."""
     exchange = read_results(tables / "measure/exchange.csv").query("quantity == 'own_share'")
     return [exchange[exchange["donor"] == donor].assign(quantity=name) for name, donor in DONORS.items()]
 
@@ -117,9 +117,9 @@ def _read_ratios(tables: Path) -> list[pd.DataFrame]:
 
 
 def _read_class_share(tables: Path) -> pd.DataFrame:
-    """Return a table of the share of the predicted class in the contributions of other tokens, minus its null.
+    """Return a table of the predicted class's share in the contributions of other tokens, minus the null of this share.
 
-    The null is the 95 % quantile of this share with permuted classes.
+    The null is the 95 % quantile of the share after the classes are permuted.
     """
     geometry = read_results(tables / "measure/geometry.csv").query("point == 'attention'")
     by_measure = geometry.set_index([*KEYS, "measure"])["mean"].unstack("measure")
@@ -143,8 +143,8 @@ def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
 def _compute_row(row: PlannedRow, runs: pd.DataFrame, *, is_test: bool) -> dict[str, object]:
     """Return a row with the mean difference of a metric between two settings, its intervals and its p value.
 
-    Runs with the same seed form a pair; pairs with an insufficient training accuracy are excluded. The difference is
-    that of the changes by fine-tuning. p is NaN unless `is_test`.
+    Runs with the same seed form a pair; pairs with an insufficient training accuracy are excluded. The compared values
+    are those of `change_by_seed`. The p value is NaN unless `is_test` is True.
     """
     fitted = fitted_seeds(runs)
     changes = change_by_seed(runs, row.metric)
@@ -181,7 +181,7 @@ def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
-    """Return the change of a metric by fine-tuning (after minus before) for each setting, as a series by seed.
+    """Return the change in a metric by fine-tuning (after minus before) for each setting, as a series by seed.
 
     Ratios are averaged over layers; other metrics are those of the last layer.
     """
@@ -190,7 +190,7 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
         rows = rows[rows["layer"] == LAST_LAYER]
     means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
     changes = means["finetuned"]
-    if metric != CLASS_SHARE:  # the plan uses the values after fine-tuning, not their change
+    if metric != CLASS_SHARE:  # for this metric, the plan uses the values after fine-tuning
         changes = changes - means["pretrained"]
     return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
 
@@ -202,9 +202,10 @@ def sign_flip_p(differences: Doubles) -> float:
 
 
 def _find_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned test or equivalence as text; rows without p value are equivalences.
+    """Return the outcome of a planned test or equivalence as text; a row without a p value is an equivalence.
 
-    A test with an expected sign is confirmed, refuted or undecided; a test without one is significant or not.
+    A test with an expected sign is confirmed, refuted or undecided; a test without an expected sign is significant or
+    not significant.
     """
     if np.isnan(row["p"]):
         is_equivalent = row["ci90_low"] > -EQUIVALENCE_BOUND and row["ci90_high"] < EQUIVALENCE_BOUND

@@ -1,9 +1,10 @@
 """A table and a figure that compare experiments: means over the seeds of each setting, with Student's t intervals.
 
-Each seed has its own trained model and sample of texts. The results of seeds are therefore independent, and vary with
-the model and the sample. The interval is mean ± t(n - 1) sd / sqrt(n). Two settings are compared in pairs of runs with
-equal seeds. Changes by fine-tuning (the checkpoint `difference`) are tested against 0 by the two-sided t test; `p_holm`
-is the p value adjusted for the number of layers by Holm's step-down method.
+Each seed has its own trained model and its own sample of texts. The results of different seeds are therefore
+independent, and their variation includes that of the model and that of the sample. The interval is mean ± t(n - 1) sd /
+sqrt(n). Two settings are compared in pairs of runs with equal seeds. Changes due to fine-tuning (the checkpoint
+`difference`) are tested against 0 by the two-sided t test; `p_holm` is the p value adjusted for the number of layers by
+Holm's step-down method.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from attnmix.figures.style import TWO_COLUMNS, paper_style, printable, save_figu
 
 MIXING = "measure/mixing"
 DIGITS = 6
-REQUIRED_COLUMNS = ("checkpoint", "mean")  # columns of each csv file; the columns before `mean` are the keys of a row
+REQUIRED_COLUMNS = ("checkpoint", "mean")  # of each csv file; the columns before `mean` are a row's keys
 MIN_STANDARD_ERROR = 1e-12  # smaller values are rounding errors of equal numbers
 DRAWN_METHODS = ("attn_n", "attnres_n", "attnresln_n", "layer_n")
 LOOKS = {"pretrained": ("#0072B2", "o"), "finetuned": ("#D55E00", "s")}  # colours of Okabe and Ito, and markers
@@ -39,7 +40,7 @@ PANEL_HEIGHT = 1.9  # inches
 
 
 def write_table(names: Sequence[str], csv: str, to: Path) -> None:
-    """Write the table `<csv>.csv` that compares the experiments `names` to the folder `to`.
+    """Compare the experiments `names`, and write the resulting table `<csv>.csv` to the folder `to`.
 
     For mixing ratios, also write a figure as png and pdf.
     """
@@ -57,8 +58,8 @@ def write_table(names: Sequence[str], csv: str, to: Path) -> None:
 def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
     """Return `reports/plots/<csv>.csv` of all experiments as one table with additional columns `setting` and `seed`.
 
-    A name is a folder with a run, an experiment of DVC, or a commit; by default, all experiments of the current commit
-    are loaded. `setting` lists the parameters that differ between the experiments, except the seed.
+    A name is a folder with a run, an experiment of DVC, or a commit; without names, all finished experiments of the
+    current commit are loaded. `setting` lists the parameters that differ between the experiments, except the seed.
     """
     path = f"reports/plots/{csv}.csv"
     parameters = {}
@@ -78,7 +79,7 @@ def read_experiments(names: Sequence[str], csv: str) -> pd.DataFrame:
         raise InputError(f"no experiment with {path}; {advice}; allowed tables: {_allowed_tables()}")
     by_experiment = pd.DataFrame(parameters).fillna("absent").T  # a column for each parameter
     differing = [key for key in by_experiment if key != "seed" and by_experiment[key].nunique() > 1]
-    by_setting = {}  # of several experiments with the same parameters and seed, the last one is kept
+    by_setting = {}  # if several experiments have the same parameters and seed, the last one is kept
     for name, row in by_experiment.iterrows():
         setting = ", ".join(f"{key}={row[key]}" for key in differing) or "all"
         by_setting[setting, int(row["seed"])] = tables[name]
@@ -95,7 +96,7 @@ def _check_columns(csv: str, columns: Sequence[str]) -> None:
 
 
 def _allowed_tables() -> str:
-    """Return the names of the tables with `REQUIRED_COLUMNS` in the current folder's run, for an error message.
+    """Return, for an error message, the names of the tables with `REQUIRED_COLUMNS` in the current folder's run.
 
     If there are none, return a description of the required tables.
     """
@@ -111,7 +112,7 @@ def _allowed_tables() -> str:
 
 
 def experiments_of_commit() -> list[str]:
-    """Return the names of DVC's finished experiments that started from the current commit, and print the others."""
+    """Return the names of DVC's finished experiments of the current commit, and print the names of unfinished ones."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
     finished = []
     for name, state in states.items():
@@ -143,7 +144,7 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
     freedom = seeds - 1
     mean = result["mean"]
     half_width = stats.t.isf((1 - LEVEL) / 2, freedom) * standard_error
-    # Only changes by fine-tuning are tested.
+    # Only changes due to fine-tuning are tested.
     is_tested = (result["checkpoint"] == "difference") & (standard_error > MIN_STANDARD_ERROR)
     p = 2 * stats.t.sf(mean.abs() / standard_error.where(is_tested), freedom)
     result = result.assign(ci_low=mean - half_width, ci_high=mean + half_width, p=p, seeds=seeds)
@@ -157,8 +158,8 @@ def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
 def paired_differences(table: pd.DataFrame) -> pd.DataFrame:
     """Return the differences between two settings (first minus second) for their common seeds.
 
-    Runs are compared in pairs because a seed determines the sample of texts and the new head of both runs. The result
-    is empty unless there are two settings.
+    Runs with the same seed are compared in pairs, because the seed determines the sample of texts and the new head of
+    both runs. The result is empty unless `table` has exactly two settings.
     """
     settings = list(table["setting"].unique())
     if len(settings) != 2:

@@ -1,4 +1,4 @@
-"""Run one stage in a folder with params.yaml.
+"""Run one stage of the pipeline in the current folder, which must contain params.yaml.
 
 python -m stages measure
 torchrun --nproc-per-node 4 -m stages measure

@@ -1,4 +1,4 @@
-"""Capture the feature vectors of the selected texts at the selected capture points, with one forward pass per text.
+"""Capture the feature vectors of the selected texts at the selected capture points.
 
     python -m stages capture
     torchrun --nproc-per-node 4 -m stages capture

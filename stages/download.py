@@ -3,9 +3,9 @@
     python -m stages download
 
 Writes `data/reviews/{train,validation,test}.parquet`, `reports/metrics/download.json` and `models/pretrained/` with the
-files of `model.name`. If `model.base` is set, `models/pretrained/` contains `model.base`, and `model.name` has a
-separate folder. Outputs are published at the end, after validation. Also writes `reports/sources.json` with the hashes
-of local sources, as the stage `sources` does.
+files of `model.name`. If `model.base` is set, `models/pretrained/` contains the model `model.base`, and the model
+`model.name` is written to a separate folder. Outputs are published at the end, after validation. Also writes
+`reports/sources.json` with the hashes of local sources, as the stage `sources` does.
 """
 
 import errno
@@ -76,7 +76,7 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
     """Raise `InputError` if `name` is a path inside one of the pipeline's `outputs`, or a circular link."""
     try:
         Path(name).stat()
-    except OSError as error:  # usually a hub identifier
+    except OSError as error:  # `name` is usually a hub identifier
         if error.errno == errno.ELOOP:
             raise InputError(f"{key}: {name} is a circular link; use the path of the folder or file itself") from None
     if any(Path(name).resolve().is_relative_to(folder.resolve()) for folder in outputs):

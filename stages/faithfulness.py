@@ -46,11 +46,11 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Number of texts on which references and costly scores are evaluated."""
+"""Number of texts for which costly scores and reference scores are computed."""
 
 
 def main(parameters: Parameters) -> None:
-    """Measure token removal, margins, probes and interventions with the classifier, and write the tables."""
+    """Measure the effects of token removal and interventions, the margins and the probes, and write the tables."""
     set_arithmetic(parameters.arithmetic)
     run = Run(Path())
     device = measuring_device(chosen_device())
@@ -81,8 +81,8 @@ def main(parameters: Parameters) -> None:
 def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[str, float]:
     """Return the metrics `above_random` and `margin` from the tables of removals and of margin correlations.
 
-    `above_random` is the largest difference in comprehensiveness between a method and random removal, with masked
-    tokens. `margin` is the partial correlation of the margin with the mixing ratio of the fine-tuned model, controlling
+    `above_random` is the largest difference in comprehensiveness between a method and random removal if tokens are
+    masked. `margin` is the partial correlation of the margin with the mixing ratio of the fine-tuned model, controlling
     for text length, averaged over classes.
     """
     is_masked = (removed["test"] == COMPREHENSIVENESS) & (removed["replacement"] == MASK)
@@ -101,7 +101,7 @@ def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: R
     methods = present_attributions(classifier.family)
     generator = np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
-    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))  # indices for costly scores
+    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))  # indices of texts with costly scores
     drops = []
     agreements = []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):

@@ -3,10 +3,10 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-Training uses AdamW and a constant learning rate after warm-up, and updates all weights, or adapters (LoRA) that are
-merged at the end. By default, the weights of the epoch with the lowest validation loss are saved. If
-`load_best_model_at_end` is false or labels are permuted, the weights of the last epoch are saved instead. A killed run
-resumes from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes. Writes
+Training uses AdamW and a constant learning rate after warm-up. It updates all weights, or only adapters (LoRA), which
+are merged into the weights at the end. By default, the weights of the epoch with the lowest validation loss are saved.
+If `load_best_model_at_end` is false or labels are permuted, the weights of the last epoch are saved instead. A killed
+run resumes from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes. Writes
 `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """
@@ -68,8 +68,8 @@ MAX_FIT_TEXTS = 1000  # maximum number of training texts for finetune_fit.csv
 MAX_OVERFLOWS = 10
 """Maximum number of consecutive logged steps with non-finite gradients in fp16.
 
-The loss scale grows until gradients overflow; that step is skipped, and the scale is halved. Longer sequences of such
-steps indicate divergence.
+The loss scale grows until gradients overflow; the step with the overflow is skipped, and the scale is halved. Longer
+sequences of such steps indicate divergence.
 """
 
 
@@ -128,7 +128,7 @@ def main(parameters: Parameters) -> None:
 
 
 def _read_splits(parameters: Parameters, run: Run) -> dict[str, pd.DataFrame]:
-    """Return the splits of the dataset by name; labels are permuted except in the test split, if so configured."""
+    """Return the splits by name; if `finetune.labels` is `permuted`, only the test split keeps its labels."""
     splits = {split: read_split(split, run.reviews) for split in ("train", "validation", "test")}
     if parameters.finetune.labels == "permuted":
         for split in ("train", "validation"):
@@ -173,7 +173,7 @@ def _create_trainer(
         output_dir=str(folder),
         seed=parameters.seed,
         num_train_epochs=finetune.epochs,
-        per_device_train_batch_size=finetune.batch_size,  # in all processes, because `split_batches` divides it
+        per_device_train_batch_size=finetune.batch_size,  # texts of all processes, because `split_batches` is True
         per_device_eval_batch_size=2 * finetune.batch_size,
         accelerator_config={"split_batches": True},
         learning_rate=finetune.learning_rate,
@@ -181,7 +181,7 @@ def _create_trainer(
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=WARMUP_FRACTION,
         use_cpu=chosen_device().type == "cpu",
-        # DDP's search for unused parameters, which runs at every step, is enabled only if there are any.
+        # DDP's search for unused parameters, which runs at every step, is enabled only if there are unused parameters.
         ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
@@ -210,7 +210,7 @@ def _create_trainer(
 
 
 def _select_logits(outputs: Any, _labels: Any) -> Any:
-    """Return the logits among a model's outputs; encoder-decoder models also return the encoder's vectors."""
+    """Return only the logits from a model's outputs; encoder-decoder models also return the encoder's vectors."""
     if isinstance(outputs, tuple):
         logits, *_ = outputs
         return logits
@@ -218,7 +218,7 @@ def _select_logits(outputs: Any, _labels: Any) -> Any:
 
 
 def _predict(trainer: Trainer, examples: Sequence[Mapping[str, Any]]) -> tuple[Doubles, dict[str, float]]:
-    """Return the logits `[texts, classes]` of `examples`, in their order, and the scores that the trainer computes."""
+    """Return the logits `[texts, classes]` in the order of `examples`, and the scores that the trainer computes."""
     lengths = np.array([len(example["input_ids"]) for example in examples])
     # Grouping by length would return predictions in random order; sorting by length avoids as much padding as grouping.
     order = np.argsort(-lengths, kind="stable")
@@ -243,7 +243,7 @@ def _tabulate_predictions(logits: Doubles, examples: Sequence[Mapping[str, Any]]
 
 
 def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
-    """Return a random sample of at most `MAX_FIT_TEXTS` examples, in their order."""
+    """Return a random sample of at most `MAX_FIT_TEXTS` examples, in their original order."""
     rows = np.random.default_rng(seed).permutation(len(examples))[:MAX_FIT_TEXTS]
     return [examples[row] for row in sorted(rows)]
 
@@ -263,7 +263,7 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
 
 
 def _find_kept_epoch(trainer: Trainer) -> int:
-    """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last."""
+    """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last epoch."""
     epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     kept = epochs[-1]
     if trainer.args.load_best_model_at_end:
@@ -296,7 +296,7 @@ def _has_unused_parameters(model: Any, tokenizer: PreTrainedTokenizerFast, examp
 
 
 class OneDeviceArguments(TrainingArguments):
-    """Training arguments for one device per process; by default, transformers uses all GPUs with larger batches."""
+    """Training arguments for one device per process; by default, a single process would use all GPUs."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
@@ -380,7 +380,7 @@ def _tokenize_examples(
 
 
 def _compute_scores(prediction: EvalPrediction) -> dict[str, float]:
-    """Return the accuracy and the macro F1 of logits `[texts, classes]`."""
+    """Return the accuracy and the macro F1 of predictions, which are given as logits `[texts, classes]`."""
     classes = np.argmax(prediction.predictions, axis=-1)
     macro_f1 = float(f1_score(prediction.label_ids, classes, average="macro"))
     return {"accuracy": float(accuracy_score(prediction.label_ids, classes)), "macro_f1": macro_f1}

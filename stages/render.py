@@ -30,7 +30,7 @@ from attnmix.page.sentences import Subject
 from stages.common.parameters import Parameters
 
 MACHINE_GENERATED = "machine-generated"
-"""The value of `language_creators` for synthetic texts in dataset cards."""
+"""The value of `language_creators` in the dataset cards of synthetic texts."""
 ANIMATION = "gif"
 """The entry of `render.formats` that requests an animation of a map."""
 MAX_PROCESSES = 4  # few, because starting a process takes a second
@@ -46,7 +46,7 @@ class Drawing(NamedTuple):
     """A figure to draw in another process."""
 
     path: Path | None
-    """The path of the figure without suffix; None if the function writes its own file."""
+    """The path of the figure without suffix; None if `draw` writes its own file."""
     draw: Callable[..., Any]
     """A function that returns a figure (None if there is nothing to draw) or writes its own file."""
     arguments: tuple[Any, ...]
@@ -140,7 +140,7 @@ def _format_yaml(value: Any) -> str:
 def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderParameters) -> Iterator[None]:
     """Draw and save all figures in up to `MAX_PROCESSES` processes, with fonts for the captured texts.
 
-    With several processes, drawing starts at once; iterate over the result to wait for its end.
+    With several processes, drawing starts at once; iterate over the result to wait until all figures are drawn.
     """
     labels = {token.label for reading in captured.readings for token in reading}
     fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
@@ -151,7 +151,7 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
 
 
 def _draw_and_save(fonts: list[str], figures: RenderParameters, drawing: Drawing) -> None:
-    """Draw a figure, and save it in all formats unless its function writes its own file."""
+    """Draw a figure, and save it in all formats unless the drawing function writes its own file."""
     with paper_style(fonts):
         figure = drawing.draw(*drawing.arguments)
         if drawing.path and figure:
@@ -198,7 +198,8 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
     """Yield the figures of single texts: the main figure for one text, and ratios and matrices for all `documents`.
 
-    Encoder-decoder models have separate figures of both stacks; the names of decoder figures end in `_decoder`.
+    For encoder-decoder models, the encoder and the decoder have separate figures; the names of the decoder's figures
+    end in `_decoder`.
     """
     ratios = run.captured_ratios(list(documents))
     main_text = first_text(documents)

@@ -28,7 +28,7 @@ Sources = dict[str, dict[str, dict[str, str]]]
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""Components of the folder in which `dvc exp run --temp` and `--queue` run copies of a repository."""
+"""The last components of the path of the folder in which DVC runs copies of a repository (`dvc exp run --temp`)."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1
@@ -76,7 +76,7 @@ def source_names(parameters: Parameters) -> dict[str, str]:
 
 
 def original_of(name: str) -> Path | None:
-    """Return the original of a relative path that is missing in DVC's copy of a repository.
+    """Return the path in the original repository for a relative path that is missing in DVC's copy of the repository.
 
     Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original repository
     either.
@@ -121,7 +121,7 @@ def read_sources() -> Sources:
 
 
 def write_sources(files: Sources) -> None:
-    """Write the hashes, and the list `watched`: dvc.yaml declares the stage `sources` once for each of its entries.
+    """Write the hashes, and the list `watched`; dvc.yaml declares the stage `sources` once for each entry of this list.
 
     The list has one entry if there are local sources; otherwise, it is empty.
     """

@@ -21,7 +21,7 @@ from stages.common.parameters import Parameters
 
 
 def main(parameters: Parameters) -> None:
-    """Write the tokens of the captured texts and of the reviews for the statistics."""
+    """Write the tokens of the captured texts, and of the reviews sampled for the statistics and for token removal."""
     run = Run(Path())
     max_length = parameters.capture.max_length
     check_max_length("capture.max_length", max_length, run.finetuned)

@@ -1,11 +1,12 @@
-"""Accept the existing results after a change of the code that does not affect them (`make accept`).
+"""Accept the existing results after a change to the code that does not affect the results (`make accept`).
 
     python -m tools.accept
 
 The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders, with the code of the last commit and of
 the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that the existing results
-belong to the current code, and no stage runs again. Otherwise the first difference of each output is printed, the exit
-status is 1, and nothing changes. Only the code may differ, because changed parameters or data require a run.
+belong to the current code, and no stage runs again. Otherwise, the first difference in each output is printed, the exit
+status is 1, and `dvc.lock` does not change. Only code may have changed since the last commit, because changed
+parameters or data require a run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tools.verify import SINGLE_THREADED, apply_profile, clone_commit, git, run_
 
 STALE = Path(__file__).parents[1] / ".ci/stale.py"
 INPUTS = ("params.yaml", "data", "reports/sources.json")
-"""Files and folders, other than code, that determine results."""
+"""Files and folders that determine the results, besides the code."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +72,7 @@ def check_tree(tree: Path) -> None:
 
 
 def check_lock(commit: Path) -> None:
-    """Raise `SystemExit` if the `dvc.lock` of the last commit does not belong to its code."""
+    """Raise `SystemExit` if the `dvc.lock` in the clone `commit` does not belong to the code in this clone."""
     run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"error: dvc.lock of the last commit is already stale\n{run.stdout}{run.stderr}".rstrip())

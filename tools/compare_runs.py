@@ -1,4 +1,4 @@
-"""Compare the outputs of two runs, and print the first difference of each output.
+"""Compare the outputs of two runs, and print the first difference in each output.
 
     python -m tools.compare_runs ../before .
 
@@ -58,7 +58,8 @@ def differences(first: Path, second: Path, compared: Iterable[str]) -> list[str]
 def output_difference(first: Path, second: Path, output: str) -> str | None:
     """Return the name of the first file that differs in an output, and a description of the difference.
 
-    `output` is the path of a file or folder within the folders `first` and `second`. Return None if it is equal.
+    `output` is the path of a file or folder within the folders `first` and `second`. Return None if the output is the
+    same in both folders.
     """
     files = set()
     for folder in (first, second):
@@ -99,7 +100,7 @@ def array_difference(*stores: Path) -> str | None:
     one, other = (np.asarray(zarr.open_array(store, mode="r")[...]) for store in stores)
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"
-    bits = f"u{one.itemsize}"  # compared by bits, NaN equals itself, and 0.0 differs from -0.0
+    bits = f"u{one.itemsize}"  # in a comparison of bits, NaN equals itself, and 0.0 differs from -0.0
     indices = np.argwhere(one.view(bits) != other.view(bits))
     if not len(indices):
         return None
@@ -162,7 +163,7 @@ def value_difference(one: dict[str, Any], other: dict[str, Any]) -> str | None:
 
 
 def byte_difference(one: np.ndarray, other: np.ndarray) -> str:
-    """Describe the first difference between two byte arrays, one of which can be the start of the other."""
+    """Describe the first difference between two byte arrays; one of them may be the start of the other."""
     shared_bytes = min(one.size, other.size)
     offsets = np.flatnonzero(one[:shared_bytes] != other[:shared_bytes])
     first_offset = offsets[0] if len(offsets) else shared_bytes

@@ -6,8 +6,8 @@
 
 `tools/planted_faults.yaml` lists the faults. The tests that should detect them must pass in a temporary copy of the
 working tree. Each fault is then applied to the copy, where one of its tests must fail. Faults in the page's TypeScript
-need Node and the packages of `npm ci`. The exit status is 1 if a fault is not detected, or if its text does not occur
-exactly once.
+need Node and the packages of `npm ci`. The exit status is 1 if a fault is not detected, or if the text that it replaces
+does not occur exactly once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ LOST = "LOST"
 TESTS_PASSED = 0
 TESTS_FAILED = 1
 PLACES = "import attnmix, stages; print(attnmix.__file__, stages.__file__)"
-"""A program that prints where the tested packages are imported from."""
+"""A program that prints the files from which the tested packages are imported."""
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 class Fault(NamedTuple):
-    """A change of one file that at least one test must detect."""
+    """A change to one file that at least one test must detect."""
 
     name: str
     fault: str
@@ -92,7 +92,7 @@ def read_faults(table: Path) -> list[Fault]:
 
 
 def run_faults(faults: Sequence[Fault], marked: str) -> list[Result]:
-    """Return the outcome of each fault, in a temporary copy of the working tree in the current folder.
+    """Apply each fault to a temporary copy of the working tree in the current folder, and return the outcomes.
 
     Raise `SystemExit` if one of the tests fails without any fault.
     """
@@ -126,8 +126,8 @@ def copy_tree(folder: Path) -> Path:
 def run_fault(fault: Fault, copy: Path, marked: str) -> Result:
     """Apply one fault to a copy of the repository, run its tests, restore the file, and return the outcome.
 
-    Faults in TypeScript also need a build of the page's bundle, which is restored, too. `marked` selects tests by
-    their markers.
+    For a fault in TypeScript, the page's bundle is also built again, and restored after the tests. `marked` selects
+    tests by their markers.
     """
     path = copy / fault.file
     text = path.read_text(encoding="utf-8")
@@ -161,7 +161,8 @@ def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
 def run_python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run this Python in a copy of the repository, with the modules of the copy.
 
-    Bytecode is disabled, because it would hide a fault of the same length that is applied within the same second.
+    Bytecode is not written, because Python would use stale bytecode if a fault does not change the length of a file and
+    is applied within the same second.
     """
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, *arguments]

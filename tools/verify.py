@@ -5,9 +5,9 @@
     python -m tools.verify --profile profiles/emulated.txt --cpus Haswell EPYC-Milan --until capture
 
 Each clone contains the last commit. The clones differ in folder, home folder, date, locale, hash seed, umask and number
-of threads. With `--cpus`, they differ in folder, home folder and processor; qemu-user emulates the processors. If an
-output differs, the exit status is 1, and its first difference is printed (`tools/compare_runs.py`). With the default
-parameters, the results must also equal the committed results.
+of threads. With `--cpus`, the clones differ in folder, home folder and processor; qemu-user emulates the processors. If
+an output differs, the exit status is 1, and the first difference in this output is printed (`tools/compare_runs.py`).
+With the default parameters, the results must also equal the committed results.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tools.compare_runs import LOCK, differences, outputs
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
 NOT_EMULATED = ("download", "tokenize")
-"""Stages without model computations, which are not emulated because their imports alone would take minutes."""
+"""Stages that do not run on the emulated processor: they compute no model, and their imports would take minutes."""
 
 
 class Surroundings(NamedTuple):
-    """The environment in which a clone is run, which must not affect the results."""
+    """The environment in which the pipeline of a clone runs; the results must not depend on it."""
 
     name: str  # also the name of the clone's folder
     threads: int
@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select_surroundings(cpus: Sequence[str]) -> list[Surroundings]:
-    """Return the environments of the clones: `SURROUNDINGS` or, if there are `cpus`, one for each emulated processor.
+    """Return the environments of the clones: `SURROUNDINGS`, or one for each emulated processor if `cpus` is not empty.
 
-    Emulated processors are compared with this machine's processor, which is the first environment.
+    Results of emulated processors are compared with those of this machine's processor, which is the first environment.
     Raise `SystemExit` if processors cannot be emulated.
     """
     if not cpus:
@@ -94,7 +94,7 @@ def select_surroundings(cpus: Sequence[str]) -> list[Surroundings]:
 
 
 def compare_clones(surroundings: Sequence[Surroundings], clones: Sequence[Path]) -> list[str]:
-    """Return a line for each output, including `dvc.lock`, that differs between the first clone and another one."""
+    """Return a line for each output that differs between the first clone and another clone; `dvc.lock` is included."""
     first = clones[0]
     lines = []
     for each, clone in zip(surroundings[1:], clones[1:], strict=True):
@@ -171,7 +171,8 @@ def emulated_python(cpu: str, folder: Path) -> Path:
     """
     command = folder / "bin/python"
     command.parent.mkdir(parents=True)
-    # With its configuration and library folder, the new folder is a virtual environment with the same packages.
+    # The copied configuration and the linked library folder make the new folder a virtual environment with the same
+    # packages.
     shutil.copy(Path(sys.prefix, "pyvenv.cfg"), folder)
     (folder / "lib").symlink_to(Path(sys.prefix, "lib"))
     python = Path(sys.executable).resolve()

@@ -1,12 +1,13 @@
-"""The values of the measures of mixing for planted cases: models with known contributions of other tokens.
+"""The values of the mixing measures for planted cases, which are models with known contributions of other tokens.
 
     python -m validation.planted [--seed 0] [--to docs/measures]
 
-A case fools a measure in two situations: nothing comes from other tokens, but the absolute value of the measure exceeds
-`LIMIT`; or something comes from other tokens, but the value is missing or at most `LIMIT`. If little comes from other
-tokens, the value must be at least -`LIMIT` and below half of the value for the same message with uniform attention (the
-case `REFERENCE`). If everything comes from other tokens, the value must be above nine tenths of the value for
-`REFERENCE`. Means are over tokens 2 to 8, because the first token is the source or the sink in some cases.
+A case fools a measure if the measure's value is wrong. If nothing comes from other tokens, an absolute value above
+`LIMIT` is wrong. If something comes from other tokens, a value that is missing or at most `LIMIT` is wrong. If little
+comes from other tokens, the value must instead be at least -`LIMIT` and below half of the value for the case
+`REFERENCE`, in which attention is uniform. If everything comes from other tokens, the value must also be above nine
+tenths of the value for `REFERENCE`. Values are averaged over tokens 2 to 8, because the first token is the source or
+the sink in some cases.
 
 Shapes: B texts, T tokens, D hidden, L layers, M ratios, C controls, E = heads * head width, F features.
 """
@@ -39,8 +40,8 @@ from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
-TEXTS, MEASURED, DERIVED = 2000, 64, 8  # texts for exchanges and probes, for ratios and matrices, for derivatives
-NOISE = 0.05  # standard deviation of noise on the input of probes, which prevents the decoding of very weak signals
+TEXTS, MEASURED, DERIVED = 2000, 64, 8  # numbers of texts: swaps and probes; ratios and matrices; derivatives
+NOISE = 0.05  # standard deviation of noise added to the input of probes, so that they cannot decode very weak signals
 LIMIT = 0.02
 ROUNDING = 1e-12  # vectors of a smaller length are rounding errors
 MIN_SINGULAR_VALUE = 1e-8  # relative to the largest one; directions with smaller singular values are rounding errors
@@ -204,8 +205,8 @@ def matrix_scores(
 def _share_of_others(rows_TT: Tensor, others_TT: Tensor) -> Tensor:
     """Return the share of other tokens `[T]` in each row of a matrix.
 
-    If contributions cancel, the output of attention is a rounding error, and shares of it are meaningless; these rows
-    are NaN.
+    If the contributions in a row cancel, the output of attention is a rounding error, and the share is meaningless; it
+    is set to NaN.
     """
     is_rounding_T = rows_TT.abs().sum(-1) > MAX_SHARE
     shares_T = _share((rows_TT * others_TT).sum(-1), rows_TT.sum(-1))
@@ -213,10 +214,10 @@ def _share_of_others(rows_TT: Tensor, others_TT: Tensor) -> Tensor:
 
 
 def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens `[B, T]` in the last vectors, by the length and by the projection of parts.
+    """Return the share of other tokens `[B, T]` in the last layer's output, by the length and projection of its parts.
 
-    A vector is the sum of one part for each source token, and a part for the biases.
-    In cases about token i-2, the share by length is relative to the sum of the lengths of all parts.
+    A vector is the sum of a part from each source token and a part from the biases. In cases about token i-2, the share
+    by length is relative to the sum of the lengths of all parts.
     """
     reader = PartsReader(base)
     by_length = []
@@ -233,7 +234,7 @@ def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
 
 
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Return the share of other tokens `[B, T]` in the derivatives of the last vectors, for each form in `FORMS`.
+    """Return the share of other tokens `[B, T]` in the derivatives of the last layer's output, by form (`FORMS`).
 
     In cases about token i-2, only the first form is computed.
     """
@@ -246,7 +247,7 @@ def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor
 
 
 def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, others_TT: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` from derivatives, weighted by the variation of inputs conditional on the token's input.
+    """Return a / (a + o) `[T]`: the share of other tokens in derivatives, weighted by the variation of the inputs.
 
         a^2 = E |sum_j J_ij e_j|^2          o^2 = E |sum_j J_ij (x_j - E x_j - e_j)|^2
 

@@ -2,11 +2,11 @@
 
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
-In each model, the last vector of token i is a x_i + b x_{i-1} + c, up to a factor from the norm. The contents x have
-equal length and are independent between tokens and texts; c is a constant. The own share by lengths is a / (a + b). If
-several other tokens contribute, b is the length of the sum of their independent contributions. Contents of three
-consecutive tokens are orthogonal and have mean 0. All vectors therefore have the same mean and standard deviation, and
-the norms are linear. Attention depends only on positions, not on contents.
+In each model, the vector of token i after the last layer is a x_i + b x_{i-1} + c, up to a factor from the norm. The
+contents x have equal length and are independent between tokens and texts; c is a constant. The own share by lengths is
+a / (a + b). If several other tokens contribute, b is the length of the sum of their independent contributions. Contents
+of three consecutive tokens are orthogonal and have mean 0. All vectors therefore have the same mean and standard
+deviation, and the norms are linear. Attention depends only on positions, not on contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -67,11 +67,11 @@ class Amounts:
     """True if the first token's content is 0 in every text."""
     decoder: bool = False
     position: float = 0.05
-    """Length of the position vector in every token, which attention needs to select the neighbour."""
+    """Length of the position vector that is added to every token. Attention selects the neighbour by this vector."""
 
     @property
     def own_share(self) -> float:
-        """The own share by lengths."""
+        """The own share of a token in its last vector, by the lengths of the contributions."""
         return self.own / (self.own + self.others)
 
 
@@ -91,7 +91,7 @@ CASES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the table of amounts."""
+    """Write the table of own shares, `planted_amounts.csv`."""
     parser = argparse.ArgumentParser(
         prog="python -m validation.planted_amounts",
         description=__doc__,
@@ -134,7 +134,7 @@ def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
 
 
 def own_shares(base: Any) -> dict[str, float]:
-    """Return the own share in the last vectors by each measure, averaged over texts and `POSITIONS`."""
+    """Return the own share in the vectors after the last layer by measure, averaged over texts and `POSITIONS`."""
     ids_BT = np.arange(1, 1 + TEXTS * TOKENS, dtype=np.int32).reshape(TEXTS, TOKENS)
     shares = exchange_shares(base, ids_BT)
     measured_ids = torch.as_tensor(ids_BT[:MEASURED].astype(np.int64))
@@ -145,7 +145,7 @@ def own_shares(base: Any) -> dict[str, float]:
 
 
 def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
-    """Return two own shares by the exchange of tokens with all other texts: from lengths and from squared lengths."""
+    """Return the own share measured by exchanging tokens with all other texts, from lengths and squared lengths."""
     totals = []
     for text in range(MEASURED):
         words = np.arange(TOKENS, dtype=np.int32)
@@ -175,9 +175,9 @@ def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return the own share by mixing ratios (1 - ratio) and by contribution matrices (the share of the diagonal).
+    """Return the own share according to mixing ratios (1 - ratio) and contribution matrices (share of the diagonal).
 
-    For models with two layers, return only the own share by the rollouts of the matrices.
+    For models with two layers, return only the own share according to the rollouts of the matrices.
     """
     layer_matrices = list(LAYER_MATRICES.values())
     texts = range(len(batch["input_ids"]))
@@ -209,7 +209,7 @@ def layer_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 def build_model(case: Amounts, contents_BTC: Tensor) -> Any:
     """Return the model of the case in float64: a GPT-2 (pre-LN) for decoders, otherwise a BERT (post-LN).
 
-    The token ID 1 + 8 b + j is token j of text b; its embedding is the token's content.
+    The token ID 1 + 8 b + j stands for token j of text b; the embedding of this ID is the content of the token.
     """
     shape = ModelShape(case.layers, 1 + TEXTS * TOKENS, WIDTH, heads=1, inner_width=8 * GROUPS)
     if case.decoder:

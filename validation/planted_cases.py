@@ -1,12 +1,13 @@
 """Planted cases: models with manually set weights and known contributions of other tokens.
 
-Every case is a model (BERT, post-LN, or GPT-2, pre-LN) for texts of 8 tokens, with width 16, in float64. The input
+Every case is a model (a post-LN BERT or a pre-LN GPT-2) for texts of 8 tokens, with width 16, in float64. The input
 vector of a token is
 
     x = [1.5 * one-hot position (8), content (4), an empty receiver (4)]
 
 Each token of each text has its own ID, whose embedding is the token's content. The norm of the embeddings, which would
-change x, is removed. Attention depends on positions, and its output adds contents to the receiver.
+change x, is removed. Attention depends on positions (on contents in one case), and the output of attention usually adds
+contents to the receiver.
 
 Shapes: B texts, T tokens.
 """
@@ -28,7 +29,7 @@ HEAD = WIDTH // HEADS
 CONTENT, RECEIVER = 8, 12  # the first dimensions of the content and the receiver, which have 4 dimensions each
 LENGTH = 1.5  # Euclidean length of position vectors
 SHARPNESS = 60.0  # difference between the attention scores for the weights 1 and 0
-STREAM = 1000.0  # a constant, with opposite signs, in two dimensions of a pre-LN model
+STREAM = 1000.0  # constant that is added to two dimensions of a pre-LN model with opposite signs
 
 
 def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
@@ -59,7 +60,7 @@ SINK = torch.full_like(EYE, 0.1 / (TOKENS - 1)).index_fill(1, torch.tensor(0), 0
 SIGNS = {k: (-1.0) ** k for k in range(4)}
 # The query of each head is sqrt(HEAD) times the one-hot position, so attention scores are the entries of the key.
 QUERY = matrix({(p, h * HEAD + p): HEAD**0.5 / LENGTH for p in range(TOKENS) for h in range(HEADS)})
-# The score of a token is the first entry of its content; that of token 1 is larger by 2.
+# The attention score of a token is the first entry of its content; the score of token 1 is larger by 2.
 KEY_IS_CONTENT = matrix({(CONTENT, e): 1 for e in range(WIDTH)} | {(0, e): 2 / LENGTH for e in range(WIDTH)})
 NOTHING, MESSAGE, IDENTITY = matrix({}), copying(CONTENT), torch.eye(WIDTH, dtype=torch.float64)
 GIVE = matrix({(h * HEAD + k, RECEIVER + k): 2 - 4 * h for k in range(4) for h in range(HEADS)})  # factor -2 in head 2
@@ -87,7 +88,7 @@ def silent_first(texts: int, generator: torch.Generator) -> Tensor:
 
 
 def of_classes(texts: int, generator: torch.Generator) -> Tensor:
-    """Return contents `[B, T, 4]` with the first entry shifted by the text's class, which is -1 or 1 in turn."""
+    """Return contents `[B, T, 4]` with the text's class added to the first entry; the classes alternate (-1, 1)."""
     drawn = normal(texts, generator)
     classes_B = torch.arange(texts) % 2 * 2 - 1
     drawn[..., 0] += classes_B.unsqueeze(-1)
@@ -131,7 +132,7 @@ class Case:
 
     @property
     def others_TT(self) -> Tensor:
-        """A matrix with ones for the tokens j (columns) that count as other tokens for token i (rows), else zeros."""
+        """A matrix whose entry [i, j] is 1 if token j counts as another token for token i, and 0 otherwise."""
         return TWO_BEFORE if self.two_before else 1 - EYE
 
     @property
@@ -147,7 +148,7 @@ class Case:
         return others_weights_TT / others_weights_TT.sum(-1, keepdim=True)
 
     def without_value_bias(self) -> Case:
-        """Return a case that computes the same function, but without b_V, whose effect b_V W_O is added to b_O.
+        """Return a case that computes the same function without b_V; the effect b_V W_O of this bias is added to b_O.
 
         This is possible because the attention weights of a token sum to 1.
         """
@@ -228,7 +229,7 @@ CASES = (
 def planted_model(case: Case, contents_BT4: Tensor) -> Any:
     """Return the model of the case in float64: a BERT (post-LN), or a GPT-2 (pre-LN) if the case has a `stream`.
 
-    The token ID 1 + 8 b + j is token j of text b; its embedding is the token's content.
+    The token ID 1 + 8 b + j stands for token j of text b; the embedding of this ID is the content of the token.
     """
     vocabulary_size = 1 + contents_BT4[..., 0].numel()
     if case.stream is None:

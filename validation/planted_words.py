@@ -138,7 +138,7 @@ def pointing_table(folder: Path, seed: int) -> pd.DataFrame:
 
 
 def _document(name: str, ids: list[int]) -> Document:
-    """Return the text with the token IDs `[CLS] ... [SEP]`, in which every other token is a word."""
+    """Return the text with the token IDs `[CLS] ... [SEP]`; all tokens between the first and the last one are words."""
     names = ["cls", *["word"] * (len(ids) - 2), "sep"]
     classes = np.array([TOKEN_CLASSES.index(each) for each in names], np.int8)
     words = np.array([-1, *range(len(ids) - 2), -1], np.int32)

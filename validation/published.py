@@ -1,4 +1,4 @@
-"""Compute the published table of mixing ratios for a checkpoint folder and texts, offline.
+"""Compute the table of mixing ratios of Kobayashi et al. (EMNLP 2021) for a local checkpoint and local texts.
 
     python -m validation.published <checkpoint folder> <texts> [--protocol plain] [--documents 992] [--max-length 128]
 
@@ -50,7 +50,7 @@ PUBLISHED = {
     "attnres_n": (22.3, 19.6),
     "attnresln_n": (18.8, 16.2),
 }
-"""Means of the paper's table, BERT-base and RoBERTa-base, in per cent."""
+"""Mean ratios of BERT-base and RoBERTa-base in the paper's table, in per cent."""
 STORED = {
     "attn_w": (96.41, 95.81),
     "attnres_w": (48.21, 47.91),
@@ -58,7 +58,7 @@ STORED = {
     "attnres_n": (22.25, 19.55),
     "attnresln_n": (18.75, 16.24),
 }
-"""The same means, as stored in the output of the authors' public notebook `emnlp2021/run.ipynb`."""
+"""Mean ratios of the same models in the stored output of the authors' public notebook `emnlp2021/run.ipynb`."""
 MASKED = 0.12  # share of the tokens that are masked
 MASK_SEED = 0
 
@@ -140,7 +140,7 @@ def read_plain(path: Path, tokenizer: PreTrainedTokenizerFast, documents: int, m
 
 
 def masked(texts: Sequence[Text], tokenizer: PreTrainedTokenizerFast) -> list[Text]:
-    """Return the texts with 12 % of the tokens masked, rounded down, but at least one per text.
+    """Return the texts with 12 % of their tokens masked (rounded down, but at least one token of each text).
 
     Special tokens are not masked. As in the authors' script, a single `random.Random(0)` samples the positions of each
     text without replacement. The same tokens therefore result in the same masked positions.
@@ -217,8 +217,8 @@ def gains(base: PreTrainedModel, folder: Path) -> dict[str, list[float]]:
 def expansion_rate(value: Linear, output: Linear) -> float:
     """Return |[W_V, 0; b_V, 1] [W_O, b_O; 0, 1]|_F / sqrt(d + 1), as in the authors' `expansion_rate_attn_f.py`.
 
-    |.|_F is the Frobenius norm, and d the width of vectors. The authors have b_O in the last column. In an affine map
-    of [x, 1], b_O would be in the last row, as in `attention_gain`. `attention_gain` omits the last column
+    |.|_F is the Frobenius norm, and d is the width of vectors. In the authors' matrix, b_O is in the last column. In an
+    affine map of [x, 1], b_O would be in the last row, as in `attention_gain`. `attention_gain` omits the last column
     (0, ..., 0, 1), which maps the constant 1 to itself.
     """
     W_V, b_V, W_O, b_O = (part.double() for part in (value.W, value.b, output.W, output.b))
@@ -227,7 +227,7 @@ def expansion_rate(value: Linear, output: Linear) -> float:
 
 
 def _of_tokens(tokens: Sequence[str], tokenizer: PreTrainedTokenizerFast, max_length: int, path: Path) -> Text:
-    """Return the text that consists of these tokens; its second segment starts after the first [SEP].
+    """Return the text that consists of `tokens`; the second segment of the text starts after the first [SEP].
 
     Raise `InputError` for too many tokens or a missing [SEP]; `path` is the file for the error message.
     """

@@ -9,8 +9,8 @@ the value of each token. attnmix keeps the biases as a separate part. Both metho
 `GeLU_ZO` (the authors' default; `chord` in attnmix) and `GeLU_LA` (`tangent` in attnmix).
 
 The published method is computed in float64 from the weights and embeddings of the model, without the measures of
-attnmix. The program prints, after each layer, the share of a token's own part by length and by projection, and the mean
-rank correlation between the part lengths of the two methods. No network is needed.
+attnmix. For the vectors after each layer, the program prints the share of a token's own part by length and by
+projection, and the mean rank correlation between the part lengths of the two methods. No network is needed.
 
 Shapes: J parts (the source tokens and, with `biases="token"`, the biases), T tokens, D hidden, H heads, E = H * head
 width, W width of the feed-forward network.
@@ -37,7 +37,7 @@ from attnmix.models.loading import load_base
 from validation.published import read_plain
 
 OWN_RULES = {"GeLU_ZO": "chord", "GeLU_LA": "tangent"}
-"""The rule in attnmix for each of the authors' approximations of an activation."""
+"""The rule of attnmix that corresponds to each approximation of an activation function in DecompX."""
 SMALLEST_SUM = 1e-12  # added to divisors, as in the authors' code
 
 
@@ -94,7 +94,7 @@ def _through_layer(
     weights_HTT = (query_HTd @ key_HTd.mT / heads[1] ** 0.5).softmax(-1)
     residual_TD = output.dense((weights_HTT @ value_HTd).movedim(0, 1).flatten(-2)) + x_TD
 
-    # Their parts.
+    # The parts of these vectors.
     values_TJE = parts_TJD @ attention.value.weight.T
     if first:
         tokens = torch.arange(len(x_TD))
@@ -117,7 +117,8 @@ def _feed_forward(layer: Any, stream_TJD: Tensor, stream_TD: Tensor, configurati
     """Return the parts `[T, J, D]` of the output of the feed-forward network.
 
     `stream_TD` are the network's input vectors, and `stream_TJD` their parts. With "GeLU_ZO", the activation multiplies
-    each part by the quotient of output and input; with "GeLU_LA", by its derivative, and the remainder is a bias.
+    each part by the quotient of output and input; with "GeLU_LA", by the derivative of the activation, and the
+    remainder is treated as a bias.
     """
     first = layer.intermediate.dense
     last = layer.output.dense
@@ -196,7 +197,7 @@ def rank_correlations(first: Summary, second: Summary) -> Tensor:
 
 
 def main() -> None:
-    """Print the comparison for each rule."""
+    """Print the comparison of attnmix with DecompX for each rule in `OWN_RULES`."""
     arguments = _parse_arguments()
     folder = arguments.checkpoint
     check_max_length("--max-length", arguments.max_length, folder)

@@ -1,4 +1,4 @@
-"""The attribution methods compared by the stage `faithfulness`, which score every token of a text.
+"""The attribution methods that the stage `faithfulness` compares; each method scores every token of a text.
 
 Declare new methods here. Shapes: T tokens, L layers, C classes.
 """
@@ -24,7 +24,7 @@ from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
-REFERENCE = "gradient_norm"  # the method with which all others are rank-correlated
+REFERENCE = "gradient_norm"  # the scores of all other methods are rank-correlated with these
 RANDOM_DRAWS = 1
 
 
@@ -35,19 +35,19 @@ def word_positions(document: Document) -> npt.NDArray[np.int64]:
 
 
 class LayerResults(NamedTuple):
-    """Results of one forward pass, from which several scores are computed."""
+    """Results of one forward pass for a text; several kinds of token scores are computed from them."""
 
     matrices: dict[str, Tensor]
     """Matrices and rollouts `[L, T, T]` by name."""
     contributions_T: Tensor | None
-    """Each token's contribution to the predicted class's logit; None if the classifier cannot be decomposed."""
+    """Each token's contribution to the predicted class's logit; None if the logit cannot be decomposed."""
 
 
 class Review:
-    """A text and the classifier's outputs for it, from which its token scores are computed.
+    """A text and the classifier's outputs for it; the scores of the text's tokens are computed from these outputs.
 
-    Costly outputs are computed at first use and cached. `donor_ids` `[T]` are tokens of other texts, used by
-    `with_donors` as replacements.
+    Costly outputs are computed at first use and cached. `donor_ids` `[T]` are the IDs of tokens from other texts;
+    `with_donors` uses them as replacements.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Review:
         return _convert_to_float64(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return the row `[T]` of the token that the classification head reads, in the last layer's matrix.
+        """Return the row `[T]` of the last layer's matrix that belongs to the token read by the classification head.
 
         `method` is the name of a matrix or rollout. If the head reads several tokens, the mean of their rows is
         returned.
@@ -95,7 +95,7 @@ class Review:
         return _convert_to_float64(last_TT[is_read_T].mean(0))
 
     def decomposed(self) -> Doubles:
-        """Return each token's contribution `[T]` to the predicted class's logit; NaN if it cannot be decomposed."""
+        """Return each token's contribution `[T]` to the predicted class's logit; NaN if decomposition is impossible."""
         return self._fill_undefined(self.layer_results.contributions_T)
 
     def attnlrp(self) -> Doubles:
@@ -113,7 +113,7 @@ class Review:
         return _convert_to_float64(scores_T)
 
     def left_out(self) -> Doubles:
-        """Return the drop of the predicted class's logit after removal of each single token, `[T]`.
+        """Return, for each token `[T]`, the drop in the predicted class's logit after this token alone is removed.
 
         Special tokens are not removed; their drop is NaN.
         """
@@ -125,7 +125,7 @@ class Review:
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with the tokens at positions `places` masked, or deleted if there is no mask token."""
+        """Return the text's token IDs; those at the positions `places` are masked (deleted without a mask token)."""
         mask_id = self.classifier.mask_id
         removed = set(places.tolist())
         check_range("positions: token", removed, range(len(self.ids)))
@@ -138,7 +138,7 @@ class Review:
         return ids
 
     def with_donors(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return token IDs with donor tokens at the positions `places`; an empty list if there are no donors."""
+        """Return the text's token IDs with donor tokens at the positions `places`; an empty list without donors."""
         if self.donor_ids is None:
             return []
         ids = np.array(self.ids)
@@ -149,7 +149,7 @@ class Review:
     def layer_results(self) -> LayerResults:
         """The scoring matrices and the decomposition of the predicted class's logit, from one forward pass.
 
-        The logit is decomposed if the family supports it and the head reads a single token.
+        The logit is decomposed only if the model family supports the decomposition and the head reads a single token.
         """
         family = self.classifier.family
         read_position = self.gradients.read_position
@@ -182,7 +182,7 @@ class Attribution(NamedTuple):
 
     formula: Callable[[Review], Doubles]  # returns `[T]`, or `[draws, T]` for random scores
     obstacle: Callable[[Family], str | None] = lambda family: None  # returns why a family lacks the score, or None
-    sampled: bool = False  # True for references and costly scores, which are evaluated on fewer texts
+    sampled: bool = False  # True if the score (a costly one or a reference) is evaluated on fewer texts
 
     def scores(self, review: Review) -> Doubles:
         """Return the scores `[draws, T]`. Deterministic scores have one draw."""
@@ -190,14 +190,14 @@ class Attribution(NamedTuple):
 
 
 def _find_matrix_obstacle(name: str, family: Family) -> str | None:
-    """Return the reason why a family has no score from the matrix or rollout `name`, or None."""
+    """Return the reason why the matrix or rollout `name` cannot score tokens in a model family, or None if it can."""
     if len(family.stacks) > 1:
         return "its decoder inputs are shifted by one token, and rollouts do not cross from encoder to decoder"
     return family.absent().get(name.removesuffix("_rollout"))
 
 
 def _find_attnlrp_obstacle(family: Family) -> str | None:
-    """Return the reason why AttnLRP does not apply to a family, or None."""
+    """Return the reason why AttnLRP cannot be applied to a model family, or None if it can be applied."""
     return decomposition_obstacle(family) or relevance_obstacle(family)
 
 

@@ -1,7 +1,7 @@
-"""Interventions on attention values, to measure how much of the information in the values the classifier uses.
+"""Interventions on attention values that measure how much of the information in these values the classifier uses.
 
-`interventions` replaces the value vectors of all tokens of a text by one vector per head, in all layers from a first
-edited layer on. The vector is one of these means:
+`interventions` replaces the value vectors of all tokens of a text by one vector per head. It edits the first edited
+layer and all later layers. The vector is one of these means:
 
     text_mean     mean over the text's own tokens; removes the differences between tokens
     corpus_mean   mean over all other texts; also removes the content of the text
@@ -32,10 +32,11 @@ CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low
 
 
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
-    """Return a table with `CLASS_USE_COLUMNS`: quantities for each edit (`group`) and first edited layer.
+    """Return a table with `CLASS_USE_COLUMNS`, with a row for each quantity, edit (`group`) and first edited layer.
 
-    `class_kept` is the share of texts with an unchanged predicted class, `accuracy` the share of correct predictions,
-    `probability` the mean change of the predicted class's probability. Intervals are bootstrapped over texts.
+    The quantity `class_kept` is the share of texts whose predicted class is unchanged, `accuracy` is the share of
+    correct predictions, and `probability` is the mean change in the probability of the originally predicted class.
+    Intervals are bootstrapped over texts.
     """
     logits_NC, means = _predict_with_means(classifier, documents)
     predicted_N, second_N = logits_NC.topk(2).indices.T
@@ -62,7 +63,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
 
 def _weigh_texts(predicted_N: Tensor, second_N: Tensor) -> dict[str, Tensor]:
-    """Return, by edit, the weights `[N, N]` of the texts (columns) whose mean values replace those of a text (row).
+    """Return, by edit, weights `[N, N]`: a text's values (row) are replaced by a weighted mean over texts (columns).
 
     `predicted_N` and `second_N` are the most probable and the second most probable class of each text.
     """
@@ -96,7 +97,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
     means: dict[int, Tensor] = {}
 
     def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
-        """Return an edit that only stores each text's mean values in `means`."""
+        """Return an edit that changes nothing, but stores the mean values of each text in `means`."""
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
         def record_means(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +116,7 @@ def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -
 
 
 def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
-    """Return each text's probability `[N]` of its class in `classes_N`."""
+    """Return, for each text `[N]`, the probability of the class that `classes_N` contains for this text."""
     probabilities_NC = logits_NC.softmax(-1)
     probabilities_N1 = probabilities_NC.gather(1, classes_N[:, None])
     return probabilities_N1[:, 0]
@@ -124,7 +125,7 @@ def _select_class_probabilities(logits_NC: Tensor, classes_N: Tensor) -> Tensor:
 def table_row(checkpoint: str, quantity: str, group: str, layer: int, values_N: Tensor, seed: int) -> list[Any]:
     """Return a row of `CLASS_USE_COLUMNS` with the mean of a quantity over texts and its bootstrap interval.
 
-    The interval is clipped to the range of the quantity: -1 to 1 for a change of probability, otherwise 0 to 1.
+    The interval is clipped to the range of the quantity: -1 to 1 for a change in probability, otherwise 0 to 1.
     """
     values = values_N.double().numpy()
     texts = len(values)
@@ -148,9 +149,10 @@ def padded_batches(
 def _compute_edited_logits(
     classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return logits `[N, C]` by first edited layer; `values` contains the replacements `[N, H, d]` by layer.
+    """Return, by first edited layer, the logits `[N, C]` after the edit; `values` are the replacements by layer.
 
-    The unedited layers before the first edited layer are computed only once per batch.
+    A replacement has the shape `[N, H, d]`. The unedited layers before the first edited layer are computed only once
+    per batch.
     """
     logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}  # by first layer, then by text
     layers = [layer for _, layer in layer_modules(classifier.base)]
@@ -179,7 +181,7 @@ def _compute_edited_logits(
 
 
 def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) -> list[Any]:
-    """Return the output of each layer call, computed by the attention implementation that edits use."""
+    """Return the output of each layer call, computed without edits but with the attention implementation of edits."""
     outputs: list[Any] = []
 
     def record_output(_layer: Any, _inputs: Any, output: Any) -> None:
@@ -201,7 +203,7 @@ def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) 
     remaining = list(outputs)
 
     def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a `forward` method that first returns the `remaining` outputs, which all layers share."""
+        """Return a `forward` method that returns the next of the `remaining` outputs, if there is one."""
 
         def return_stored_or_run(*arguments: Any, **options: Any) -> Any:
             if remaining:

@@ -3,11 +3,11 @@
 Attention weights, standard deviations of norms and slopes of activations can be fixed at their values in one forward
 pass (`attnmix.measures.input_parts`). A class score is then an affine function of the first layer's input, in which
 each vector belongs to one token. `decompx` (Modarressi et al., ACL 2023) is the term of each token in this function,
-computed by one backward pass. The authors consider post-LN encoders; here, the norms of pre-LN families (before
-sublayers and after the last layer) are treated in the same way. A separate part for the biases is the authors' later
-option `include_bias_token`; their published configuration distributes each bias over the tokens. In models without
-gated networks, `decompx` equals CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the attention weights
-(`attnmix.faithfulness.relevance`).
+computed by one backward pass. Modarressi et al. consider post-LN encoders; this module treats the norms of pre-LN
+families (before sublayers and after the last layer) in the same way. The biases form a separate part, as with the later
+option `include_bias_token` of Modarressi et al.; their published configuration distributes each bias over the tokens.
+In models without gated networks, `decompx` equals CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the
+attention weights (`attnmix.faithfulness.relevance`).
 
 In this module, the head is the classification head, and parts are the terms of a vector that are propagated separately:
 the sum of all tokens' terms, and the biases. Shapes: J parts (2), T tokens, D hidden, C classes.
@@ -75,7 +75,7 @@ class _DifferentiablePass(NamedTuple):
 
 
 class HeadCall(NamedTuple):
-    """A call of one of the head's Linears, with input and output `[rows, width]` for one token or all tokens."""
+    """A call of a Linear in the classification head; `input` and `output` `[rows, width]` are for one or all tokens."""
 
     module: Linear
     input: Tensor
@@ -172,7 +172,7 @@ class Classifier:
     ) -> tuple[list[Result], Tensor, list[HeadCall]]:
         """Return the result of `function` for each layer, the logits `[C]`, and the calls of the head's Linears.
 
-        All of them refer to one text, in the same forward pass.
+        All results come from one forward pass for a single text.
         """
         results: list[Result] = []
 
@@ -250,7 +250,7 @@ class Classifier:
 
     @cached_property
     def values(self) -> list[Affine]:
-        """The map x -> x W_V + b_V of each layer."""
+        """The affine map x -> x W_V + b_V from the attention input to the values, for each layer."""
         maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Autograd cannot use inference tensors.
 
@@ -296,7 +296,7 @@ def _find_only_position(read_T: Tensor) -> int:
 
 
 def decomposition_obstacle(family: Family) -> str | None:
-    """Return the reason why a family's logits cannot be decomposed, or None."""
+    """Return the reason why a model family's logits cannot be decomposed, or None if they can."""
     stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
@@ -313,7 +313,7 @@ class FixedFactorScores:
 
     The standard deviations of norms and the slopes of activations are fixed at the values of one forward pass. `read`
     is the position of the token that the head reads, `whole_D` the vector at this position after the last layer, and
-    `parts_JD` the parts of this vector: its terms from the tokens, and from the biases.
+    `parts_JD` the parts of this vector: the term from all tokens, and the term from the biases.
     """
 
     def __init__(self, classifier: Classifier, read: int, parts_JD: Tensor, whole_D: Tensor) -> None:
@@ -325,10 +325,10 @@ class FixedFactorScores:
     def relevance(
         self, input_TD: Tensor, calls: list[HeadCall], logits_C: Tensor, label: int, name: str
     ) -> Tensor | None:
-        """Return input times gradient `[T]` of the score of class `label` at the first layer's input `[T, D]`.
+        """Return, for each token `[T]`, input times gradient of the score of class `label` at the first layer's input.
 
-        The gradient is that of the tokens' part of the score, without the biases. Return None if the head is not
-        supported by `logits`.
+        `input_TD` is this input. The gradient is that of the score's part from the tokens, without the part from the
+        biases. Return None if `logits` does not support the head.
         """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
@@ -340,7 +340,7 @@ class FixedFactorScores:
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
-        """Return the parts `[J, C]` of the logits; None unless the head is one Linear, or two around an activation.
+        """Return the parts `[J, C]` of the logits; None unless the head is one Linear or two around an activation.
 
         `calls` are the calls of the head's Linears, and `logits_C` the model's logits. Raise `InputError` if the parts
         do not sum to the logits.
@@ -401,14 +401,14 @@ class Decomposition:
         """Prepare the decomposition of the vector at position `read`, the only one that the head reads."""
         self.classifier = classifier
         self.read = read
-        self.values = classifier.values  # This property runs a forward pass, so it is read before that of the text.
+        self.values = classifier.values  # This property runs a forward pass, so it is read before the text's pass.
         # `visit` sets these tensors.
         self.input_TD = torch.empty(0)  # input of the first layer
         self.whole_D = torch.empty(0)  # output of the visited layer for the token that the head reads
         self.parts_JTD = torch.empty(0)  # parts of the visited layer's output
 
     def visit(self, layer_pass: LayerPass) -> None:
-        """Propagate the parts through one layer; must be called for each layer in order."""
+        """Propagate the parts through one layer; call this method for each layer in order."""
         number = layer_pass.call.number
         is_last = number == len(self.values)
         rows = slice(self.read, self.read + 1) if is_last else slice(None)
@@ -423,7 +423,7 @@ class Decomposition:
         self.whole_D = output_TD[self.read]
 
     def relevance(self, calls: list[HeadCall], logits_C: Tensor, label: int, name: str) -> Tensor | None:
-        """Return each token's contribution `[T]` to the score of class `label`, after visits of all layers.
+        """Return each token's contribution `[T]` to the score of class `label`; call `visit` for all layers first.
 
         Return None if the head is not supported by `FixedFactorScores`.
         """

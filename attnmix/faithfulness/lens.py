@@ -18,7 +18,7 @@ from attnmix.models.capture_points import first_of
 from attnmix.models.families import family_of, find_layers
 
 BLOCK_VECTORS = 4096  # maximum number of vectors per forward pass of the head
-REGULARISATION = 0.01  # C of the logistic regression, on standardised vectors
+REGULARISATION = 0.01  # parameter C of the logistic regression on standardised vectors
 ITERATIONS = 1000
 
 
@@ -26,10 +26,11 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     """Return the logits `[N, C]` of the classification head for vectors `[N, D]` of any token and layer.
 
     This is the class lens (Vilas et al., NeurIPS 2023). Each vector replaces the last layer's output in a forward pass
-    for a text of one token, `token_id`, so that it passes through the modules after the last layer (final norm, pooler,
-    head). The head must read this token; pass the end token if the head searches for it.
+    for a text of one token, `token_id`, so that the vector passes through the modules after the last layer (final norm,
+    pooler, head). The head must read this token; for a head that searches for the end token, pass the ID of the end
+    token.
 
-    Raise `InputError` for vectors of a different width, and for a token ID outside the model's vocabulary.
+    Raise `InputError` if the width of the vectors differs from the model's, or if the token ID has no embedding.
     """
     embeddings: Any = classifier.get_input_embeddings()
     token_id = whole_number("token_id", token_id)

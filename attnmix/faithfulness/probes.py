@@ -28,7 +28,7 @@ from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 
-OTHER_TOKENS = 16  # maximum number of tokens per text, besides the one that the head reads
+OTHER_TOKENS = 16  # number of equally spaced tokens per text, in addition to the token that the head reads
 PROBE_TEXTS = 64  # maximum number of training texts
 FREQUENT_TOKENS = 8  # number of the most frequent tokens of the training texts, used as labels
 TARGETS = (
@@ -54,11 +54,11 @@ def probes(
 ) -> pd.DataFrame:
     """Return a table with `CLASS_USE_COLUMNS`: the accuracies `probe_<target>` and `probe_<target>_control`.
 
-    Probes are fitted to `training` texts. An accuracy is the mean over `documents` of the share of a text's tokens with
-    correct predictions. `bases` contains the name and the model of each checkpoint. The classifier's own model also has
-    rows of `lens_agreement`, the same mean of the share of tokens for which the head predicts the class of the whole
-    text. Targets with fewer than two labels in the `training` texts, or
-    without labels in `documents`, are omitted.
+    Probes are fitted to `training` texts. An accuracy is the share of a text's tokens with correct predictions,
+    averaged over `documents`. `bases` contains the name and the model of each checkpoint. For the classifier's own
+    model, the table also contains `lens_agreement`: the share of a text's tokens for which the head predicts the same
+    class as for the whole text, averaged over `documents`. Targets with fewer than two labels in the `training` texts,
+    or without labels in `documents`, are omitted.
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
@@ -90,7 +90,8 @@ def _list_probe_rows(
 ) -> Iterator[list[Any]]:
     """Yield a row with the accuracy of the probe for each of `TARGETS` and each layer of a checkpoint.
 
-    `fitted` and `tested` are tables of training and test tokens, with their vectors `[N, D]` by layer.
+    `fitted` and `tested` are tables of training and test tokens; `fitted_vectors` and `tested_vectors` contain the
+    vectors `[N, D]` of these tokens by layer.
     """
     for group, target in TARGETS:
         is_fitted = _has_label(fitted, group, target)
@@ -139,13 +140,13 @@ def _list_lens_rows(
 ) -> Iterator[list[Any]]:
     """Yield a row of `lens_agreement` for each layer and group of tokens.
 
-    `lens_agreement` is the share of `tokens`, with `vectors` `[N, D]` by layer, for which the head predicts the same
-    class as for the whole text.
+    `lens_agreement` is the share of a text's tokens for which the head predicts the same class as for the whole text.
+    `vectors` contains, by layer, the vectors `[N, D]` of `tokens`.
     """
     all_ids = [document.ids.tolist() for document in documents]
     predicted_by_text = classifier.logits(all_ids).argmax(-1).numpy()
     predicted_N = predicted_by_text[tokens["text"]]
-    # In a text of one token, heads read this token, except that heads of encoder-decoders search for the end token.
+    # In a text of one token, the head reads this token. The heads of encoder-decoders search for the end token instead.
     has_encoder = len(classifier.family.stacks) > 1
     if has_encoder:
         token_id = classifier.model.config.eos_token_id

@@ -8,8 +8,9 @@ activations           g(p) = p (g(p) - g(0)) / p + g(0) with the slope (g(p) - g
 softmax               the derivative of softmax
 products              half of the relevance for each factor: weights and values, queries and keys, both inputs of a gate
 
-A soft cap of the attention scores propagates its derivative. With constant attention weights and without the rule for
-products, the result would be CP-LRP (Ali et al., ICML 2022), which equals `decompx` in families without gated networks.
+If attention scores have a soft cap, the backward pass uses the derivative of this cap. With constant attention weights
+and without the rule for products, the result would be CP-LRP (Ali et al., ICML 2022), which equals `decompx` in
+families without gated networks.
 
 References:
     Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers, ICML 2024.
@@ -36,7 +37,7 @@ Hook = Callable[[Module, Any, Tensor], Tensor]
 
 
 def relevance_obstacle(family: Family) -> str | None:
-    """Return the reason why the rules do not apply to a family, or None."""
+    """Return the reason why the propagation rules cannot be applied to a model family, or None if they can."""
     return family.absent().get(HEADS)
 
 
@@ -54,9 +55,9 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return each norm, activation and factor of a product with the forward hook that implements its rule.
+    """Return the modules with a rule (norms, activations, factors of products), each with the hook of its rule.
 
-    An activation shared by several layers occurs once.
+    An activation module that several layers share is listed once.
     """
     like = next(base.parameters())  # a tensor with the dtype and the device of the model
     rules: list[tuple[Module, Hook]] = []
@@ -106,7 +107,7 @@ def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]
 
 
 def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
-    """Return g(p) as slope * p + g(0) with a constant slope, as the forward hook of an activation g with input p."""
+    """Return g(p) as slope * p + g(0) with a constant slope; a forward hook of the activation g with the input p."""
     p = inputs[0]
     slope = slopes(module.forward, p.detach(), output.detach())
     held: Tensor = slope * p + module.forward(p.new_zeros(1))
@@ -114,12 +115,12 @@ def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the output of a module that computes one factor of a product; a forward hook."""
+    """Halve the gradient of the factor of a product that a module returns; a forward hook of this module."""
     return _scale_gradient(output, HALF)
 
 
 def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the second half of a Linear's output, which is the factor without activation."""
+    """Halve the gradient of the second half of a Linear's output; this half is the factor without an activation."""
     activated, factor = output.chunk(2, dim=-1)
     return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
 
@@ -129,7 +130,7 @@ def _attend_with_shares(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the head outputs `[B, T, H, d]` (texts, tokens, heads, head width), and None for the attention weights.
 
-    In the backward pass, the values receive half of the relevance, the queries and the keys a quarter each.
+    In the backward pass, the values receive half of the relevance, and the queries and the keys receive a quarter each.
     """
     query = _scale_gradient(query, QUARTER)
     key = _scale_gradient(key, QUARTER)

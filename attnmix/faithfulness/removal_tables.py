@@ -1,9 +1,9 @@
 """The effect of the highest-scored tokens on the predicted class's probability; tables of the stage `faithfulness`.
 
 Comprehensiveness is the probability drop after these tokens are replaced; sufficiency is the drop after all other
-tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] (deleted if
-there is no mask token) or by a token of another text. The mean over `SHARES` is the area over the perturbation curve
-(AOPC; Samek et al., 2017).
+tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] (deleted if there is
+no mask token) or by a token of another text. The mean of these drops over `SHARES` is the area over the perturbation
+curve (AOPC; Samek et al., 2017).
 
 Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
@@ -24,7 +24,7 @@ from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS
 from attnmix.measures.documents import Document
 
 SHARES = (0.2, 0.5)
-"""Fractions of a text's tokens to replace (`comprehensiveness`) or keep (`sufficiency`), highest scores first."""
+"""Fractions of a text's tokens that are replaced (`comprehensiveness`) or kept (`sufficiency`), by descending score."""
 COMPREHENSIVENESS = "comprehensiveness"
 SUFFICIENCY = "sufficiency"
 MASK = "mask"
@@ -40,7 +40,7 @@ ALL = "all"  # marks means over shares in the column `share`, and means over cla
 def draw_donors(
     documents: Sequence[Document], number: int, generator: np.random.Generator
 ) -> npt.NDArray[np.int32] | None:
-    """Return, for each token `[T]` of text `number`, a random token of the other texts; None if these have no words."""
+    """Return, for each token `[T]` of text `number`, a random token from other texts; None if they have no words."""
     words_of_others = []
     for place, document in enumerate(documents):
         if place != number:
@@ -105,10 +105,10 @@ def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTok
 
 
 def edited_text(review: Review, scores_T: Doubles, share: float, test: str, replacement: str) -> RemainingTokens:
-    """Return the token IDs of a text after replacement of its highest-scored tokens.
+    """Return the token IDs of a text after its highest-scored tokens are replaced.
 
     For the test `SUFFICIENCY`, all other tokens except special tokens are replaced instead. Return `NOTHING_LEFT` if a
-    score is undefined.
+    score is undefined or the text has only special tokens.
     """
     word_scores = scores_T[review.word_positions]
     if not len(word_scores) or np.isnan(word_scores).any():
@@ -124,7 +124,7 @@ def edited_text(review: Review, scores_T: Doubles, share: float, test: str, repl
 def agreement(review: Review, scores: Doubles, reference_T: Doubles) -> float:
     """Return Spearman's correlation of scores `[draws, T]` with a reference `[T]`, averaged over draws.
 
-    Special tokens are excluded. The correlation is NaN if there are fewer than two other tokens.
+    Special tokens are excluded. The correlation is NaN for a text with fewer than two non-special tokens.
     """
     if len(review.word_positions) < 2:
         return float("nan")
@@ -153,10 +153,11 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 
 
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
-    """Return one test's drops by method and share and, in rows with share `all`, the comparison with random removal.
+    """Return one test's drops by method and share, and the comparison of each method with random removal.
 
-    Intervals are bootstrapped over texts, with the same samples for all methods. A text is excluded for methods with
-    undefined scores. The difference from random removal also has a simultaneous interval over all methods.
+    The comparison is in the rows with the share `all`. Intervals are bootstrapped over texts, with the same samples for
+    all methods. A text with undefined scores of a method is excluded from the means of this method. For the difference
+    from random removal, there is also a simultaneous interval over all methods.
     """
     # Tabulate the drops at each share, and their mean over shares (AOPC).
     aopc_NM = drops_NMS.mean(-1)
@@ -167,7 +168,7 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
     table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
     table = table.assign(**_name_columns("drop ci_low ci_high", drops))
 
-    # Add the difference of the AOPC from random removal, and the correlation with the reference.
+    # Add the AOPC minus that of random removal, and the correlation with the reference.
     random_column = methods.index(RANDOM_REMOVAL)
     random_N1 = aopc_NM[:, [random_column]]
     above = _resample_reviews(aopc_NM - random_N1, seed)
@@ -193,7 +194,7 @@ def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
 
 
 def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean, lower end and upper end of an interval as columns. `names` are separated by spaces."""
+    """Return the mean and the ends of an interval as columns; `names` contains the three names, separated by spaces."""
     mean_name, low_name, high_name = names.split()
     return {
         mean_name: interval.mean.ravel(),
@@ -209,7 +210,8 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
     `margin_given_length`, the partial correlation controlling for the number of tokens (one degree of freedom less).
     Rows of the group `all` contain means over classes. Classes with too few texts for a standard error have an
-    undefined correlation. They are excluded from the mean and from its number of `documents`.
+    undefined correlation. These classes are excluded from the mean over classes and from the number of `documents` of
+    this mean.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -232,7 +234,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 
 
 class _ClassGroup(NamedTuple):
-    """One predicted class, or all classes, with common rows in `class_use.csv`."""
+    """One predicted class, or all predicted classes together: a group of texts with rows in `class_use.csv`."""
 
     name: str
     classes: slice  # indices of the classes
@@ -240,7 +242,7 @@ class _ClassGroup(NamedTuple):
 
 
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the rank correlation of a checkpoint's ratio with the margin, and the same controlling for text length."""
+    """Return the rank correlation of a checkpoint's ratio with the margin, without and with control for text length."""
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
     length = reviews["tokens"].to_numpy(np.float64)
@@ -256,9 +258,9 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
 
     The mean is computed by Fisher's transformation z = artanh r, which has the variance (1 + r^2 / 2) / (n - 3) for
     Spearman's r of n texts (Bonett and Wright, Psychometrika 2000), with n - 4 instead of n - 3 for a partial
-    correlation. `freedom` contains n - 3 or n - 4 for each class, the weights of the mean; correlations with
-    `freedom` < 1 are ignored. Since artanh 1 is infinite, r is clipped to 1 - 6 / (m^3 - m) with m = freedom + 3, which
-    is half a step below 1 for Spearman's r of m texts.
+    correlation. `freedom` contains n - 3 or n - 4 for each class; these numbers are the weights of the mean.
+    Correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m) with m
+    = freedom + 3. This limit is half a step below 1 for Spearman's r of m texts.
     """
     is_known = ~np.isnan(correlations) & (freedom >= 1)
     if not is_known.any():
@@ -268,7 +270,7 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
     most = 1 - 6 / (reviews**3 - reviews)
     clipped = np.clip(correlations[is_known], -most, most)
     mean = np.average(np.arctanh(clipped), weights=weights)
-    # A class has the variance `scaled_variances / weights`; the weighted mean has the variance `error**2`.
+    # The variance of a class's z is `scaled_variances / weights`; the variance of the weighted mean is `error**2`.
     scaled_variances = 1 + clipped**2 / 2
     error = np.sqrt((weights * scaled_variances).sum()) / weights.sum()
     normal_quantile = ndtri((1 + statistics.LEVEL) / 2)

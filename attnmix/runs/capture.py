@@ -1,11 +1,11 @@
-"""Capture of the feature vectors of selected texts at all capture points.
+"""Capture of the feature vectors of the selected texts at the capture points in `capture.points`.
 
-The store contains one array per site (a layer and a capture point), with one row per token. Its rows are written in
-units: shards, or single chunks if the store has no shards. Each process runs the model on the texts that overlap its
-units, and collects the rows of each site in a buffer on the model's device. Each unit is written once, while the model
-computes the next one. An interrupted run resumes after the last written unit. On a GPU, the texts of neighbouring units
-are batched together. The stage writes `features/capture/`; if `capture.store` is another location, this folder contains
-a manifest instead of the arrays.
+The store contains one array per site (a layer and a capture point), with one row per token. The rows of an array are
+written in units: shards, or single chunks if the store has no shards. Each process runs the model on the texts that
+overlap its units, and collects the rows of each site in a buffer on the model's device. Each unit is written once,
+while the model computes the next one. An interrupted run resumes after the last written unit. On a GPU, the texts of
+neighbouring units are batched together. The stage writes `features/capture/`; if `capture.store` is another location,
+this folder contains a manifest instead of the arrays.
 """
 
 import ctypes
@@ -53,11 +53,11 @@ from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
 NumberedUnit = tuple[int, slice]
-"""Index of a unit of writing, and its rows."""
+"""The index of a unit of writing, and the rows of this unit."""
 WRITING_THREADS = 4
 RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
-DEVICE_GROUP_BYTES = 2**31  # constant, because a limit by free memory would change batches and thus rounding
+DEVICE_GROUP_BYTES = 2**31  # constant, because batches (and thus rounding) must not depend on free memory
 DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring units whose texts are batched together on a GPU
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
@@ -77,7 +77,7 @@ def capture_checkpoint(
 
 @torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
-    """Write `features/capture/` of `run`: the vectors of the model `base` for the captured texts of `tokenize`.
+    """Write `features/capture/` of `run`: the vectors, in the model `base`, of the texts that `tokenize` has selected.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
     `folder`.
@@ -106,7 +106,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
 
     # Threads write the units of a group while the model computes the next group. If there are several sets of buffers,
-    # the sets are used in turn. `RowBuffers` returns a buffer only after its previous content has been
+    # the sets are used in turn. `RowBuffers` returns a buffer only after the buffer's previous content has been
     # written.
     marks: list[Future[None]] = []
     rows_written = 0
@@ -118,7 +118,7 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
             remaining = _list_remaining_units(folder, group)
             if not remaining:
                 continue
-            # Batches include the units that are already written, so that resumed runs have the same batches.
+            # Batches include the texts of units that are already written, so that a resumed run has the same batches.
             group_rows = _join_rows(group)
             batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
             buffers = buffer_sets[0]
@@ -193,8 +193,9 @@ def captured_vectors(
 def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:
     """Create the stores at `place`, and their folders in `folder`, unless an interrupted run has created them.
 
-    `sites` maps sites to vector widths. `folder/stores` becomes the output. `folder/done` contains one file per written
-    unit, and is created last, after all stores. An interrupted run has left one of these states:
+    `sites` maps sites to vector widths. At the end of the run, `folder/stores` becomes the stage's output.
+    `folder/done` contains one file per written unit, and is created last, after all stores. An interrupted run has left
+    one of these states:
 
     - neither folder, or only `stores`: interrupted before all stores were created. Create them.
     - `stores` and `done`: interrupted between two units. Keep the units in `done`.
@@ -309,7 +310,7 @@ def _join_rows(group: Sequence[NumberedUnit]) -> slice:
 
 
 class TextRows(NamedTuple):
-    """The tokens of a text that belong to the present group of units, and their rows in the buffers."""
+    """The tokens of a text that belong to the current group of units, and the rows of these tokens in the buffers."""
 
     text: int  # index of the text in its batch
     tokens: slice
@@ -317,7 +318,7 @@ class TextRows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The inputs of a padded forward pass, and the rows of the buffers to which the tokens of the pass belong."""
+    """The inputs of a padded forward pass, and the buffer rows that receive the vectors of its tokens."""
 
     inputs: dict[str, Tensor]
     texts: list[TextRows]
@@ -405,9 +406,9 @@ def _allocate_buffer_sets(
 
 
 class ThreadMemory(threading.local):
-    """The memory of a writing thread: a shard writer, and for vectors on a GPU a stream and pinned memory.
+    """The memory of a writing thread: a shard writer and, for vectors on a GPU, a stream and pinned memory.
 
-    `rates`, which all threads share, collects the bytes per second of single writes.
+    All threads share `rates`, which collects the speed of single writes in bytes per second.
     """
 
     def __init__(self, rates: deque[float]) -> None:
@@ -447,8 +448,8 @@ def _write_unit(
 def rate_sentence(tokens: int, size: int, seconds: float, rates: Sequence[float], limits: Mapping[str, float]) -> str:
     """Return a description of a run's rates in tokens and bytes per second, and of the limiting factors.
 
-    `tokens` and `size` (in bytes) were stored in `seconds`. `rates` are the bytes per second of single writes, and
-    `limits` is the result of `compute_limiting_shares`.
+    In `seconds`, the run stored the vectors of `tokens` tokens, `size` bytes in total. `rates` are the bytes per second
+    of single writes, and `limits` is the result of `compute_limiting_shares`.
     """
     thread_rate = np.median(rates) / 1e6
     threads = f"{thread_rate:,.0f} MB/s in each of {WRITING_THREADS} writing threads"
@@ -478,7 +479,7 @@ def _submit_writes(
 def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> None:
     """Make the finished stores in `folder` the output of `run`; write a manifest if the arrays are at another `place`.
 
-    `units` is the number of units.
+    `place` is the location of the arrays if they are not in `folder`, and `units` is the number of units.
     """
     if place is not None:
         digests_by_unit = [_read_digests(folder, unit) for unit in range(units)]
@@ -530,7 +531,7 @@ def fill_rows(
 def _check_features(
     base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str
 ) -> None:
-    """Repeat the forward passes; raise `InputError` for the first feature that its buffer cannot represent."""
+    """Repeat the forward passes; raise `InputError` for the first feature that its buffer's dtype cannot represent."""
     for batch in batches:
 
         def check(site: Site, feature_BTD: Tensor, texts: list[TextRows] = batch.texts) -> None:
@@ -569,7 +570,7 @@ def _create_batches(
 
     `ids` are the concatenated token IDs of all texts, and `lengths` the numbers of tokens of the texts. The rows in
     `Batch.texts` are relative to the first of `rows`. Texts that begin or end outside `rows` are included as a whole,
-    because their tokens attend to each other, but only their tokens in `rows` are assigned to rows.
+    because their tokens attend to each other, but only the tokens in `rows` are assigned to rows of the buffers.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths

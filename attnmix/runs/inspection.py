@@ -60,7 +60,7 @@ def inspect(
     batch_tokens: int,
     device: torch.device,
 ) -> None:
-    """Write the measures of the captured texts with each of the `checkpoints`, and the classifier's token scores.
+    """Measure the captured texts with all `checkpoints`, and write the measures and the classifier's token scores.
 
     `batch_tokens` is the maximum number of tokens in a batch of the classifier or of exchanged texts. Intermediate
     files are stored in `folder`. If `device` does not support float64, the CPU is used.
@@ -73,7 +73,7 @@ def inspect(
     methods = parameters.methods
     matrices = parameters.matrices
     donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
-    # Each process measures its share of the texts with all checkpoints, and scores the tokens of these texts.
+    # Each process measures and scores its own share of the texts, with all checkpoints.
     for name in checkpoints:
         path = run.checkpoints[name]
         check_max_length("capture.max_length", longest, path)
@@ -168,9 +168,9 @@ def _measure_texts(
 
 
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:
-    """Write the predicted class and the scores `IMPORTANCE_NAMES` of the tokens of each captured text in `share`.
+    """Write the predicted class and the token scores `IMPORTANCE_NAMES` of each captured text selected by `share`.
 
-    Each text has an intermediate file in `folder`.
+    The results of each text are written to a separate intermediate file in `folder`.
     """
     generator = np.random.default_rng(seed)
     for number, document in _iterate_texts(run, share, "token scores"):

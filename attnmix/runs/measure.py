@@ -1,4 +1,4 @@
-"""Measurement of attention mixing in the sampled test reviews.
+"""Measurement of attention mixing in the sampled test texts.
 
 Each checkpoint processes batches of documents in float32. The stage writes `features/measure/`,
 `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines each number.
@@ -112,7 +112,7 @@ def measure(
     family = family_of(load_config(first_folder))
     samples = _draw_samples(corpus, parameters, seed)
     if samples.controls is not None:
-        corpus.keep(samples.controls)  # batches of these documents combine texts of many row groups
+        corpus.keep(samples.controls)  # a batch of these documents combines texts of many row groups
     plan = _Plan(
         parameters=parameters,
         run=run,
@@ -150,7 +150,7 @@ def measure(
 class _Samples(NamedTuple):
     """Indices of the documents in the samples for slow measures."""
 
-    controls: Sequence[int] | None  # also for heads, steps, sinks and geometry; None for all documents
+    controls: Sequence[int] | None  # for controls, heads, steps, sinks and geometry; None for all documents
     exchange: Sequence[int]
     derivatives: Sequence[int]
     parts: Sequence[int]
@@ -166,7 +166,7 @@ def _draw_samples(corpus: Corpus, parameters: MeasureParameters, seed: int) -> _
 
 
 def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[int] | None:
-    """Return a sample of `size` documents, stratified by label and length; None if `size` covers the corpus."""
+    """Return a sample of `size` documents, stratified by label and length; None if all documents are in the sample."""
     if size is None or size >= len(corpus):
         return None
     strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
@@ -261,7 +261,8 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     engine.read_texts(plan.corpus, plan.statistics, work, sample)
     plan.times.seconds += time.perf_counter() - start
     plan.times.device_seconds += engine.batches.waiting_seconds
-    # Measure slower quantities. Only the time to compute the ratios is reported, so their times are kept separately.
+    # Measure slower quantities. The reported speed is that of the ratios only, so the times of the slower quantities
+    # are stored separately.
     work = replace(work, times=WorkTimes())
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
@@ -277,7 +278,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: own shares, and displacements caused by exchanging tokens."""
+    """Return the own shares and the displacements by exchanged tokens, summed over the tokens of document `number`."""
     parameters = plan.parameters
     corpus = plan.corpus
     document = corpus.document(number).cut(parameters.exchange_max_length)
@@ -290,10 +291,11 @@ def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> D
 
 
 def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: derivatives of vectors, and measures compared with them.
+    """Return the derivatives of vectors, and the measures compared with them, summed over a document's tokens.
 
-    The document is truncated. Derivatives are computed along random directions. In one of the measures, layer inputs
-    are replaced by those of the next measured reviews of the same and of another predicted class.
+    `number` is the index of the document, which is truncated. Derivatives are computed along random directions. One of
+    the measures replaces layer inputs by those of two donors: the next measured review of the same predicted class, and
+    the next one of another class.
     """
     document = plan.corpus.document(number)
     # The seed depends only on the document, so that all checkpoints are compared along the same directions.
@@ -320,10 +322,10 @@ def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
 
 
 def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
-    """Return sums over the tokens of document `number`: quantities that describe the contributions of input tokens.
+    """Return quantities that describe the contributions of input tokens, summed over the tokens of document `number`.
 
-    `attnmix.measures.input_parts.QUANTITIES` lists them. The document is truncated. The keys are the rules for
-    activation functions, `measure.parts_rules`.
+    `attnmix.measures.input_parts.QUANTITIES` lists the quantities. The document is truncated. The result has one entry
+    for each rule for activation functions in `measure.parts_rules`.
     """
     document = plan.corpus.document(number).cut(plan.parameters.parts_max_length)
     return engine.parts_sums(document, plan.parameters.parts_rules)
@@ -449,11 +451,11 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
 
 
 def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
-    """Log the number of documents for which the control `corpus_value` is undefined, and the reason for the first.
+    """Log how many documents have an undefined control `corpus_value`, and the reason for the first of them.
 
-    `corpus_value` averages values over tokens of the same class in other documents, drawn by `corpus_sample`, and is
-    undefined if a class of the document's tokens occurs in none of them. `sums` are the sums of the documents with
-    controls; a count of 0 marks an undefined control.
+    `corpus_value` averages values over tokens of the same class in other documents, which `corpus_sample` draws. It is
+    undefined if the document has a class of tokens that occurs in none of these documents. `sums` are the sums of the
+    documents in which controls are measured; a count of 0 marks an undefined control.
     """
     is_left_out = np.ravel(sums["corpus_value"].counts) == 0
     left_out = np.flatnonzero(is_left_out)
@@ -463,7 +465,7 @@ def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
     number = controlled[int(left_out[0])]
     first = corpus.document(number)
-    # The last document is `first`, because it may not be among the averaged documents.
+    # `first` is appended because it may not be among the averaged documents.
     averaged = corpus_sample(corpus, plan.seed)
     documents = [*(corpus.document(drawn) for drawn in averaged), first]
     classes = classes_without_others(documents, range(len(averaged)))
@@ -501,7 +503,7 @@ class CheckpointWork:
         self._write_arrays(self.token_file(task), arrays)
 
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
-        """Write the sums of a task's documents; the task is done once this file exists."""
+        """Write the sums of a task's documents to a file; the task counts as done if this file exists."""
         arrays = {}
         for name, (values, counts) in stack_sums(sums).items():
             arrays[f"{name}/values"] = values
@@ -551,7 +553,7 @@ class CheckpointWork:
         return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
-        """Return the largest error and the number of checked documents `[2, levels, identities]` over all batches."""
+        """Return `[2, levels, identities]`: the largest error over all batches, and the number of checked documents."""
         by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
         errors, documents = np.stack(by_batch, axis=1)
         return np.stack([np.fmax.reduce(errors), documents.sum(0)])

@@ -76,10 +76,10 @@ def _write_nearest(
 def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> dict[str, dict[Site, Vectors]]:
     """Return the vectors that each layout in `umap.layouts` maps, by site (layer and capture point).
 
-    The layouts `ONE_PLANE` map all sites to a common plane, which requires vectors of equal width; these layouts
+    The layouts `ONE_PLANE` map all sites to a common plane. This requires vectors of equal width, so these layouts
     contain only the sites with the width of the residual stream. Sites with too few distinct vectors for UMAP are
-    omitted from UMAP layouts and logged; the layout `pca`, which has no minimum, is then added with all sites. Raise
-    `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
+    omitted from UMAP layouts and logged; the layout `pca`, which needs no minimum number of vectors, is then added with
+    all sites. Raise `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
     """
     tokens = len(next(iter(vectors.values())))
     stream_vectors = _select_residual_stream(vectors)
@@ -123,7 +123,8 @@ def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Row
 def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
     """Return the vectors of the sites with the width of the residual stream, and log the other sites."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
-    # The width of the residual stream is the most frequent one, if possible among sites that always have it.
+    # The width of the residual stream is the most frequent width of the sites that cannot have a different width, or of
+    # all sites if the run captured no such sites.
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     stream_width = mode(stream_widths or widths.values())
     stream = {}

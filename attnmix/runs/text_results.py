@@ -1,7 +1,7 @@
 """Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-The formulas are the same as in the stages. Two slow quantities are omitted: derivatives, and all maps except a separate
-map of each point of the residual stream, with one seed. No files are written.
+The formulas are the same as in the stages. Derivatives are omitted because they are slow. For the same reason, the only
+maps are separate maps of each point of the residual stream, with one seed. No files are written.
 """
 
 from __future__ import annotations
@@ -67,18 +67,20 @@ from attnmix.runs.tokens import TokenizedTexts
 LAYOUT = "separate"
 PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
 """Quantities that the page shows for each model, by their names in `Engine.add_sums`."""
-SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # one forward pass of each layer per token
+SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # each layer runs once for every token
 MAX_DETAILED_CELLS = MAX_PARTS_TOKENS**2
-"""Maximum sum of squared lengths of the texts with detailed measures.
+"""Maximum of the sum of the squared lengths of all texts with detailed measures.
 
 The detailed measures are the own share of each token, the contributions of each input token to all vectors (`parts`),
-and `SLOW_MATRICES`. Their cost is quadratic in the text length, so a page of many texts would take minutes.
+and `SLOW_MATRICES`. Their cost is quadratic in the text length, so without this limit, a page of many texts would take
+minutes.
 """
 TYPED_DONORS = 1
-"""Number of neutral donors of typed texts; with more, 30 tokens in two models would take longer than a second.
+"""Number of neutral donor texts for typed texts; with more donors, 30 tokens in two models would take over a second.
 
 The standard deviation over donors is 0.05 to 0.07 for a token's own share, and below 0.02 for the mean over a text's
-tokens. Typed texts are unsuitable donors, because they often share most tokens, and equal tokens cannot be exchanged.
+tokens. Typed texts are unsuitable as donors for each other: they often have most tokens in common, and equal tokens
+cannot be exchanged.
 """
 REMOVAL_COLUMNS = ["method", "share", "drop", "ci_low", "ci_high"]
 
@@ -101,8 +103,8 @@ class TextMeasurer:
         """Prepare models without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. If `pairs` is True, the inputs are pairs of texts. `classifier`
-        belongs to the last checkpoint. `neutral_donors` is the number of neutral texts that donate tokens to measure
-        own shares; 0 selects the default donors of `Engine`.
+        belongs to the last checkpoint. `neutral_donors` is the number of neutral texts that serve as donors when the
+        own share of each token is measured; 0 selects the default donors of `Engine`.
         """
         self.tokenizer = tokenizer
         self.classifier = classifier
@@ -189,7 +191,8 @@ class TextMeasurer:
     def _select_matrices(self, with_heads: bool) -> list[str]:
         """Return the names of the matrices to compute.
 
-        If `with_heads` is False, these are only the matrices of the page's picture, provided the models have any.
+        If `with_heads` is False, these are only the matrices of the page's picture, or all matrices if the models have
+        none of these.
         """
         if with_heads:
             return self.matrices
@@ -217,7 +220,7 @@ class TextMeasurer:
         samples = BOOTSTRAP_SAMPLES if texts > 1 else 1  # an interval needs at least two texts
         corpus = CorpusMeasures(
             sums={name: measured.sums for name, measured in measurements.items()},
-            random=measurements[self.captured].sums,  # include the sums of `random_weights` if it was measured
+            random=measurements[self.captured].sums,  # includes those of `random_weights` if it was measured
             texts=documents,
             methods=self.engines[self.captured].methods,
             sites=[],
@@ -227,7 +230,7 @@ class TextMeasurer:
         tables = page_tables(corpus)
         tables["geometry"] = page_geometry(corpus)
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
-        if len(measurements) > 1:  # The page shows the change of the mean over layers.
+        if len(measurements) > 1:  # The page shows the change in the mean over layers.
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
         own_share_sums = {name: measured.own_share[OwnShareSample()] for name, measured in measurements.items()}
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
@@ -236,7 +239,7 @@ class TextMeasurer:
         return tables
 
     def _fill_text_values(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
-        """Add the ratios, matrices and heads of each text to `results`; texts without own shares have NaN."""
+        """Add the ratios, matrices and heads of each text to `results`; own shares that were not measured are NaN."""
         texts = measurements[self.captured].texts
         methods = [*self.engines[self.captured].methods, OWN_SHARE]
         ratios = []
@@ -301,7 +304,7 @@ def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None =
     matrices = [name for name in MeasureParameters().matrices if name not in SLOW_MATRICES]
     methods = list(RATIOS)
     for base in bases.values():
-        methods = family_of(base.config).present(methods)  # only the ratios of all models remain
+        methods = family_of(base.config).present(methods)  # only the ratios that all models have remain
     return TextMeasurer(
         bases,
         tokenizer,
@@ -328,7 +331,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
 
 
 def _read_tokenizer_state(folder: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer file, except the settings for truncation and padding."""
+    """Return the settings of the tokenizer in `folder`, except those for truncation and padding."""
     state: dict[str, Any] = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
     return {name: part for name, part in state.items() if name not in ("truncation", "padding")}
 
@@ -337,7 +340,7 @@ def _has_equal_heads(results: TextResults) -> bool:
     """Return True if the attention heads of all models in `results` have the same number and width."""
     shapes = set()
     for arrays in results.heads_by_text.values():
-        if arrays:  # empty for texts without heads
+        if arrays:  # empty if the heads of the text were not computed
             _, heads, _, width = arrays["query"].shape
             shapes.add((heads, width))
     return len(shapes) <= 1
@@ -359,15 +362,16 @@ def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
 
 
 def _select_matrices_by_text(matrices: Sequence[str], texts: int, detailed: Collection[int]) -> list[Sequence[str]]:
-    """Return the names of the matrices of each text: without `SLOW_MATRICES`, except for the indices in `detailed`."""
+    """Return the names of each text's matrices; only texts with indices in `detailed` have the `SLOW_MATRICES`."""
     fast_matrices = [name for name in matrices if name not in SLOW_MATRICES]
     return [matrices if number in detailed else fast_matrices for number in range(texts)]
 
 
 def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[int]) -> None:
-    """Add the sums for the page's tables to `measurements`, and the detailed measures of single tokens.
+    """Add the sums for the page's tables, and the detailed measures of single tokens, to `measurements`.
 
-    For the texts with indices in `detailed`, these are the contributions of the input tokens and the own shares.
+    The detailed measures are the contributions of the input tokens and the own share of each token. They are computed
+    only for the texts with indices in `detailed`.
     """
     engine.add_sums(measurements, PAGE_QUANTITIES)
     engine.add_own_share(measurements, OwnShareSample())
@@ -379,7 +383,7 @@ def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[i
 def _add_matrices(
     engine: Engine, measurements: Measurements, names_by_text: Sequence[Sequence[str]], with_heads: bool
 ) -> None:
-    """Add the matrices in `names_by_text` of each text to `measurements`, and the heads if `with_heads` is True."""
+    """Add the matrices that `names_by_text` lists for each text to `measurements`, and the heads if `with_heads`."""
     for number, names in enumerate(track(names_by_text, "matrices")):
         engine.add_matrices(measurements, number, names, with_heads)
 

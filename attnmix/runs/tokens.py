@@ -42,7 +42,7 @@ class TokenizedTexts(NamedTuple):
         store.write_tokenized(files.folder, self._split_into_blocks())
 
     def _split_into_blocks(self) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        """Yield the rows of `store.ROW_GROUP_TEXTS` texts at a time, and the rows of the tokens of these texts."""
+        """Yield blocks of at most `store.ROW_GROUP_TEXTS` texts: the rows of the texts and the rows of their tokens."""
         token_start = 0
         for start in range(0, len(self.texts), store.ROW_GROUP_TEXTS):
             texts = self.texts.iloc[start : start + store.ROW_GROUP_TEXTS]
@@ -61,10 +61,11 @@ def tokenize_given(
 ) -> TokenizedTexts:
     """Return a user's texts, tokenised with the unmodified `tokenizer`.
 
-    `given` has one of the formats of `attnmix.core.given_texts`: texts, pairs of texts, or token IDs, from which only
-    padding is removed. `embeddings` is the number of the model's token embeddings. Texts are truncated to `max_length`,
-    on the tokenizer's truncation side. Raise `InputError` for any other format, for tokens without an embedding, and if
-    most words are missing in the model's vocabulary. `name` is the name of the model in the message.
+    `given` has one of the formats of `attnmix.core.given_texts`: texts, pairs of texts, or token IDs. Padding is
+    removed from token IDs. `embeddings` is the number of the model's token embeddings. Texts are truncated to
+    `max_length` tokens, on the tokenizer's truncation side. Raise `InputError` for any other format, for tokens without
+    an embedding, and if most words are missing from the model's vocabulary. `name` is the name of the model in error
+    messages.
     """
     items = read_texts(given)
     token_ids = _select_token_ids(items)
@@ -96,7 +97,7 @@ def _check_tokens(
 
 
 def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) -> Iterator[TextRow]:
-    """Yield the rows of user texts, which have no labels. The texts are included in the statistics if `measured`."""
+    """Yield the rows of user texts, which have no labels. If `measured` is True, the statistics include these texts."""
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
@@ -105,7 +106,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
 
 
 def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path) -> Iterator[TextRow]:
-    """Yield the rows of `reviews` with the sorted indices `rows`, including their texts, which are read in blocks."""
+    """Yield the rows of `reviews` at the sorted indices `rows`, with their texts; the texts are read in blocks."""
     start = 0  # row index of the first text of the block
     for block in store.read_texts(split, folder):
         first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
@@ -121,9 +122,9 @@ def write_tokens(
 ) -> None:
     """Write the tables of `texts`, tokenised with the tokenizer of `checkpoint` and truncated to `max_length`.
 
-    If `warn` is True, log truncated texts and texts of mostly unknown tokens. Either all texts or none must be pairs.
-    In encoder-decoder models, the column `decoder_token` contains the decoder inputs: the tokens shifted right by one,
-    after the decoder's start token.
+    If `warn` is True, log the texts that are truncated or consist mostly of unknown tokens. Either all texts or none
+    must be pairs. In encoder-decoder models, the column `decoder_token` contains the decoder inputs: the tokens shifted
+    right by one, after the decoder's start token.
     """
     tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
 

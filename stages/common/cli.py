@@ -29,9 +29,9 @@ SYSTEM_REFUSALS = (
     errno.EROFS,
     errno.EXDEV,
 )
-DISK_FULL_SIGNS = ("No space left on device", "inline_container")
-"""Parts of the messages of safetensors and torch about a full disk, which are not an `OSError`."""
 """Errors of the operating system that the user can fix: permissions, full and read-only disks, circular links."""
+DISK_FULL_SIGNS = ("No space left on device", "inline_container")
+"""Parts of the error messages of safetensors and torch about a full disk; these errors are not an `OSError`."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",
@@ -55,12 +55,12 @@ STAGES = (
 )
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # The pipeline reports errors itself, whereas these libraries log every retry and every missing head. The libraries
-    # reset levels set with `logging` when they are imported.
+    # The pipeline reports errors itself, whereas these libraries log every retry and every missing head. At import,
+    # these libraries reset log levels that were set with `logging`.
     **dict.fromkeys(("DATASETS_VERBOSITY", "HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"), "critical"),
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Environment variables that libraries use at import."""
+"""Environment variables that libraries read at import."""
 WITHOUT_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 

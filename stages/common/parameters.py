@@ -1,4 +1,4 @@
-"""All parameters, and the loading of params.yaml.
+"""The parameters of all stages, and the function that reads them from params.yaml.
 
 At the start of a stage, a single `InputError` reports all mistakes in params.yaml: unknown keys, wrong types and
 invalid values.
@@ -20,7 +20,7 @@ from attnmix.core.terminal import shorten
 
 
 class Parameters(settings.Section):
-    """All sections of params.yaml. `Parameters()` equals the committed file."""
+    """All sections of params.yaml. `Parameters()` has the values of the committed file."""
 
     seed: settings.Seed = 111
     arithmetic: Literal["portable", "fastest"] = "portable"
@@ -35,7 +35,7 @@ class Parameters(settings.Section):
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
-        """The measured checkpoints. There is only one if there is neither training nor `model.base`."""
+        """The measured checkpoints. Without training and without `model.base`, this is a single checkpoint."""
         trained = self.finetune.epochs > 0 or self.model.base
         return CHECKPOINT_NAMES if trained else (CAPTURED_CHECKPOINT,)
 
@@ -73,9 +73,10 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 def _explain(problem: ErrorDetails) -> str:
     """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
-    if not problem["loc"]:  # from the validator of all sections together; its message includes the keys
+    if not problem["loc"]:  # from a validator of several sections; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
-    # A location contains the section, the names within it, and indices of lists. `sections` lists the allowed keys.
+    # A location contains the section, the names within it, and indices of lists. `sections` maps each section to its
+    # allowed keys.
     section, *names = (part for part in problem["loc"] if isinstance(part, str))
     sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
     if section == "finetune" and names[:1] == ["lora"]:

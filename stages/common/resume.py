@@ -1,8 +1,8 @@
-"""Unfinished work for resuming killed stages, and a lock against concurrent runs of a stage.
+"""Folders of unfinished work, from which killed stages resume, and a lock that prevents concurrent runs of a stage.
 
 DVC deletes a stage's outputs before it reruns the stage. Work in progress is therefore stored in a different folder.
-Its name is a digest of everything that affects the result: the parameters, data and code declared in dvc.yaml, the
-installed packages and the kind of machine. Work with a different digest is never resumed.
+The name of this folder is a digest of everything that affects the result: the parameters, data and code declared in
+dvc.yaml, the installed packages and the kind of machine. Work with a different digest is never resumed.
 """
 
 import hashlib
@@ -37,15 +37,15 @@ def is_first_process() -> bool:
 
 
 def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
-    """Return the folder in `root` for unfinished work of a stage with its present inputs.
+    """Return the folder in `root` that contains the unfinished work of a stage for the current inputs.
 
-    Folders of the stage with other inputs are deleted.
+    Folders that contain unfinished work of this stage for other inputs are deleted.
     """
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
     declared, values = _read_declaration(stage), parameters.model_dump()
-    # The values of the parameters that dvc.yaml declares for the stage, by their nested keys such as `umap.seed`.
+    # These are the parameters that dvc.yaml declares for the stage; their keys are nested, such as `umap.seed`.
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     settings = [
         selected,
@@ -54,7 +54,8 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
         computed_on(parameters.arithmetic, chosen_device()),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    # The content and the name of each file on which the stage depends; code is always that of this repository.
+    # Add the content and the name of each file on which the stage depends. Code files are always those of this
+    # repository.
     for name in declared["deps"]:
         is_code = name.startswith(("attnmix", "stages"))
         path = (REPOSITORY if is_code else root) / name
@@ -116,7 +117,8 @@ def lock_stage(stage: str) -> Iterator[None]:
 def _list_packages() -> list[str]:
     """Return the sorted names and versions of the installed distributions.
 
-    `Distribution.version` would parse each file with its long description, which takes six times as long as this code.
+    `Distribution.version` would take six times as long, because it parses the whole metadata file of a distribution,
+    including the long description.
     """
     packages = set()
     for distribution in distributions():

@@ -1,4 +1,4 @@
-"""Time of training steps without evaluation and saving."""
+"""The duration of training steps, excluding evaluation and saving."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class StepTimer(TrainerCallback):
-    """A callback that logs the seconds per step after training; evaluation and saving happen between the epochs."""
+    """A callback that logs the seconds per training step, without evaluation and saving, at the end of training."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -40,7 +40,7 @@ class StepTimer(TrainerCallback):
     ) -> None:
         """Log the mean time per step."""
         if state.is_world_process_zero and self.steps:
-            texts = args.train_batch_size  # in all processes, because `finetune` divides each batch among them
+            texts = args.train_batch_size  # texts of all processes, because `finetune` divides each batch among them
             step_seconds = self.seconds / self.steps
             message = "%.3g s per step of %d texts without evaluation and saving (%.3g texts/s)"
             logging.info(message, step_seconds, texts, texts / step_seconds)
