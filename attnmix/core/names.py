@@ -89,8 +89,11 @@ METRIC_NAMES = (
 )
 """The metrics of umap-learn for dense real vectors without additional parameters."""
 TOKEN_CLASSES = ("cls", "sep", "punctuation", "subword", "word")
-"""`cls` and `sep` are the special tokens at the start and end of a text; `subword` is a token that is only a part of a
-word."""
+"""Classes of tokens.
+
+`cls` and `sep` are the special tokens at the start and end of a text, and `subword` is a token that is only a part of
+a word.
+"""
 
 # Characters in the labels of tokens
 SPACE = "␣"  # a token without this prefix directly continues the previous token

@@ -13,10 +13,15 @@ def unwrap_scalar(value: Any) -> Any:
     return value.item() if is_scalar_array and hasattr(value, "item") else value
 
 
+def is_whole_number(value: Any) -> bool:
+    """Return True for an integer that is not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def whole_number(argument: str, given: Any) -> int:
     """Return an integer; raise `InputError` for any other value, including bools and floats."""
     number = unwrap_scalar(given)
-    if isinstance(number, bool) or not isinstance(number, Integral):
+    if not is_whole_number(number):
         raise InputError(f"{argument}: {number!r}; allowed: whole numbers")
     return int(number)
 

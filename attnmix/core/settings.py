@@ -268,6 +268,7 @@ class FinetuneParameters(Section):
 
 
 BATCH_TOKENS = 4096  # maximum number of tokens in a forward pass, including padding
+EXCHANGE_POSITIONS = 4  # measured positions per text; more would not narrow intervals over texts (docs/measures/exchange.md)
 
 
 class CaptureParameters(Section):
@@ -336,7 +337,7 @@ class MeasureParameters(Section):
     gradient_documents: CountOrZero = 0
     gradient_max_length: Tokens = 16
     exchange_documents: CountOrZero = 40
-    exchange_positions: Count = 8
+    exchange_positions: Count = EXCHANGE_POSITIONS
     exchange_donors: Count = 1
     exchange_max_length: Tokens = 48
     parts_documents: CountOrZero = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from attnmix.core.errors import InputError
+from attnmix.core.selections import is_whole_number
 from attnmix.core.settings import CaptureParameters, MeasureParameters, checked_section
 from attnmix.core.terminal import shorten
 from attnmix.measures.documents import Document
@@ -174,11 +175,6 @@ def read_names(names: Any) -> Any:
     if isinstance(names, str | bytes):
         return [names]
     return list(names) if hasattr(names, "__iter__") else names
-
-
-def is_whole_number(value: Any) -> bool:
-    """Return True for an integer that is not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def read_positions(rows: Any, tokens: int) -> list[int]:

@@ -19,6 +19,7 @@ from attnmix.core.extras import require_extra
 from attnmix.core.names import ALL_DONORS, CAPTURED_CHECKPOINT
 from attnmix.core.paths import read_path
 from attnmix.core.progress import show_progress
+from attnmix.core.selections import is_whole_number
 from attnmix.core.statistics import Sums
 from attnmix.core.store.texts import DECODER_TOKEN
 from attnmix.core.terminal import shorten
@@ -32,7 +33,7 @@ from attnmix.measures.ratios import preferred_ratio
 from attnmix.model import Model
 from attnmix.models.families import family_of
 from attnmix.results.archive import SavedResult, shareable_source, write_result
-from attnmix.results.arguments import OWN_SHARE_SAMPLE, check_own_share_sample, is_whole_number, read_positions
+from attnmix.results.arguments import OWN_SHARE_SAMPLE, check_own_share_sample, read_positions
 from attnmix.results.arrays import label_matrix, label_parts, tabulate_ratios
 from attnmix.results.controls import select_controls, sink_totals, warn_of_total_effects
 from attnmix.results.measure_names import CONTROL_NAMES, OWN_SHARE, check_name, is_share
@@ -193,7 +194,7 @@ class Measures:
             A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row
             for each layer and kind of donor. If there are `labels`, donors are texts of the same class, of another
             class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English sentences.
-            If there are several texts, at most eight positions of each text are measured by exchange. By parts, there
+            If there are several texts, at most four positions of each text are measured by exchange. By parts, there
             is a row for each layer, and the column `donors` is missing.
 
         Raises:

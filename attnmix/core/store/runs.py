@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.extras import require_extra
 from attnmix.core.names import ACTIVATIONS, LAYOUTS, Site, in_forward_order
 from attnmix.core.paths import read_path
+from attnmix.core.selections import is_whole_number
 from attnmix.core.settings import MIN_UMAP_VECTORS
 from attnmix.core.store import features as stored
 from attnmix.core.store.files import open_array, read_array, read_json, read_results, read_table, reading
@@ -164,7 +164,7 @@ class Run(MixingTables):
         if layers is None:
             layers = captured_layers
         layers = list(layers) if isinstance(layers, Iterable) else [layers]
-        wrong = [str(layer) for layer in layers if not _is_whole(layer) or layer not in captured_layers]
+        wrong = [str(layer) for layer in layers if not is_whole_number(layer) or layer not in captured_layers]
         if wrong or not layers:
             captured = ", ".join(map(str, captured_layers))
             raise InputError(f"layers: {', '.join(wrong) or 'none'}; allowed for {point}: {captured}")
@@ -367,8 +367,3 @@ class Features:
         coordinates["layer"] = [site.layer for site in self.sites]
         dimensions = ("layer", "token", "hidden")
         return xarray.DataArray(array.stack(layers), coordinates, dimensions, name=self.sites[0].point)
-
-
-def _is_whole(value: Any) -> bool:
-    """Return True for an integer that is not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
