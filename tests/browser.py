@@ -16,7 +16,7 @@ from typing import Any
 import axe_playwright_python
 import pytest
 
-LIMIT_MILLISECONDS = 300_000  # generous for a busy machine; no test depends on it
+LIMIT_MILLISECONDS = 300_000  # long enough for a busy machine; no test checks this limit
 LOOKS = {"media": "null", "color_scheme": "light", "forced_colors": "none", "reduced_motion": "no-preference"}
 WHOLE = "html[data-whole]"
 """Selector of a completely drawn page; `data-ready` only means that the first screen is drawn."""
@@ -118,7 +118,7 @@ class Opened:
         return self
 
     def drawn(self) -> dict[str, Any]:
-        """Return the state of the map at the end of its animation: tokens, their pixels and names."""
+        """Return the state of the map after its animation: tokens, pixel positions, names and the dot radius."""
         self.page.wait_for_function("() => !document.getElementById('map-canvas').drawn().moving")
         return dict(self.page.evaluate("document.getElementById('map-canvas').drawn()"))
 
@@ -137,7 +137,7 @@ class Opened:
         return str(name), base64.b64decode(content)
 
     def reset(self) -> None:
-        """Restore the initial state of the page and move the pointer to its corner."""
+        """Restore the initial state of the page and move the pointer to the corner of the window."""
         self.page.mouse.move(0, 0)
         self.page.evaluate(RESET)
 

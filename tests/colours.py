@@ -13,7 +13,7 @@ TO_XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
 )
 WHITE = np.array([0.95047, 1.0, 1.08883])  # D65
-# Machado, Oliveira, Fernandes (2009), severity 1.0, on linear sRGB.
+# Matrix of Machado, Oliveira, Fernandes (2009) for linear sRGB, severity 1.0.
 DEUTERANOPIA = np.array(
     [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
 )
@@ -47,13 +47,13 @@ def distance(one: Doubles, other: Doubles) -> float:
     """Return the CIEDE2000 distance of two colours in CIELAB (Sharma, Wu, Dalal, 2005)."""
     l_1, a_1, b_1 = one
     l_2, a_2, b_2 = other
-    # Chroma and hue (in degrees), after stretching the axis a of colours with little chroma.
+    # Chroma and hue (in degrees) after the axis a is stretched for colours with little chroma.
     mean_chroma = (np.hypot(a_1, b_1) + np.hypot(a_2, b_2)) / 2
     stretch = 1.5 - 0.5 * np.sqrt(mean_chroma**7 / (mean_chroma**7 + 25**7))
     c_1, c_2 = np.hypot(stretch * a_1, b_1), np.hypot(stretch * a_2, b_2)
     h_1 = np.degrees(np.arctan2(b_1, stretch * a_1)) % 360
     h_2 = np.degrees(np.arctan2(b_2, stretch * a_2)) % 360
-    # Differences and means; the hue of a grey (chroma 0) is ignored.
+    # Differences and means of both colours; the hue of a grey (chroma 0) is ignored.
     turn = (h_2 - h_1 + 180) % 360 - 180 if c_1 * c_2 else 0.0
     mean_hue = (h_1 + turn / 2) % 360 if c_1 * c_2 else h_1 + h_2
     mean_l, mean_c = (l_1 + l_2) / 2, (c_1 + c_2) / 2
@@ -64,7 +64,7 @@ def distance(one: Doubles, other: Doubles) -> float:
     scale_l = 1 + 0.015 * (mean_l - 50) ** 2 / np.sqrt(20 + (mean_l - 50) ** 2)
     scale_c = 1 + 0.045 * mean_c
     scale_h = 1 + 0.015 * mean_c * hue_weight
-    # Interaction of chroma and hue in the blue region, R_T of the publication.
+    # R_T of the publication: the interaction of chroma and hue in the blue region.
     rotation = -2 * np.sqrt(mean_c**7 / (mean_c**7 + 25**7))
     rotation *= np.sin(np.radians(60 * np.exp(-(((mean_hue - 275) / 25) ** 2))))
     lightness = (l_2 - l_1) / scale_l
@@ -74,7 +74,7 @@ def distance(one: Doubles, other: Doubles) -> float:
 
 
 SCALE = {1: ("#ffffff", "#5896cc", "#00386f"), -1: ("#ffffff", "#d07f45", "#7a2c00")}
-"""The light page's scales for values above and below 0: the colours at 0, in the middle and at the end."""
+"""Colours of the light page's scale at the values 0, 0.5 and 1 (key 1), and at 0, -0.5 and -1 (key -1)."""
 
 
 def shade(position: float) -> Doubles:

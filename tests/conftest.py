@@ -67,7 +67,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collection, and collect less often."""
+    """Exclude imported objects from garbage collection, and collect garbage less often."""
     gc.freeze()
     gc.set_threshold(10 * gc.get_threshold()[0])
     gc.enable()
@@ -77,7 +77,7 @@ REPOSITORY = Path(__file__).parents[1]
 VERDICTS = (["bad", "awful", "dull", "poor", "cold"], ["good", "great", "lovely", "fine", "warm"])
 TOPICS = ["film", "plot", "acting", "music", "ending"]
 OTHERS = "the a was is it not and but so very time flies like an arrow ##s ##ing ##ly . , ! ?"
-# Constants for shards of 16 rows of the tiny models' float16 features; `capture.chunk_tokens` must be at most 16.
+# A shard contains 16 rows of the tiny models' float16 features, so `capture.chunk_tokens` must be at most 16.
 SMALL_SHARDS = {"attnmix.core.store.features:SHARD_BYTES": 16 * 24 * 2}
 WORDS = [*OTHERS.split(" "), *TOPICS, *VERDICTS[0], *VERDICTS[1]]
 TINY = {"vocab_size": len(WORDS) + 5, "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
@@ -139,7 +139,7 @@ def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> to
 
 
 def write_captured_texts(documents: Sequence[str]) -> None:
-    """Write placeholder predictions and an empty table of token scores of captured texts into the current folder.
+    """Write placeholder predictions for captured texts, and an empty table of token scores, into the current folder.
 
     The tables have the format of the stage `inspect`.
     """
@@ -179,14 +179,14 @@ FEW_SAMPLES = {
     f"attnmix.{module}:BOOTSTRAP_SAMPLES": BOOTSTRAP_SAMPLES
     for module in ("core.statistics", "faithfulness.class_use", "measures.sample_tables", "runs.measure")
 }
-"""The constants of `few_samples`, by module and name."""
+"""The values that `few_samples` assigns to constants (`module:name`)."""
 PROBE_TEXTS = 16
-"""Number of training reviews for probes of stages in tests."""
+"""Number of training reviews for the probes of the stage `faithfulness`."""
 
 
 @contextmanager
 def few_samples() -> Iterator[None]:
-    """Use `BOOTSTRAP_SAMPLES`, because the default of 2,000 dominates the time of a tiny run."""
+    """Use few bootstrap samples, because the default of 2,000 would dominate the time of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         for name, number in FEW_SAMPLES.items():
             patch.setattr(name.replace(":", "."), number)
@@ -195,7 +195,7 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and the modules `stages` in the current folder; missing predictions are replaced by the labels."""
+    """Run `tokenize` and the stage modules `stages` in the current folder; without predictions, use the labels."""
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]
@@ -221,7 +221,7 @@ def plain_document(ids: Iterable[int], name: str = "text/0") -> Document:
 
 
 def tokenized_documents(tokenizer: Any, texts: Mapping[str, str], max_length: int) -> list[Document]:
-    """Return the tokenized texts of a mapping from names to texts."""
+    """Return the tokenized texts of `texts`, a mapping from names to texts."""
     tokenized = tokenize_texts(tokenizer, list(texts), list(texts.values()), max_length)
     table = pd.DataFrame([each.counts for each in tokenized]).assign(document=list(texts), label=0, predicted_label=0)
     return documents_of(table, pd.concat([each.table for each in tokenized]))
@@ -315,7 +315,7 @@ def run_stages(folder: Path, *stages: str, **changes: dict[str, Any]) -> Path:
 
 
 def draw_few(draw_all: Callable[..., Iterator[None]], drawings: list[Any], *others: Any) -> Iterator[None]:
-    """Call `draw_all` without rollouts and matrices of the pretrained model, which dominate the drawing time."""
+    """Call `draw_all` without figures of rollouts and of the pretrained model, which dominate the drawing time."""
     omitted = re.compile(r"rollouts|pretrained")
     kept = []
     for drawing in drawings:
@@ -351,7 +351,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def threads_of_a_stage() -> Iterator[None]:
-    """Use a stage's number of threads, because it determines the last digits of sums."""
+    """Use as many threads as a stage, because the number determines the last digits of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(environment.TORCH_THREADS)
     yield
@@ -387,7 +387,7 @@ def default_weights() -> Path:
 
 @pytest.fixture(scope="session")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run with its page, created once by the first parallel worker that needs it."""
+    """Return the folder of a run with a page; the first parallel worker that needs this run creates it."""
     from page_run import make_run
 
     root = tmp_path_factory.getbasetemp()
@@ -449,7 +449,7 @@ def tab(other_tab: Opened) -> Iterator[Callable[..., Opened]]:
 
 @pytest.fixture
 def copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the run from which tests may remove parts."""
+    """Return a copy of the run; tests may remove parts of this copy."""
     folder = tmp_path / "copy"
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("models"))
     monkeypatch.chdir(folder)

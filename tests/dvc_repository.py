@@ -35,7 +35,7 @@ class Repository(NamedTuple):
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Return variables that select the programs next to this Python, and only the settings in `home`."""
+        """Return environment variables that select the programs next to this Python and the user settings in `home`."""
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         homes = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
         return {"PATH": programs, "DVC_SITE_CACHE_DIR": str(self.home / "site"), "NO_PROXY": "127.0.0.1", **homes}
@@ -58,7 +58,7 @@ class Repository(NamedTuple):
         self.git("commit", "--quiet", "--message", message)
 
     def clone(self, folder: Path) -> Repository:
-        """Return a clone with a different user, an empty cache, and only the outputs in git."""
+        """Return a clone with a different user, an empty cache, and no outputs except those in git."""
         self.git("clone", "--quiet", str(self.folder), str(folder))
         return with_home(folder)
 
@@ -68,7 +68,7 @@ class Repository(NamedTuple):
         return with_home(folder)
 
     def enter(self, patch: pytest.MonkeyPatch) -> Repository:
-        """Make this folder and this environment the current ones."""
+        """Change to this folder, set the environment variables, and return the repository."""
         patch.chdir(self.folder)
         for name, value in self.environment().items():
             patch.setenv(name, value)
@@ -79,7 +79,7 @@ class Repository(NamedTuple):
 
 
 def stages_run(output: str) -> list[str]:
-    """Return the stages that DVC reports as run, without `sources@own`, which runs every time if it exists."""
+    """Return the stages that DVC ran according to `output`, except `sources@own`, which always runs if it exists."""
     return [stage for stage in re.findall(r"Running stage '([\w@]+)'", output) if stage != "sources@own"]
 
 

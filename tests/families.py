@@ -33,7 +33,7 @@ ALGEBRA_PROPERTIES = ("parallel", "own_attention", "cross_attention", "gated")
 
 
 def each_family(*by_default: str, names: Sequence[str] = FAMILIES) -> list[Any]:
-    """Return families as test parameters, with families outside `by_default` marked for `pytest -m families`."""
+    """Return the families `names` as test parameters, and mark all except `by_default` for `pytest -m families`."""
     return [name if name in by_default else pytest.param(name, marks=pytest.mark.families) for name in names]
 
 
@@ -65,7 +65,7 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 def one_of_each_algebra() -> list[str]:
     """Return the first family of each layer algebra, preferring models with an independent head width.
 
-    Their concatenated heads are wider or narrower than the residual stream.
+    The concatenated heads of these models are wider or narrower than the residual stream.
     """
     own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
     chosen: dict[Any, str] = {}
@@ -77,7 +77,7 @@ def one_of_each_algebra() -> list[str]:
 ALGEBRAS = one_of_each_algebra()
 """Families for tests of code that depends only on the layers."""
 OWN_WIDTH, DECODER = "qwen3", "bart"
-"""Families for tests of independent head widths, and of encoder-decoder models."""
+"""A family with an independent head width, and an encoder-decoder family."""
 SEGMENTED = ("bert", "electra", "albert", "nomic_bert", "ernie")  # their tokenizers return token_type_ids
 
 
@@ -98,7 +98,7 @@ TOKENS = {name: Tokens(**family["tokenizer"]) for name, family in {**TINY, **REF
 
 
 def one_of_each_tokenizer() -> list[str]:
-    """Return the first family of each combination of tokenizer, template, padding, segments and stacks."""
+    """Return one family for each combination of tokenizer, template, padding token, segments and number of stacks."""
     chosen: dict[Any, str] = {}
     for name in FAMILIES:
         tokens = TOKENS[name]
@@ -109,7 +109,7 @@ def one_of_each_tokenizer() -> list[str]:
 
 
 def corpus() -> list[str]:
-    """Return texts with every word of the toy reviews, most of them several times."""
+    """Return texts that contain every word of the toy reviews; most words occur several times."""
     return [" ".join(word.removeprefix("##") for word in WORDS), *toy_reviews(48, seed=1)["text"]]
 
 
@@ -122,7 +122,7 @@ def wordpiece(special: list[str]) -> Tokenizer:
 
 
 def unigram(special: list[str]) -> Tokenizer:
-    """Return a tokenizer that prefers whole words to single letters, like a trained one."""
+    """Return a tokenizer that prefers whole words to single letters, as a trained tokenizer does."""
     texts = corpus()
     words = sorted({f"▁{word}" for text in texts for word in text.split()})
     pieces = sorted({"▁", *"".join(words)} - set(words))
@@ -133,7 +133,7 @@ def unigram(special: list[str]) -> Tokenizer:
 
 
 def pair_encoding(special: list[str], unknown: str | None) -> Tokenizer:
-    """Return a byte-level BPE tokenizer or, with an unknown token, a SentencePiece-like one with visible spaces."""
+    """Return a BPE tokenizer: byte-level if `unknown` is None, otherwise with spaces marked as by SentencePiece."""
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     if unknown is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -174,7 +174,7 @@ def make_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Draw random parameters, with larger deviations than initial values, and norm weights around 1."""
+    """Draw parameters with larger standard deviations than at initialisation, and norm weights around 1."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -190,7 +190,7 @@ TEXTS = ["the film was very good , the film", ARABIC, "a", " ".join(word for wor
 
 
 def run_family(folder: Path, layouts: Sequence[str] = ("separate",)) -> None:
-    """Run the pipeline in a folder with a `model`, with all points, on reviews that contain special tokens."""
+    """Run the pipeline on reviews that contain special tokens, at all points; `folder` contains the folder `model`."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     special, reviews = " ".join(tokenizer.all_special_tokens), toy_reviews(24, 0)
     reviews["text"] = f"{special} " + reviews["text"]
@@ -218,7 +218,7 @@ def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}
     ids = {f"{role}_token_id": token and tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
-    # Labels have names because BART's default is three classes. As in real models, embeddings have additional rows.
+    # BART has three classes by default, so labels are named. As in real models, embeddings have additional rows.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]

@@ -36,7 +36,7 @@ def roles(text: str, **others: str) -> dict[str, str]:
     return {**others, **dict(pair.split("=") for pair in text.split())}
 
 
-# Parameter names of each family by role. "query_key_value" and "gate_up" are concatenations.
+# Parameter names of each family by role. "query_key_value" and "gate_up" combine several roles.
 BERT = roles("""
     layer=encoder.layer.{number}. word=embeddings.word_embeddings position=embeddings.position_embeddings
     segment=embeddings.token_type_embeddings embedding_norm=embeddings.LayerNorm projection=embeddings_project
@@ -160,7 +160,7 @@ def cosine(u: Array, v: Array) -> float:
 def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: dict[str, str]) -> Weights:
     """Return the arrays of the family `name` by role, from the state dictionary of its model.
 
-    `names` maps roles to parameter names, which follow `prefix` in `state`. Roles without parameters are omitted.
+    `names` maps roles to parameter names without `prefix`, `.weight` and `.bias`. Roles without parameters are omitted.
     """
     arrays = {}
     for role, path in names.items():
@@ -182,7 +182,7 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
 
 @dataclass
 class Weights:
-    """Arrays by role: a Linear as [inputs + 1, outputs] with the bias as last row; a norm as weight and bias."""
+    """Arrays by role: a Linear [inputs + 1, outputs] has the bias as last row; a norm has the rows weight and bias."""
 
     name: str
     config: Any
@@ -199,7 +199,7 @@ class Weights:
             fused, width = self.arrays["query_key_value"], self.heads * self.head_size
             if self.name in BY_HEAD:  # from [head, role, size] to [role, head, size]
                 fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
-            # Keys and values share the outputs after those of the queries equally.
+            # The outputs after the queries are divided equally between keys and values.
             parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
             self.arrays |= zip(("query", "key", "value"), parts, strict=True)
         if "gate_up" in self.arrays:
@@ -212,7 +212,7 @@ class Weights:
         return self.norm_linear(role, x, x) + self.arrays[role][1] if role in self.arrays else x
 
     def norm_linear(self, role: str, parts: Array, whole: Array) -> Array:
-        """Apply the norm of `whole` [tokens, width], without bias, to parts of `whole`; RMSNorm does not centre."""
+        """Apply a norm without its bias to `parts` of `whole` [tokens, width], using the deviation of `whole`."""
         if role not in self.arrays:
             return parts
         if self.name not in RMS:
@@ -223,7 +223,7 @@ class Weights:
     def split(self, role: str, x: Array) -> Array:
         """Return queries, keys or values [heads, tokens, head size], repeated if heads share them."""
         x = self.linear(role, x)
-        if f"{role}_norm" in self.arrays:  # per head, or across heads in OLMo 2
+        if f"{role}_norm" in self.arrays:  # the norm of each head, or of all heads in OLMo 2
             x = self.norm(f"{role}_norm", x.reshape(-1, self.arrays[f"{role}_norm"].shape[1])).reshape(x.shape)
         x = x.reshape(len(x), -1, self.head_size).transpose(1, 0, 2)
         return np.repeat(x, self.heads // len(x), axis=0)
@@ -263,9 +263,10 @@ PositionScores = Callable[[Weights, Array, Array], Array]
 def find_position_scores(
     name: str, config: Any, state: dict[str, Array], side: str, number: int
 ) -> PositionScores | None:
-    """Return a function that computes position-dependent scores [heads, tokens, tokens] to add before scaling.
+    """Return a function that computes position-dependent scores [heads, tokens, tokens], or None without such scores.
 
-    MPNet and BLOOM add them after scaling, so they are multiplied by the root of the head size.
+    The scores are added before scaling. Those of MPNet and BLOOM are multiplied by the root of the head size, because
+    these models add them after scaling.
     """
     if name in T5S:
         block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
@@ -288,7 +289,7 @@ def bloom_scores(w: Weights, query: Array, _key: Array) -> Array:
 
 
 def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
-    """Return the function for DeBERTa's scores between contents and relative positions, in both directions."""
+    """Return a function that computes DeBERTa's scores between contents and relative positions, in both directions."""
     table, norm = state["encoder.rel_embeddings.weight"], "encoder.LayerNorm"
     if f"{norm}.weight" in state:
         centred = table - table.mean(-1, keepdims=True)
@@ -324,7 +325,7 @@ def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
 
 
 def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
-    """Return scores [heads, tokens, tokens] from a function of two positions that returns the scores of all heads."""
+    """Return the scores [heads, tokens, tokens]; `score` returns the scores of all heads for two positions."""
     tokens = query.shape[1]
     return np.array([[score(i, j) for j in range(tokens)] for i in range(tokens)]).transpose(2, 0, 1)
 
@@ -346,7 +347,7 @@ def bucket(distance: int, both: bool = True) -> int:
 
 @dataclass
 class ReferenceLayer:
-    """Reference of one layer on `x` [tokens, width]; `memory` is the encoder output in a decoder of BART or T5.
+    """Reference of one layer with the input `x` [tokens, width]; in a decoder, `memory` is the encoder output.
 
     `visible` [tokens, tokens] is the attention mask, and `rotary` contains the parameters of the rotary embedding. The
     results are the vectors `points` and the contributions [token, source, width]: `F` to the attention output, `R` with
@@ -375,7 +376,7 @@ class ReferenceLayer:
         if w.name not in ("gpt_neo", *T5S):  # these families do not scale scores by the head size
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
-            # DeBERTa also scales by the number of summed scores: content, and each kind of position score.
+            # DeBERTa also divides by the root of the number of summed scores: content, and each kind of position score.
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
         cap = getattr(config, "attn_logit_softcapping", None)
         if cap:
@@ -386,7 +387,7 @@ class ReferenceLayer:
         self.split(self.value)
 
     def split(self, value: Array) -> None:
-        """Compute the parts of each source for these values without changing the points of the layer."""
+        """Compute the contribution of each source for the values `value`; the points of the layer do not change."""
         # f[h, j] = (u_j W_V^h + b_V^h) W_O^h, F[i, j] = sum over heads of a^h_ij f[h, j]
         w, tokens = self.weights, len(self.x)
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
@@ -397,7 +398,7 @@ class ReferenceLayer:
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
-        """Compute the later parts from `F` `[tokens, sources, hidden]`, without changing the points of the layer."""
+        """Compute the contributions after `F` `[tokens, sources, hidden]`; the points of the layer do not change."""
         w, tokens = self.weights, len(self.x)
         self.F = F
         self.R = self.F.copy()
@@ -412,7 +413,7 @@ class ReferenceLayer:
             self.E = w.norm_linear("output_norm", parts, z + self.points["ffn_output"])
 
     def rest(self, value: Array) -> dict[str, Array]:
-        """Return all points of the layer, computed from its attention weights and `value` [heads, tokens, width]."""
+        """Return the vectors at all points of the layer for the value vectors `value` [heads, tokens, head size]."""
         w, points = self.weights, {}
         points["attention_heads"] = (self.attention @ value).transpose(1, 0, 2).reshape(len(self.x), -1)
         attended = w.norm("attention_output_norm", w.linear("out", points["attention_heads"]))
@@ -432,7 +433,7 @@ class ReferenceLayer:
         return {**points, "layer_output": w.norm("output_norm", z + points["ffn_output"])}
 
     def cross_attention(self, z: Array) -> Array:
-        """Return the attention output of the decoder vectors `z` [tokens, width] to the encoder output."""
+        """Return the output of cross-attention from decoder vectors `z` [tokens, width] to the encoder output."""
         w = self.weights
         query = w.split("cross_query", z)
         key = w.split("cross_key", self.memory)
@@ -454,10 +455,10 @@ class ReferenceLayer:
         return values
 
     def controls(self, corpus: Array) -> dict[str, dict[str, Array]]:
-        """Return the ratios by control, with replaced value vectors; `corpus` contains the values from other texts."""
+        """Return the ratios by control; `corpus` contains the value vectors for the control `corpus_value`."""
         values = {}
         if not self.parallel:
-            self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
+            self.layer_parts()  # the copies below reuse the arrays that this call stores
         common = np.broadcast_to(self.value.mean(1, keepdims=True), self.value.shape)
         replaced = {"text_mean_value": common, "corpus_value": corpus}
         replaced["without_value_bias"] = self.value - self.value_bias
@@ -474,7 +475,7 @@ class ReferenceLayer:
         The attention weights of the remaining sources are rescaled to a sum of 1.
         """
         if not self.parallel:
-            self.layer_parts()  # copies reuse slopes and standard deviations of this forward pass
+            self.layer_parts()  # the copy below reuses the arrays that this call stores
         other, F, weights = copy(self), self.F.copy(), self.attention.mean(0)
         shares = []
         for token in range(len(F)):
@@ -504,7 +505,7 @@ class ReferenceLayer:
             whole = whole + self.points["cross_attention_output"]
         parts = normed_parts(w, "cross_attention_norm", parts, whole)
         whole = w.norm("cross_attention_norm", whole)
-        # The feed-forward network, whose activation is linearised by integrated gradients.
+        # The activation of the feed-forward network is linearised by integrated gradients.
         entering = normed_parts(w, "feed_forward_norm", parts, whole)
         inputs = {role: mapped_parts(w.arrays[role], entering) for role in ("up", "gate") if role in w.arrays}
         self.inputs = getattr(self, "inputs", {role: sum(each) for role, each in inputs.items()})
@@ -559,7 +560,7 @@ class ReferenceLayer:
 
 
 def integrated(activation: Callable[[Array], Array], total: Array, part: Array) -> Array:
-    """Return integrated gradients of an elementwise function from 0 to `total`, for a `part` of `total`.
+    """Return the integrated gradients of an elementwise function from 0 to `total`, multiplied by a `part` of `total`.
 
     The integral is computed by Gauss quadrature, and the derivative by central differences.
     """
@@ -571,12 +572,12 @@ def integrated(activation: Callable[[Array], Array], total: Array, part: Array) 
 
 
 def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array) -> Array:
-    """Return integrated gradients of activation(gate) * up from 0 to `total`, for a part `up` and `gate` of `total`.
+    """Return the integrated gradients of activation(gate) * up from 0 to `total`, for parts `up` and `gate` of `total`.
 
     The integral is computed by Gauss quadrature, and the derivative by central differences.
     """
     step = 1e-5
-    points, weights = np.polynomial.legendre.leggauss(20)  # as accurate as 60
+    points, weights = np.polynomial.legendre.leggauss(20)  # as accurate as 60 points
     part = np.zeros_like(up)
     for point, weight in zip((points + 1) / 2, weights / 2, strict=True):
         above = activation(point * total["gate"] + step * gate) * (point * total["up"] + step * up)
@@ -586,7 +587,7 @@ def gated_part(activation: Callable[[Array], Array], total: dict[str, Array], up
 
 
 def tangent_part(activation: Callable[[Array], Array], total: dict[str, Array], up: Array, gate: Array | None) -> Array:
-    """Return the linear change of activation(up), or activation(gate) * up, at `total` along a part `up` and `gate`.
+    """Return the directional derivative of activation(up) or activation(gate) * up at `total`, along `up` and `gate`.
 
     The derivative of the activation is computed by central differences.
     """
@@ -637,7 +638,7 @@ def feed_forward_parts(layer: ReferenceLayer, parts: list[Array], rule: str) -> 
     if rule == "tangent":
         inner = [tangent_part(w.activation, totals, up, gate) for up, gate in pairs]
         total = w.activation(totals["gate"]) * totals["up"] if "gate" in inputs else w.activation(totals["up"])
-        inner[-1] = inner[-1] + total - sum(inner)  # the error of the linear approximation
+        inner[-1] = inner[-1] + total - sum(inner)  # error of the linear approximation
     elif "gate" in inputs:
         inner = [gated_part(w.activation, totals, up, gate) for up, gate in pairs]
     else:
@@ -652,7 +653,7 @@ def feed_forward_parts(layer: ReferenceLayer, parts: list[Array], rule: str) -> 
 def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> list[list[Array]]:
     """Return parts [token, width] of the vectors at each level, for all source tokens followed by the biases.
 
-    Level 0 is the input of the first layer, where each vector belongs to its own token.
+    At level 0, the input of the first layer, each vector is entirely the part of its own token.
     """
     tokens = len(layers[0].x)
     parts = [np.zeros_like(layers[0].x) for _ in range(tokens + 1)]
@@ -674,7 +675,7 @@ def parts_from_input(layers: Sequence[ReferenceLayer], rule: str = "chord") -> l
 
 
 def rolled(matrices: Sequence[Array]) -> Array:
-    """Return R_l = A_l R_{l-1} of each layer."""
+    """Return the rollouts R_l = A_l R_{l-1} of all layers l."""
     products = [matrices[0]]
     for matrix in matrices[1:]:
         products.append(matrix @ products[-1])
@@ -693,14 +694,14 @@ def mixing_ratio(parts: Array) -> Array:
 
 @dataclass
 class Reference:
-    """Features by layer and point, with the reference layers."""
+    """The features of a text by layer and point, and the reference layers."""
 
     features: dict[tuple[int, str], Array]
     layers: list[ReferenceLayer]
 
 
 def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
-    """Return the points of the embedding; `w` contains its norm and projection."""
+    """Return the vectors at the points of the embedding; `w` contains its norm and projection."""
     config = w.config
     x = state[f"{names['word']}.weight"][ids]
     if w.name in GEMMAS or getattr(config, "scale_embedding", False):

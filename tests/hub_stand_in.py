@@ -23,11 +23,11 @@ from flask import Flask, Response, abort, g, jsonify, request
 from werkzeug.serving import make_server
 
 GOOD, STRANGER = "hf_good", "hf_stranger"
-"""A token with access to all repositories, and one whose user has not accepted the terms of gated repositories."""
+"""A token with access to all repositories, and a token of a user who has not accepted the terms of gated ones."""
 LARGE = (".bin", ".parquet", ".safetensors")
 PAGE = 4  # entries per page of a listing
 CUT = 1000  # bytes of a file before the connection breaks
-BODY_TROUBLES = ("corrupt", "drip", "endless", "further", "short")  # require a response with a body
+BODY_TROUBLES = ("corrupt", "drip", "endless", "further", "short")  # these require a response with a body
 PORTAL = b"<!DOCTYPE html><html><title>Log in to the network</title></html>"
 
 
@@ -64,13 +64,13 @@ class Repository:
     """The first byte requested by each request to the storage."""
 
     def commit(self, revision: str) -> str | None:
-        """Return the commit of a branch, a tag or a commit, or None for an unknown revision."""
+        """Return the commit to which a branch, a tag or a hash refers, or None for an unknown revision."""
         if revision == "main":
             return list(self.commits)[-1]
         return self.refs.get(revision, revision if revision in self.commits else None)
 
     def trouble_at(self, place: str, has_body: bool) -> str | None:
-        """Record a request, and return the kind of its failure, or None."""
+        """Record a request, and return the kind of its failure, or None if it succeeds."""
         self.asked.append(place)
         if self.trouble is None or self.trouble.place != place or self.troubled == self.trouble.times:
             return None
@@ -186,7 +186,7 @@ def hub(repositories: dict[str, Repository]) -> Iterator[str]:
     @storage.get("/<path:stored_path>")
     def serve_range(stored_path: str) -> Response:
         """Return the requested range of a file; the hub has redirected the client to this address."""
-        if "Authorization" in request.headers:  # object stores with signed addresses do the same
+        if "Authorization" in request.headers:  # object stores refuse a token with a signed address
             _refuse(400, message="two ways to authenticate")
         g.repository, content = stored[stored_path]
         g.place = "storage"

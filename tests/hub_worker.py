@@ -1,4 +1,4 @@
-"""A spawned process that runs the stage `download` and `attnmix.load` repeatedly, because imports are slow.
+"""A spawned process that runs the stage `download` and `attnmix.load` several times, but imports libraries only once.
 
 This is a separate module because the process must set its environment before it imports any library.
 """
@@ -18,7 +18,7 @@ from attnmix.core.arithmetic import environment
 LIMIT_SECONDS = 5.0  # limit of a request without progress, measured by `Clock`
 TICK_SECONDS = 0.01
 CHECKS = ("check_model", "check_classifier")
-"""Functions by which the stage loads a downloaded model."""
+"""Functions with which the stage `download` loads and checks a downloaded model."""
 ANSWER_SECONDS = 0.5  # limit of a response in real time; the hub's environment variables accept only whole seconds
 
 
@@ -48,7 +48,7 @@ def _set_up(variables: dict[str, str]) -> None:
 
 
 def run_download(folder: Path, token: str | None, checks_model: bool) -> None:
-    """Run the stage in a folder with a params.yaml; without `checks_model`, the downloaded model is not loaded."""
+    """Run the stage `download` in a folder with params.yaml; the downloaded model is loaded only if `checks_model`."""
     from attnmix.models import loading
     from stages import download
     from stages.common.parameters import read_parameters
@@ -77,12 +77,12 @@ def run_load(name: str) -> dict[str, bytes]:
 
 
 def _begin() -> None:
-    """Reset the hub client as in a new process, and replace its clock by one that does not wait."""
+    """Restore the initial state of the hub client, and replace the clock of the retries by one that does not wait."""
     from huggingface_hub import close_session, constants
 
     from attnmix.data.hub import retries
 
-    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]  # below one second
+    constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # replaces a module
     close_session()

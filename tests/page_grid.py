@@ -1,4 +1,4 @@
-"""Cells and pixels of the page's picture of tokens by layers, and the expected values from the files of the run."""
+"""Functions that read cells and pixels of the page's picture of tokens by layers, and compute the expected values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved pictures, parsed and rendered without a browser: their labels with positions, and their pixels."""
+"""Classes and functions that parse and render saved pictures without a browser, to check their labels and pixels."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Picture:
 
 
 def blurred(pixels: npt.NDArray[np.int16], size: int = 8) -> npt.NDArray[np.int16]:
-    """Return means over squares, because each program smooths the edges of letters differently."""
+    """Return the mean colour of each square of pixels, because programs smooth the edges of letters differently."""
     height, width = (length - length % size for length in pixels.shape[:2])
     squares = Image.fromarray(pixels[:height, :width].astype(np.uint8)).reduce(size)
     return np.asarray(squares, dtype=np.int16)
@@ -110,5 +110,5 @@ def difference(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> floa
         up, down = max(0, -shift), max(0, shift)
         lower, upper = one[down : height - up, :width], other[up : height - down, :width]
         distances = np.abs(blurred(lower) - blurred(upper)).max(axis=-1)
-        shares.append((distances > 40).mean())  # distances are at most 255; smoothed edges have smaller ones
+        shares.append((distances > 40).mean())  # distances are at most 255; smoothed edges cause small distances
     return float(min(shares))

@@ -144,7 +144,7 @@ def payload(page: Path) -> dict[str, Any]:
 
 
 def change_page(folder: Path, change: Callable[[Any], object]) -> Path:
-    """Write the page of the run in the current folder with changed data into `folder`, and return its path."""
+    """Write the page of the current run with changed data into `folder`, and return the path of the changed page."""
     page = Run(Path()).page
     data = payload(page)
     change(data)

@@ -2,8 +2,8 @@
 
     python -m pytest -m '' -p tests.processor_seconds tests/test_finetune.py
 
-The processor time of this process and its child processes hardly depends on the load of the machine. It includes the
-setup of a test. Fixtures of a module or a session have separate lines.
+The processor time of this process and its child processes hardly depends on the load of the machine. The time of a
+test includes its setup, except the fixtures of a module or a session, which have separate lines.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Counts:
     from_device: int = 0
     """Copies from the CPU to the device, and from the device to the CPU."""
     waits: Counter[str] = field(default_factory=Counter)
-    """Calls of operators for which the CPU waits: `WAITING`, and masks as indices."""
+    """Calls of operators for which the CPU waits: `WAITING`, and indexing with a mask."""
 
 
 class _Module:
@@ -126,7 +126,7 @@ def counted() -> Iterator[Counts]:
 
 
 def _relabelled(tensor: Tensor, device_type: int) -> Tensor:
-    """Return a tensor on the other device that shares the memory of `tensor`."""
+    """Return a tensor of another device type that shares the memory of `tensor`."""
     capsule = torch._C._to_dlpack(tensor)
     ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + DLPACK_TYPE_OFFSET_BYTES).value = device_type
     return torch._C._from_dlpack(capsule)
@@ -256,7 +256,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Te
 
 
 def _zeros(size: Any, *, dtype: Any = None, **_: Any) -> Tensor:
-    """Return allocated zeros; torch's own zero tensors for derivatives have no memory."""
+    """Return zeros with allocated memory; torch's own zero tensors for derivatives have no memory."""
     return _empty(size, dtype=dtype).zero_()
 
 
@@ -296,7 +296,7 @@ def _as_cpu_does(name: str) -> Any:
 
 
 def _clone_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a copy for deep copies without a C++ allocator, which this device does not have."""
+    """Return a copy of a storage; torch's own function needs a C++ allocator, which this device lacks."""
     if storage.device.type != NAME:
         return _torch_clone(storage)
     return torch.empty(0, dtype=torch.uint8, device=DEVICE).set_(storage).clone().untyped_storage()

@@ -38,8 +38,8 @@ def run_stage(
 ) -> str:
     """Run a stage in `folder`, assert that it succeeds or is killed, and return its stderr.
 
-    `constants` (`module:name`) are set before the stage starts. With several processes the last one is killed, and the
-    launcher must fail.
+    `constants` (`module:name`) are set before the stage starts. With several processes, the process with the last
+    rank is killed, and the launcher must fail.
     """
     if stage in ("capture", "inspect", "measure"):
         from conftest import run_tokenized  # imported late because a stage process must set its environment first
@@ -58,7 +58,7 @@ def run_stage(
 
 
 def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None, *kill: object) -> list[str]:
-    """Return this module as a command for `launcher` (Python or torchrun); `kill` as in `main`."""
+    """Return the command that runs this module with `launcher`; `kill` are arguments of `main`."""
     return [*launcher, "-m", "stage_process", stage, json.dumps([constants or {}, *kill])]
 
 
@@ -76,7 +76,7 @@ def main(
 ) -> None:
     """Set `constants` (`module:name`) and run the stage in this process.
 
-    The process with the rank `kill_rank` sends the signal `kill_by` to itself at the event `kill_at`, a pattern.
+    The process of rank `kill_rank` sends itself the signal `kill_by` at an event that matches the pattern `kill_at`.
     """
 
     def kill_at_event(event: str, arguments: tuple[Any, ...]) -> None:

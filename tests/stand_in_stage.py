@@ -25,7 +25,7 @@ def digest(stage: dict[str, Any]) -> str:
 
 
 def outputs(stage: dict[str, Any]) -> list[Path]:
-    """Return the output files of a stage. A folder has `digest.txt` and the files that are listed in dvc.yaml."""
+    """Return the output files of a stage. An output folder contains `digest.txt` and files listed in dvc.yaml."""
     outs = []
     for kind in ("outs", "metrics", "plots"):
         for out in stage.get(kind, ()):

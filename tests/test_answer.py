@@ -26,8 +26,8 @@ MAX_WORDS = 20  # in a summary sentence
 class PlantedRun:
     """Stub of a run with two layers and only the tables that the summary sentences use.
 
-    The mean ratio rises by `change` from 0.25, and the own share in the last layer by `own` from 0.5. `share` is the
-    variance share of the class in layer 2 after fine-tuning, and `chance` the same share with permuted classes.
+    The mean ratio rises from 0.25 by `change`, and the own share after the last layer rises from 0.5 by `own`. `share`
+    is the variance share of the class in layer 2 after fine-tuning, and `chance` is this share with permuted classes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ def create_mean_ratios(change: float, documents: int) -> pd.DataFrame:
 
 
 def create_class_shares(share: float, chance: float, documents: int) -> pd.DataFrame:
-    """Return the rows of `geometry.csv` for the share of the class, which is ten times smaller in layer 1."""
+    """Return the class shares in `geometry.csv`; the share in layer 1 is a tenth of the share in layer 2."""
     rows = []
     for layer, size in ((1, 0.1), (2, 1.0)):
         means = (
@@ -106,7 +106,7 @@ def create_own_shares(own: float, documents: int) -> pd.DataFrame:
 
 
 def create_class_use() -> pd.DataFrame:
-    """Return `class_use.csv` with constant effects of replaced values, and the agreement of the head in layer 2."""
+    """Return `class_use.csv` with equal effects of all replaced values, and with the head's agreement in layer 2."""
     edits = ("text_mean", "corpus_mean", "other_class")
     rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
     rows.append(("lens_agreement", "others", 2, 0.94))
@@ -114,11 +114,11 @@ def create_class_use() -> pd.DataFrame:
 
 
 class PlantedTexts(PlantedRun, TextResults):
-    """The same tables for texts in memory and the models before and after fine-tuning."""
+    """`PlantedRun` for texts in memory and a model before and after fine-tuning."""
 
 
 class PlantedModels(PlantedTexts):
-    """The same tables for two named models."""
+    """`PlantedRun` for texts in memory and two named models."""
 
     model_names = ("one", "other")
 

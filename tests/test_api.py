@@ -1,4 +1,4 @@
-"""API and commands match transformers, do not change models, report mistakes, and have correct docstring examples."""
+"""The API and commands match transformers, do not change models and report mistakes; docstring examples are right."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ BELONGS = {
     "tangent": r"a rule of result\.parts\(rule='tangent'\)",
     "ffn_output": r"a capture point: capture\(model, texts, points=\['ffn_output'\]\)",
 }
-"""A name of each kind, and its explanation in the error of an argument that expects a different kind."""
+"""One name of each kind, and its explanation in the error message of an argument that expects another kind."""
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return results of the matrix products with portable kernels, for inputs of different layouts."""
+    """Return results of all matrix products with a portable kernel, for inputs of different layouts."""
     a, b, c = numbers(800, 200, dtype=dtype), numbers(200, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
     row, square = numbers(70, seed=2, dtype=dtype), numbers(5, 40, 40, seed=3, dtype=dtype)
     out = torch.empty(800, 70, dtype=dtype)
@@ -62,7 +62,7 @@ def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def functions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return results of the elementwise functions with portable kernels, for the different ways to call them."""
+    """Return results of all elementwise functions that have a portable kernel, also in place and with `out`."""
     x = numbers(33, 7, dtype=dtype) * 0.9
     results = {name: getattr(torch, name)(x) for name in kernels.UNARY}
     results |= {"edges": torch.tensor([-1.0, 0.0, torch.inf, torch.nan], dtype=dtype).log()}
@@ -208,7 +208,7 @@ def test_log_states_cost_of_arithmetic(processor: str, cost: str, monkeypatch: p
 
 
 def trained(threads: int) -> list[str]:
-    """Return hashes of the weights after training with two orders of texts."""
+    """Return the hash of the trained weights for each of two orders of the texts."""
     variables = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
     variables["OMP_NUM_THREADS"] = str(threads)
     command = [sys.executable, "-c", TRAINING]

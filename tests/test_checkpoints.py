@@ -74,7 +74,7 @@ def run_download(epochs: int = 2) -> None:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """Return the error of a call, which must be one line without the name of a temporary folder."""
+    """Return the error message of a call; it must be one line without the name of a temporary folder."""
     with pytest.raises(InputError) as raised:
         call()
     message = str(raised.value)
@@ -178,7 +178,7 @@ def test_empty_unsupported_keys_are_accepted(own: Path) -> None:
 
 
 def layer_weight(state: dict[str, torch.Tensor]) -> str:
-    """Return the name of an attention weight in the last layer; ALBERT has one layer."""
+    """Return the name of an attention weight in the last layer; ALBERT stores only one layer."""
     names = [name for name in state if re.search(r"\.[10]\..*att.*weight$", name, re.IGNORECASE)]
     return names[-1]
 
@@ -205,7 +205,7 @@ LOADERS = (attnmix.load, load_base, load_classifier, lambda folder: load_trained
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_unused_or_missing_weight_is_an_error(tmp_path: Path, name: str) -> None:
-    """All loaders are tested with the families of the default tests, and two loaders with all families."""
+    """All four loaders are tested with the families `KINDS`, but only two loaders with the other families."""
     write_family(name, tmp_path / "own")
     for number, (change, expected) in enumerate(WRONG_WEIGHTS):
         folder = shutil.copytree(tmp_path / "own", tmp_path / f"changed{number}")
@@ -333,7 +333,7 @@ def test_served_page_refuses_unknown_words(own: Path) -> None:
 
 def test_nan_weights_are_refused(own: Path) -> None:
     def damage(state: dict[str, Any]) -> dict[str, Any]:
-        """Set a single row of the word embeddings to NaN, which most texts do not use."""
+        """Set one row of the word embeddings to NaN; most texts do not use this row."""
         name = next(name for name in state if name.endswith("word_embeddings.weight"))
         state[name] = state[name].clone()
         state[name][-1] = torch.nan
@@ -395,7 +395,7 @@ def test_tokenizer_argument_replaces_tokenizer_of_model(own: Path) -> None:
 
 
 def without_end(folder: Path) -> None:
-    """Write a BART with a tokenizer that does not add the end token, which the classifier requires."""
+    """Write a BART whose tokenizer does not add the end token, although the classifier requires this token."""
     shutil.rmtree(folder)
     tokenizer = AutoTokenizer.from_pretrained(write_family("bart", folder))
     start = ("<s>", tokenizer.convert_tokens_to_ids("<s>"))
@@ -415,7 +415,8 @@ def test_download_reports_errors_of_fine_tuning(own: Path) -> None:
     )
     without_end(own)
     for epochs in (0, 1):
-        assert "own: its classifier fails on a text (" in error_of(lambda epochs=epochs: run_download(epochs))  # type: ignore[misc]  # defaults of a lambda
+        # mypy cannot infer the type of a lambda with default values.
+        assert "own: its classifier fails on a text (" in error_of(lambda epochs=epochs: run_download(epochs))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("key", "value"), [("id2label", {"0": "a", "2": "b"}), ("id2label", {"1": "a", "2": "b"})])
@@ -437,7 +438,7 @@ def write_adapter(base: str, folder: Path, targets: Any = "all-linear", **change
 
 
 def prepare_adapter(name: str, with_head: bool) -> None:
-    """Write an adapter `own` of a base model `base`, which is a complete classifier or lacks head and pooler."""
+    """Write an adapter `own` for the model `base`; without `with_head`, `base` has neither a head nor a pooler."""
     shutil.rmtree("own", ignore_errors=True)
     write_family(name, Path("base"))
     if not with_head:
@@ -528,7 +529,7 @@ def test_links_out_of_the_folder_are_refused_except_caches(own: Path) -> None:
     write_parameters(Path(), dataset={"name": "reviews.csv"}, model={"name": "own"})
     assert "vocab.txt is a link to" in error_of(lambda: sources.main(read_parameters()))
     (own / "vocab.txt").unlink()
-    # Each cache contains config.json, and the model's folder a link to it: the hub's cache, DVC's cache, a subfolder.
+    # config.json is moved to the hub's cache, DVC's cache or a subfolder, and the model's folder contains a link to it.
     for cache in ("hub/models--own/blobs/1234abcd", "cache/files/md5/ab/0123456789abcdef0123456789abcd", "own/inside"):
         folder = own
         if cache.startswith("hub"):

@@ -106,7 +106,7 @@ def layers_of(result: attnmix.Measures) -> list[list[ReferenceLayer]]:
 
 
 def ratios_with_value(layer: ReferenceLayer, value: Any) -> dict[str, Any]:
-    """Return two ratios of every token in a layer with the values `value` `[heads, tokens, head size]`."""
+    """Return two ratios of every token in a layer whose value vectors are `value` `[heads, tokens, head size]`."""
     other = copy.copy(layer)
     other.split(value)
     return {"attn_n": mixing_ratio(other.F), RATIO: mixing_ratio(other.T)}
@@ -140,7 +140,7 @@ def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, resul
 
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
-    """Return the ratios of all tokens in the first layer with other texts' values, by text, computed in loops.
+    """Return, by text, the ratios of all tokens in the first layer with mean values of other texts, computed in loops.
 
     Texts with a token class that occurs in no other text are omitted.
     """
@@ -185,7 +185,7 @@ def test_corpus_value_is_mean_over_other_texts(model: attnmix.Model, result: att
 
 PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
 ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
-"""Texts by the class of one of their tokens, which does not occur in other texts."""
+"""By token class, a text with this class; no other text contains a token of the class."""
 
 
 @pytest.mark.parametrize("token_class", ALONE)
@@ -320,11 +320,11 @@ def compute_vectors(base: Any, ids: Any) -> Any:
 
 
 def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, Any]:
-    """Return two arrays of squared displacements `[layers, tokens]`, by the own token and by all other tokens.
+    """Return two arrays of squared displacements `[layers, tokens]` of the vectors of a text.
 
-    The first results from exchanging the own token, the second from exchanging all other tokens. The displacements are
-    relative to the length of the vector. `donor` contains the token IDs of the donor text. The values are NaN for
-    tokens that are not sampled or equal the token of the donor.
+    In the first array, only the vector's own token is exchanged; in the second array, all other tokens are exchanged.
+    The displacements are relative to the length of the vector. `donor` contains the token IDs of the donor text. The
+    values are NaN for tokens that are not sampled or equal the token of the donor.
     """
     y = compute_vectors(base, document.ids)
     squares = np.full((2, len(y), len(document)), np.nan)
@@ -342,7 +342,7 @@ def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, 
 
 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
-    """Return the own share by exchange `[layers]` for each kind of donor, for one donor and token at a time."""
+    """Return the own share by exchange `[layers]` for each kind of donor, computed for one text and token at a time."""
     model: Any = result.model
     base = model.network.base_model
     documents = [document.cut(max_length) for document in result.documents]
@@ -358,7 +358,7 @@ def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]
             shares[kind] = np.sqrt(own_squares) / (np.sqrt(own_squares) + np.sqrt(other_squares))
             if np.sum(donor != document.ids) < 2:  # no other token to exchange
                 shares[kind] = np.full_like(own_squares, np.nan)
-        with warnings.catch_warnings(action="ignore"):  # about means of empty slices
+        with warnings.catch_warnings(action="ignore"):  # means of empty slices cause warnings
             shares["all" if has_classes else "other_texts"] = np.nanmean(list(shares.values()), axis=0)
         for kind, values in shares.items():
             by_kind[kind].append(values)
@@ -473,7 +473,7 @@ def test_measured_shares_can_be_drawn(result: attnmix.Measures, name: str) -> No
 
 
 def shifted(result: attnmix.Measures, shift: float, seed: int = 0) -> attnmix.Measures:
-    """Return measures with every ratio increased by `shift` plus a small random number that is constant in a text."""
+    """Return measures with every ratio increased by `shift` and by one small random number for each text."""
     noise = np.random.default_rng(seed).normal(scale=0.01, size=len(result.ratios_by_text))
     arrays = [np.float32(array + shift + each) for array, each in zip(result.ratios_by_text, noise, strict=True)]
     measurements = replace(result.measurements, ratios=dict(enumerate(arrays)))
@@ -587,7 +587,7 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
 def test_false_claims_stay_below_five_percent(
     trainings: int, fixed: bool, column: str, repeats: int, most: int
 ) -> None:
-    """Simulate means of 6 cells over 24 texts in three tables `a`, `b` and `c`, without any true difference.
+    """Simulate the means of 24 texts in the 6 cells of each table `a`, `b` and `c`, without any true difference.
 
     If a side has several training runs, each run deviates at random. With `fixed`, the first side is a single model
     without deviation.
@@ -737,7 +737,7 @@ def test_comparison_names_models_and_reports_disagreement(result: attnmix.Measur
     assert re.search(pattern, repr(compared), flags=re.MULTILINE)
     assert "the study" not in compared.caution
     assert "disagree" not in attnmix.compare(shifted(result, 0.0), shifted(result, 0.0)).caution
-    # Both the own share and the ratio rise, which are opposite directions of mixing.
+    # A higher own share means less mixing, but a higher ratio means more mixing.
     sums = result.own_share_totals()
     totals = sums["own_share"]
     counts = np.broadcast_to(totals.counts, totals.values.shape)
@@ -935,7 +935,7 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
 def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """Tensors have even and odd numbers of elements, at and after the start of their memory."""
+    """The tensors have an even or odd number of elements, and begin at or after the start of their memory."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = sum_bits(weight)

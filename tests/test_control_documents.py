@@ -1,4 +1,4 @@
-"""`measure.control_documents` limits slow measures to a sample, with the results of a run of only these texts."""
+"""`measure.control_documents` limits slow measures to a sample, and the results equal those of the sample alone."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ TABLES_OF_ALL_TEXTS = ("mixing", "mixing_weighted", "mixing_by_review")
 OWN_PASSES = ("shuffled_words", "random_weights")
 GROUPINGS_OF_ALL_TEXTS = ("token_class", "position", "length")
 CONTROLS_BY_NAME_OR_CORPUS = ("shuffled_words", "corpus_value")
-"""Controls that depend on the name of a text or on all texts, and therefore differ in a run of the sample alone."""
+"""Controls that depend on the name of a text or on all texts, and therefore differ if only the sample is measured."""
 
 
 class FinishedRun(NamedTuple):
-    """A finished run, with the sums of each text by checkpoint, kind of task and index."""
+    """A finished run; `sums` contains the sums of each text by checkpoint, kind of task and index of the text."""
 
     folder: Path
     sums: dict[tuple[str, str, int], dict[str, Any]]
@@ -91,7 +91,7 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """Return runs with slow measures of all texts, of a sample, and of the sampled texts as the only texts."""
+    """Return three runs: slow measures of all texts, slow measures of a sample, and only the sampled texts."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)

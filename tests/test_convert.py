@@ -85,7 +85,7 @@ def test_transformers_classifier_keeps_logits(tmp_path: Path, name: str, paralle
         },
         lambda state: {"epoch": 3, "model": state, "ema": dict(state)},
         lambda state: {"weights_of_mine": state, "best": 0.9},
-        lambda state: {  # a Lightning checkpoint with the classifier in an attribute
+        lambda state: {  # a Lightning checkpoint of a module that stores the classifier in an attribute
             "epoch": 1,
             "pytorch-lightning_version": "2.5.0",
             "state_dict": {f"net.{name}": tensor for name, tensor in state.items()},

@@ -60,7 +60,7 @@ COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 
 def content_of(rows: Rows, suffix: str) -> bytes:
-    """Return the content of a file in the format of this suffix."""
+    """Return the content of a file with these rows in the format of `suffix`."""
     if suffix in (".csv", ".tsv"):
         file = io.StringIO()
         csv.writer(file, delimiter="," if suffix == ".csv" else "\t").writerows([("text", "label"), *rows])
@@ -95,7 +95,7 @@ class Folder:
         self.number = 0  # number of the last written table
         self.folder = root / generator.choice(["x", "x [1]", "a*b", "{x}", "x?", "x y", "ä#%", "[!x]", "a::b"])
         self.folder.mkdir()
-        for name in ("x 1", "ab", "xy", "a"):  # siblings that match the folder's name as a glob pattern
+        for name in ("x 1", "ab", "xy", "a"):  # siblings that would match the folder's name as a glob pattern
             if name != self.folder.name:
                 self.write(root / name / "train.csv", self.rows(), ".csv")
         self.suffix = generator.choice([".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow"])
@@ -111,7 +111,7 @@ class Folder:
         path.write_bytes(COMPRESS[compression](content_of(rows, suffix)))
 
     def add_data(self, stem: str) -> None:
-        """Write a data file, plain or compressed, directly or behind a link."""
+        """Write a data file, plain or compressed, in the folder or as the target of a link."""
         compression = self.generator.choice([*COMPRESS, "", "", ""])
         name = f"{stem}{self.suffix}{compression}"
         self.expected[name] = self.rows()
@@ -180,7 +180,7 @@ def folder_without_splits(folder: Folder) -> None:
 
 
 def saved_folder(folder: Folder) -> None:
-    """Write a dataset as `save_to_disk` does, with caches."""
+    """Write a dataset in the format of `save_to_disk`, with cache files."""
     folder.suffix = ".arrow"
     splits = ("train", "test")[: folder.generator.randint(1, 2)]
     (folder.folder / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
@@ -196,7 +196,7 @@ def saved_folder(folder: Folder) -> None:
 
 
 def logged_files(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
-    """Return the numbers of rows by file from messages such as "train: 3 rows of a.csv, 2 rows of b.csv"."""
+    """Return the number of rows of each file in messages such as "train: 3 rows of a.csv, 2 rows of b.csv"."""
     numbers = {}
     for message in caplog.messages:
         if re.match(r"(train|test): \d+ rows of ", message):

@@ -41,7 +41,7 @@ def base(tiny_bert: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def jacobians(tiny_bert: Path) -> dict[str, np.ndarray]:
-    """Return d layer_output_i / d x_j `[layers, T, D, T, D]` by autograd, for each reference.
+    """Return d layer_output_i / d x_j `[layers, T, D, T, D]`, computed by autograd, for each reference x.
 
     T is the number of tokens, and D the number of hidden dimensions.
     """
@@ -82,7 +82,7 @@ def test_norms_and_levels_match_autograd(base: Any, jacobians: dict[str, np.ndar
     entries = np.sqrt((exact**2).sum((2, 4)))  # over the hidden dimensions of output and input
     with torch.no_grad():
         norms = derivative_norms(chains, reference, WIDTH, seed=0)
-        # Norms from a single direction are not corrected, but their squares are unbiased over seeds.
+        # Norms from a single direction are not corrected for bias, but their squares are unbiased.
         single = [derivative_norms(chains, reference, 1, seed).entries_LTT.square() for seed in range(SEEDS)]
     np.testing.assert_allclose(norms.entries_LTT, entries, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(levels(norms), [exact_levels(layer) for layer in exact], rtol=1e-9)
@@ -98,15 +98,15 @@ def test_swap_ratios_match_exchanged_inputs_and_jacobians(base: Any, jacobians: 
     for number, layer in enumerate(base.encoder.layer):
         x, donor = states[number][0], donor_states[number][0]
         for i in range(len(x)):
-            with_own = x.clone()  # only the own input is exchanged
+            with_own = x.clone()  # exchanges only the input of token i
             with_own[i] = donor[i]
-            with_others = donor.clone()  # all other inputs are exchanged
+            with_others = donor.clone()  # exchanges the inputs of all other tokens
             with_others[i] = x[i]
             y = layer(x[None])[0][i]
             by_own = (layer(with_own[None])[0][i] - y).norm().item()
             by_others = (layer(with_others[None])[0][i] - y).norm().item()
             assert actual[number, 0, i] == pytest.approx(by_others / (by_others + by_own), abs=1e-9)
-            # The linear approximation of these displacements.
+            # In the linear approximation, the Jacobian replaces the layer.
             terms = np.einsum("djw,jw->jd", exact[number, i], (donor - x).numpy())
             by_own = np.linalg.norm(terms[i])
             by_others = np.linalg.norm(np.delete(terms, i, axis=0).sum(0))
@@ -143,7 +143,7 @@ def test_opposite_sources_cancel_in_sum_only(base: Any) -> None:
         projection.weight[second] = projection.weight[first]
     attention.self.query.weight.zero_()
     attention.self.query.bias.zero_()
-    # The first head reads only the token with the highest key in this coordinate, the second only the lowest.
+    # The first head attends to the token with the highest key in this coordinate, the second to the lowest key.
     attention.self.query.bias[first.start] = 1e9
     attention.self.query.bias[second.start] = -1e9
     attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]
@@ -248,7 +248,7 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
                 matrices = [(matrix + np.eye(len(ids))) / 2 for matrix in matrices]
             expected += [1 - np.diag(matrix) for matrix in rolled(matrices)]
         np.testing.assert_allclose(actual["from_input"][:, place], expected, atol=1e-5, err_msg=rollout)
-    # Coherence: |sum of other contributions| / sum of |other contributions|, summed over heads and by source.
+    # Coherence is |sum of contributions| / sum of |contributions|, with one contribution for each other source.
     for number, layer in enumerate(reference):
         W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
         for i in range(len(ids)):
@@ -261,7 +261,7 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
             assert actual["coherence"][number, 0, i] == pytest.approx(expected_coherence, abs=1e-5, nan_ok=True)
     swaps = actual["swap"]
     assert swaps.shape == (len(layers), 4, len(ids))
-    assert np.isnan(swaps[..., 4:]).all()  # one donor has the same four tokens, and the other has none
+    assert np.isnan(swaps[..., 4:]).all()  # donor 1 has the same four tokens, and donor 2 has no tokens
     assert np.isnan(swaps[:, 2:]).all()
     assert not swaps[:, :2, :4].any()
 
@@ -269,8 +269,8 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
 def made_up(seed: int, tokens: int) -> dict[str, Any]:
     """Return random values of all quantities of a text in a model of three layers.
 
-    The last axis contains the tokens, or a single value for `agreement`. The axes before are the layers and the forms,
-    kinds or methods; `level` and `agreement` have the references as first axis.
+    The last axis contains the tokens, or a single value for `agreement`. The two preceding axes are the layers and the
+    forms, kinds or methods; `level` and `agreement` have the references as first axis.
     """
     generator = np.random.default_rng(seed)
     shapes = {
@@ -285,7 +285,7 @@ def made_up(seed: int, tokens: int) -> dict[str, Any]:
 
 
 def summed(documents: dict[str, dict[str, Any]]) -> dict[str, Sums]:
-    """Return the sums over the tokens of all texts by quantity."""
+    """Return, for each quantity, the sums over the tokens of every text."""
     return stack_sums(
         [{name: Sums.over_tokens(each) for name, each in quantities.items()} for quantities in documents.values()]
     )
@@ -319,7 +319,7 @@ def test_tables_are_means_over_tokens_and_reviews() -> None:
         np.testing.assert_allclose(rows["mean"], expected["finetuned", quantity] - expected["pretrained", quantity])
     keys = ["quantity", "checkpoint", "reference", "layer", "method"]
     row = table.set_index(keys).loc[("agreement", "finetuned", "layer_input", 1, "attention_rollout")]
-    # The percentile interval of two texts has their values as ends; it is widened and limited to correlations.
+    # The ends of the percentile interval of two texts are their values; the interval is widened and clipped to [-1, 1].
     values = [documents["finetuned"][name]["agreement"][1, 0, 2, 0] for name in lengths]
     widening = stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
     interval = np.mean(values) + (np.sort(values) - np.mean(values)) * widening

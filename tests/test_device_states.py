@@ -1,4 +1,4 @@
-"""Results on a second device match the CPU's in any state of torch, also if inputs are on a different device."""
+"""Results on a second device match those on the CPU in any state of torch, also if inputs are on another device."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def write_hub_layout(
 
 
 def with_labels(labels: list[Any], number: int = 100) -> pd.DataFrame:
-    """Return reviews with the given labels in rotation."""
+    """Return `number` reviews whose labels repeat `labels` in order."""
     return toy_reviews(number, 0).assign(label=[labels[i % len(labels)] for i in range(number)])
 
 
@@ -322,7 +322,7 @@ def test_configurations_and_splits_are_selected_by_name(tmp_path: Path) -> None:
     assert sizes(splits) == {"train": 48, "validation": 12, "test": 20}
     for split, rows in splits.items():
         assert rows["text"].str.match(r"large .*held_out$" if split == "test" else r"large .*learn$").all()
-    # Without a test split, part of train is used.
+    # Without a test split, a part of the training split is used.
     splits = read(f"{folder}:large", train_split="learn", test_split=None)
     assert sizes(splits) == {"train": 38, "validation": 10, "test": 12}
     assert pd.concat(splits.values())["text"].str.endswith("learn").all()

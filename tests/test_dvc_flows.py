@@ -41,7 +41,7 @@ pytestmark = pytest.mark.long  # every test runs DVC three to ten times
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory: pytest.TempPathFactory) -> Repository:
-    """Return the project with stand-in stages, after a committed run."""
+    """Return a repository with stand-in stages and a committed run."""
     made = new_repository(tmp_path_factory.mktemp("ci") / "author")
     shutil.copytree(REPOSITORY / ".ci", made.folder / ".ci")
     assert stages_run(made.dvc("repro")) == STAGES
@@ -110,7 +110,7 @@ def test_experiments_need_the_users_file(author: Repository, tmp_path: Path) -> 
 
 
 def pull_request(author: Repository, folder: Path, change: Callable[[Path], object]) -> Repository:
-    """Commit a change, and return a checkout as in the workflow, with DVC's cache and all figures."""
+    """Commit a change to a copy of `author`, and return a shallow clone with DVC's cache and all figures."""
     branch, checkout = author.copy(folder / "branch"), with_home(folder / "checkout")
     change(branch.folder)
     branch.commit("A change")
@@ -121,7 +121,7 @@ def pull_request(author: Repository, folder: Path, change: Callable[[Path], obje
 
 
 def summary_of(checkout: Repository, script: str, succeeds: bool = True, **environment: str) -> str:
-    """Run the script of a step as GitHub does with `shell: bash`, and return its summary."""
+    """Run the script of a step as GitHub does with `shell: bash`, and return the step's summary."""
     assert WORKFLOW["defaults"]["run"]["shell"] == "bash"
     summary = checkout.home / "summary.md"
     summary.unlink(missing_ok=True)
@@ -213,7 +213,7 @@ def test_slurm_job_runs_each_stage_once(author: Repository, tmp_path: Path) -> N
 def test_new_machine_resumes_lost_run(tmp_path: Path) -> None:
     """Run the commands of the SkyPilot job on a machine that is lost after `tokenize`, and then on a new machine.
 
-    To save time, the loop has only every third stage. `dvc repro` also runs the stages before it.
+    To save time, the loop contains only every third stage; `dvc repro` also runs the stages between them.
     """
     project = new_repository(tmp_path / "project")
     project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))

@@ -37,7 +37,7 @@ def bucket_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(bucket_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a bucket, set the environment variables of its server, and return the address of a run in it."""
+    """Create a bucket, set the environment variables of its server, and return the address of a run in this bucket."""
     name = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
     urllib.request.urlopen(urllib.request.Request(f"{bucket_server}/{name}", method="PUT")).close()
     for variable, value in (KEYS | {"AWS_ENDPOINT_URL": bucket_server}).items():
@@ -65,7 +65,7 @@ def test_readers_support_external_stores(
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
-    # Any Zarr reader can open the arrays, and their shards have the same bytes.
+    # Any Zarr reader can open the arrays, and their shards have the same bytes as local shards.
     array = zarr.open_array(f"{address}/layer_01/layer_output.zarr", mode="r")
     assert np.array_equal(array[:], stored.read_features(one.activations, SITE))
     files, name = fsspec.core.url_to_fs(f"{address}/layer_01/layer_output.zarr/c/0/0")

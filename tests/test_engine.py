@@ -32,7 +32,7 @@ PAIRS = [("the film was good", "it was not bad"), ("a film", "an arrow")]
 
 @dataclass
 class Passes:
-    """Numbers of tokens in the forward passes of all BERT models since the last `take`."""
+    """The number of tokens in each forward pass of all BERT models since the last `take`."""
 
     tokens: list[int] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ def model(tiny_bert: Path) -> attnmix.Model:
 
 
 def test_measure_uses_one_pass_per_batch_and_control(model: attnmix.Model, passes: Passes) -> None:
-    signature = 1  # pass that detects later changes of the model
+    signature = 1  # pass that detects later changes to the model
     attnmix.measure(model, TEXTS)
     assert len(passes.take()) == 1 + signature
     constants = 1  # pass of a single token
@@ -103,7 +103,7 @@ def test_own_share_of_a_short_text_needs_one_pass(model: attnmix.Model, passes: 
     result = attnmix.measure(model, TEXTS)
     passes.take()
     result.own_share()
-    check = 1  # pass that detects changes of the model
+    check = 1  # pass that detects changes to the model
     assert len(passes.take()) == len(TEXTS) + check
 
 

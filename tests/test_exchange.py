@@ -45,7 +45,7 @@ def drawn_ids(seed: int) -> npt.NDArray[np.int32]:
 
 
 def states(model: Any, ids: Any) -> list[Array]:
-    """Return the vectors `[T, D]` of each level before final norms; decoder vectors are at their input tokens.
+    """Return the vectors `[T, D]` at each level without final norms; decoder vectors are indexed by their input token.
 
     A decoder reads the text shifted right by one, so the last of the T tokens has no decoder vector (NaN).
     """
@@ -77,7 +77,7 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
     """Return four quantities of a token's vector y at each level `[4, levels]`, averaged over donors.
 
-    They are the squared displacements of y if the own token, all other tokens, or all tokens are exchanged, and |y|^2.
+    They are the squared displacement of y if its own token, all other tokens or all tokens are exchanged, and |y|^2.
     """
     by_donor = []
     for donor in donors:
@@ -144,7 +144,7 @@ def test_equal_tokens_are_excluded() -> None:
     base: Any = load_base(tiny_folder("bert"))
     ids, first, second = drawn_ids(0), drawn_ids(1), drawn_ids(2)
     first = np.where(first == ids, 41, first).astype(np.int32)
-    first[:2] = ids[:2]  # position 1 has the same token
+    first[:2] = ids[:2]  # the same token at position 1
     second[1] = 42
     both = measure_exchange(base, document(ids), {"a": [first, second], "b": [first]}, np.array([1, 3], np.int32), 512)
     alone = measure_exchange(base, document(ids), {"a": [second]}, np.array([1], np.int32), 512)
@@ -182,7 +182,7 @@ def planted(own: Any, others: Any, joint: Any, length: Any) -> Displacements:
 
 
 def test_sums_follow_from_displacements() -> None:
-    nothing = np.nan  # the second token only has rounding errors, and the third was not exchanged
+    nothing = np.nan  # the second token has only rounding errors, and the third token was not exchanged
     moves = planted([[16, 0, nothing]], [[4, 0, nothing]], [[36, 4e-30, nothing]], [[4, 4, nothing]])
     sums = exchange_sums(moves, precision=1e-7)
     assert {name: (total.item(), count.item()) for name, (total, count) in sums.items()} == {

@@ -66,7 +66,7 @@ def ratios(model: str, seed: int) -> pd.DataFrame:
 
 
 def closed_test(p: list[float]) -> list[float]:
-    """Return Holm's p-values as a closed test (the largest Bonferroni p-value of all subsets with a hypothesis)."""
+    """Return Holm's p-values: for each hypothesis, the largest Bonferroni p-value of all subsets that contain it."""
     subsets = [subset for size in range(1, len(p) + 1) for subset in combinations(range(len(p)), size)]
     bonferroni = {subset: min(1.0, len(subset) * min(p[each] for each in subset)) for subset in subsets}
     return [max(bonferroni[subset] for subset in subsets if number in subset) for number in range(len(p))]
@@ -242,11 +242,11 @@ def test_planned_rows_are_sign_flip_tests_of_fitted_pairs() -> None:
     changes = {setting: generator.normal(size=6).tolist() for setting in study.SETTINGS}
     changes[study.TRUE] = [value + 3 for value in changes[study.TRUE]]
     accuracies = {setting: [1.0] * 6 for setting in study.SETTINGS}
-    accuracies[study.PERMUTED][2] = 0.97  # excluded because it does not fit the labels
+    accuracies[study.PERMUTED][2] = 0.97  # this run is excluded because it does not fit the labels
     table = study.evaluate_plan(planted_runs(changes, accuracies)).set_index(["metric", "difference"])
     for row in (*study.TESTS, *study.EQUIVALENCES):
         seeds = [seed for seed in range(6) if study.PERMUTED not in (row.first, row.second) or seed != 2]
-        weight = 2 if row.metric in (study.RATIO, study.RATIO_MINUS_CONTROL) else 1  # mean over two layers
+        weight = 2 if row.metric in (study.RATIO, study.RATIO_MINUS_CONTROL) else 1  # mean of 1 and 3 (two layers)
         differences = weight * np.array([changes[row.first][seed] - changes[row.second][seed] for seed in seeds])
         result = table.loc[(row.metric, f"{row.first} minus {row.second}")]
         assert result["pairs"] == len(seeds)

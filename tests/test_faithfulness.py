@@ -66,7 +66,7 @@ BY_HAND = ("bert", "gpt2", "llama", "gemma3_text")
 
 
 def reviewed(folder: Path) -> Review:
-    """Return a text with the classifier in `folder`, for token scores."""
+    """Return the review of `TEXT` for the classifier in `folder`."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 60)
     return Review(classifier, document, np.random.default_rng(0))
@@ -89,7 +89,7 @@ def model(tiny_bert: Path) -> Any:
 
 
 def decomposed_by_hand(model: Any, ids: list[int]) -> Array:
-    """Return float64 parts of a classifier's logits `[sources, classes]`; the last source is the biases."""
+    """Return the parts of a classifier's logits `[sources, classes]` in float64; the biases are the last source."""
     name = model.config.model_type
     parts = parts_from_input(run_reference(name, model.base_model, ids).layers)[-1]
     state = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
@@ -159,7 +159,7 @@ def test_removal_masks_tokens(review: Review, model: Any) -> None:
     assert np.isnan(falls[[0, -1]]).all()
     for place in (1, 7):
         assert falls[place] == pytest.approx(float(class_logits()[label] - class_logits(place)[label]), abs=1e-4)
-    # Half of the tokens with the highest random scores; [CLS] and [SEP] remain.
+    # Either the tokens with high random scores or the others are removed; [CLS] and [SEP] remain.
     scores = np.random.default_rng(3).normal(size=(1, len(review.ids)))
     inner = scores[0, 1:-1]
     first = 1 + np.argsort(-inner)[: round(0.5 * len(inner))]
@@ -341,7 +341,7 @@ def test_stage_tables_are_reproducible(workspace: Workspace, monkeypatch: pytest
     assert set(zip(probe_rows["group"], probe_rows.index.str.removeprefix("probe_"), strict=True)) == set(TARGETS)
     assert (probe_rows.loc["probe_class", "documents"] == 8).all()
     last = class_use.query("layer == 2 and checkpoint == 'finetuned'").set_index("group", append=True)["mean"]
-    assert last["lens_agreement", "read"] == 1  # the classification token, after the last layer
+    assert last["lens_agreement", "read"] == 1  # after the last layer, the head itself reads this vector
     assert 0 <= last["lens_agreement", "others"] <= 1
     assert {*class_use.loc["class_kept", "group"]} <= {"text_mean", "corpus_mean", "other_class"}
     inspect.main(read_parameters())
@@ -384,7 +384,7 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
             hook.remove()
         return result
 
-    # Mean values of each text in each layer, kept by hooks during unchanged forward passes.
+    # Hooks record the mean value vector of each text in each layer during unchanged forward passes.
     mean_values: list[torch.Tensor] = []
 
     def keep_mean(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
@@ -411,7 +411,7 @@ def test_interventions_and_lens_match_module_hooks(tmp_path: Path) -> None:
             assert table["class_kept", name, first + 1] == pytest.approx(float(kept))
             change = after.softmax(-1).gather(1, predicted[:, None]) - whole.softmax(-1).gather(1, predicted[:, None])
             assert table["probability", name, first + 1] == pytest.approx(float(change.mean()), abs=1e-6)
-    # The lens: the head applied to every vector after the second layer, except that of the first token.
+    # The lens applies the head to every vector after the second layer, except the vector of the first token.
     agreements = []
     for number in range(4):
         with torch.no_grad():

@@ -45,8 +45,8 @@ T5_DECODER: dict[str, Any] = families.FAMILIES["t5"]["decoder"]
 TOLERANCE = 1e-5  # relative to the largest component; rotary embeddings and RMSNorm of transformers use float32
 
 
-# One family per structure by default: pre-, post- and sandwich norms, parallel sublayers, local and relative attention,
-# custom attention code, gates, grouped-query attention, and an encoder-decoder.
+# By default, one family per structure is tested: pre-, post- and sandwich norms, parallel sublayers, local and relative
+# attention, custom attention code, gates, grouped-query attention, and an encoder-decoder.
 STRUCTURES = ("bert", "mpnet", "deberta-v2", "modernbert", "gpt2", "gpt_neox", "qwen3", "gemma3_text", "bart")
 
 
@@ -91,7 +91,7 @@ def references(family: str, base: Any, texts: list[list[int]]) -> list[Reference
 
 
 def measured(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer, list[DocumentMeasures]]:
-    """Return a measurer and its measures of texts."""
+    """Return a measurer, and its measures of the texts."""
     measurer = BatchMeasurer(base, list(RATIOS), base.config.pad_token_id or 0)
     documents = []
     for number, ids in enumerate(texts):
@@ -108,10 +108,10 @@ def both(base: Any, folder: Path, texts: list[list[int]]) -> tuple[BatchMeasurer
 
 
 def corpus_values(values: list[Any], number: int) -> Any:
-    """Return mean values of other texts `[heads, tokens, width]` for the tokens of the text `number`.
+    """Return, for each token of the text `number`, mean value vectors of the other texts `[heads, tokens, head size]`.
 
-    Each mean is over the tokens in the same group of positions (0, 1, 2-3, 4-7, ...), or over all tokens if other texts
-    have no such position.
+    Each mean is over the tokens in the same group of positions (0, 1, 2-3, 4-7, ...), or over all tokens if the other
+    texts have no position in this group.
     """
     others = [each for index, each in enumerate(values) if index != number]
     mean_of_all = np.concatenate(others, axis=1).mean(1)
@@ -170,7 +170,7 @@ def test_ratios_follow_their_definition(both: Any, references: list[Reference]) 
             for method, values in zip(measurer.methods, each.ratios, strict=True):
                 np.testing.assert_allclose(values[number], ratios[method], atol=1e-5, rtol=0, err_msg=method)
             W_O = layer.weights.arrays["out"][:-1].reshape(layer.weights.heads, layer.weights.head_size, -1)
-            by_head = []  # sums of the ratio over tokens
+            by_head = []  # for each head, the sum of its ratios
             for weights, value, W_of_head in zip(layer.attention, layer.value, W_O, strict=True):
                 by_head.append(mixing_ratio(weights[:, :, None] * (value @ W_of_head)).sum())
             np.testing.assert_allclose(each.statistics["by_head"][:, number], by_head, atol=1e-4)
@@ -199,7 +199,7 @@ def test_random_weights_have_the_same_architecture(folder: Path, base: Any, text
     assert torch.equal(torch.get_rng_state(), before)
 
     def parameters_of(model: Any) -> dict[str, torch.Tensor]:
-        """Return the parameters without the pooler, which no layer uses and some checkpoints lack."""
+        """Return the parameters except those of the pooler; no layer uses the pooler, and some checkpoints lack it."""
         return {name: tensor for name, tensor in model.state_dict().items() if "pooler" not in name}
 
     shapes = {name: tensor.shape for name, tensor in parameters_of(random).items()}
@@ -290,7 +290,7 @@ def test_derivatives_match_autograd(base: Any, texts: list[list[int]]) -> None:
 
 
 def layer_jacobian(call: Any) -> torch.Tensor:
-    """Return the Jacobian of a layer's output by its input `[T, D, T, D]` (width D of T tokens)."""
+    """Return the Jacobian of a layer's output with respect to its input `[T, D, T, D]` (T tokens of width D)."""
 
     def output(x: torch.Tensor) -> torch.Tensor:
         return call.whole(x)[0]
@@ -299,7 +299,7 @@ def layer_jacobian(call: Any) -> torch.Tensor:
 
 
 def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.Tensor]:
-    """Return Jacobians of layer outputs by word embeddings `[T, D, T, W]` (widths D and W of T tokens)."""
+    """Return the Jacobians of layer outputs (width D) with respect to word embeddings (width W), `[T, D, T, W]`."""
     words = base.get_input_embeddings()(ids).detach()
     decoder = {"decoder_input_ids": ids} if base.config.is_encoder_decoder else {}
 
@@ -315,7 +315,7 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
 @pytest.mark.parametrize(
     ("model_type", "key", "wrong", "broken"),
     [
-        # Modules that are one step too early or too late, as in other tools.
+        # The wrong modules are one step too early or too late, as in other tools.
         ("gemma3_text", "attention_output_norm", None, "attention_residual"),
         ("olmo2", "feed_forward_output_norm", None, "layer_output"),
         ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),

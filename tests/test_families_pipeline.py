@@ -53,7 +53,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
 
-pytestmark = pytest.mark.families  # every family has a pipeline run with a page
+pytestmark = pytest.mark.families  # every family needs a pipeline run with a page
 
 
 def shown_content(name: str) -> tuple[object, ...]:
@@ -66,9 +66,9 @@ def shown_content(name: str) -> tuple[object, ...]:
 
 
 def one_of_each_content() -> list[str]:
-    """Return a family for each content.
+    """Return one family for each value of `shown_content`.
 
-    This is `OWN_WIDTH` if it has this content, otherwise the family with the most norms and special properties.
+    The family is `OWN_WIDTH` if it has this value, otherwise the family with the most norms and special properties.
     """
 
     def preference(name: str) -> tuple[bool, int]:
@@ -95,10 +95,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def family(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
-    """Yield a family with its run as the current folder."""
+    """Yield a family, with the folder of its run as the current folder."""
     folder = tmp_path_factory.mktemp(name)
     write_family(name, folder / "model")
-    # The layouts contain different points only if widths differ.
+    # Layouts contain different points only if the points have different widths.
     run_family(folder, *([LAYOUTS] if name == OWN_WIDTH else []))
     with chdir(folder):
         yield family_of(AutoConfig.from_pretrained("model"))
@@ -113,7 +113,7 @@ def shown(family: Family, chromium: Any) -> Iterator[Opened]:
 
 
 def points_of_other_widths() -> set[str]:
-    """Return the points with a different width than the residual stream."""
+    """Return the points whose vectors have a different width than the residual stream."""
     widths = {site.point: open_store(ACTIVATIONS, site).shape[1] for site in stored_sites(ACTIVATIONS)}
     return {point for point, width in widths.items() if width != widths["layer_output"]}
 
@@ -148,7 +148,7 @@ def test_classifier_scores_match_transformers(name: str, family: Family) -> None
     assert tested["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), abs=1e-5)
     assert tested["accuracy"] == pytest.approx(float((logits.argmax(-1) == labels).double().mean()), abs=1e-6)
     assert not np.allclose(before, logits, atol=1e-4)  # fine-tuning changed the model
-    # The measured base model belongs to the classifier.
+    # The base model alone has the same vectors as in the classifier.
     classifier, tokenizer = load_classifier(run.finetuned), AutoTokenizer.from_pretrained(run.finetuned)
     assert AutoConfig.from_pretrained(run.finetuned).pad_token_id == tokenizer.pad_token_id
     ids = tokenizer(reviews["text"][0], return_tensors="pt")["input_ids"]
@@ -172,11 +172,11 @@ def test_figures_show_measures_of_the_family(family: Family) -> None:
 def test_every_option_of_the_page_is_shown(family: Family, shown: Opened) -> None:
     page, sites = shown.page, map_sites(Run(Path()).map("separate"))
     tokens = int(Run(Path()).documents["tokens"].sum())
-    page.locator("[id^=token-]").last.click()  # in a decoder, the first word is its only source
+    page.locator("[id^=token-]").last.click()  # not the first word: in a decoder, it has no other source
     measures = page.locator("[data-measure]").evaluate_all("all => all.map(each => each.dataset.measure)")
     assert [each for each in measures if each in RATIOS] == family.present(RATIOS)
     shares = options(page, "share")
-    # `attn_w` is 1 minus the own share in the attention matrix, which the page shows instead.
+    # The page shows the attention matrix instead of `attn_w`, which is 1 minus the own share in this matrix.
     ratios = [each for each in RATIOS if each != "attn_w" or "attention" not in family.present(LAYER_MATRICES)]
     assert {each for each in shares if each in RATIOS} == set(family.present(ratios))
     assert {each for each in shares if each in LAYER_MATRICES} == set(family.present(LAYER_MATRICES))

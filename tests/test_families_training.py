@@ -30,7 +30,7 @@ ROTARY = (
 DECODERS = ("gpt2", "gpt_neo", "bloom", "opt", *ROTARY[3:])
 T5 = ("t5", "mt5", "umt5")
 UNLIMITED = ("bloom", *T5)
-BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # positions affect only attention scores, as distances
+BY_DISTANCE = ("deberta-v2", *UNLIMITED)  # positions affect only attention scores, through distances
 CPU = torch.device("cpu")
 
 
@@ -184,7 +184,7 @@ def test_padding_token_does_not_end_texts(
 
 
 def expected_class(words_of_tokens: list[set[int]], position: int) -> str:
-    """Return a token's class from the words that each token overlaps, without the tokenizer's word indices."""
+    """Return the class of a token, derived from the words that each token overlaps, not from word indices."""
     words = words_of_tokens[position]
     if not words:
         return "punctuation"
@@ -204,7 +204,7 @@ def test_token_classes_follow_words_for_every_tokenizer(family: tuple[str, Path]
     word_at = {i: word.start() for word in re.finditer(r"\w+", text) for i in range(*word.span())}
     reached = []
     for start, end in encoding.offsets[inner]:
-        leads = text[start:end] == " " or start == end  # only a space or empty, before a word
+        leads = text[start:end] == " " or start == end  # a lone space or an empty token belongs to the next word
         reached.append({word_at[i] for i in range(start, end + leads) if i in word_at})
     assert classes[inner] == [expected_class(reached, position) for position in range(len(reached))]
     assert {"punctuation", "word"} <= set(classes)

@@ -29,7 +29,7 @@ def data_of(page: str) -> Any:
 
 
 def layouts(data: Any) -> dict[str, set[str]]:
-    """Return the layouts on the page with the points missing from each."""
+    """Return, for each layout on the page, the points that this layout lacks."""
     points = [site["point"] for site in data["sites"]]
     return {layout: {points[number] for number in each["absent"]} for layout, each in data["maps"].items()}
 

@@ -61,7 +61,7 @@ def paper_style() -> Iterator[None]:
 
 
 def captured_texts(tokens: list[str], *documents: str) -> CapturedTexts:
-    """Return texts with these names, which all consist of the same tokens."""
+    """Return texts with the names `documents`; all texts consist of the same tokens."""
     tables = [tokens_table(tokens, SPECIAL, document) for document in documents]
     return read_captured(pd.concat(tables, ignore_index=True), NO_STEPS)
 
@@ -108,14 +108,14 @@ def joint_pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_joint_pages_accumulate_points(joint_pages: Path) -> None:
     with pypdfium2.PdfDocument(joint_pages) as document:
-        assert len(document) == 2 + 2 * len(POST_LN)  # two points of the embedding, and those of two layers
+        assert len(document) == 2 + 2 * len(POST_LN)  # two points of the embedding, and the points of two layers
         texts = [page.get_textpage().get_text_bounded() for page in document]
         pages = [page.render(scale=DPI / 72).to_numpy() for page in document]
     assert "(1 of 14)" in texts[0]
     assert "(14 of 14)" in texts[-1]
     panel_width = int(0.68 * pages[0].shape[1])  # without the legend on the right
     drawn = [(page[30:, :panel_width] < 250).any(axis=-1) for page in pages]  # without titles
-    # Only the newest points have an edge. Its pixels may be missing on later pages.
+    # Only the newest points have an edge, so the pixels of an edge may be missing on later pages.
     for earlier, later in pairwise(drawn):
         assert later.sum() > 0.95 * earlier.sum()
         assert earlier[later].sum() > 0.9 * earlier.sum()
@@ -297,7 +297,7 @@ def test_matrices_show_sentence_without_diagonal(run: Path) -> None:
             rows = (matrix / matrix.sum(axis=1, keepdims=True))[part]
             expected = np.where(np.eye(3), np.nan, rows[:, part])
             np.testing.assert_allclose(cells_of(axes.images[0]), expected, rtol=1e-5)
-            # The second image has two columns: the own contribution, and that of the rest of the text.
+            # The second image has two columns: a token's own contribution, and that of all tokens outside the sentence.
             own = np.diagonal(rows[:, part])
             rest = np.delete(rows, part, axis=1).sum(axis=1)
             np.testing.assert_allclose(cells_of(axes.images[1]), np.stack([own, rest], axis=1), rtol=1e-4)
@@ -456,7 +456,7 @@ def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer, as for RoBERTa."""
+    """Return a byte-level BPE tokenizer, as used by RoBERTa."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -468,7 +468,7 @@ def byte_level(vocabulary: int, trim: bool = False) -> PreTrainedTokenizerFast:
 
 
 def metaspace(prefix: bool) -> PreTrainedTokenizerFast:
-    """Return a BPE tokenizer with byte fallback, as for Llama."""
+    """Return a BPE tokenizer with byte fallback, as used by Llama."""
     letters = sorted(set(PROSE.replace(" ", "▁")) - {"\U0001f600", "你"})
     names = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *letters, "▁t", "he"]
     vocabulary, merges = {piece: number for number, piece in enumerate(names)}, [("▁", "t"), ("h", "e")]

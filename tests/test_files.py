@@ -1,4 +1,4 @@
-"""Review files and folders are read as their format defines, or refused with the cause.
+"""Review files and folders are read as their format defines, or refused with a stated cause.
 
 Reference definitions: RFC 4180 for csv, and one unquoted record per line for tsv.
 """
@@ -61,7 +61,7 @@ generators = st.randoms(use_true_random=False)
 
 
 def csv_of(rows: Sequence[Sequence[str]], generator: random.Random) -> str:
-    """Return csv as RFC 4180 allows, with quotes around fields that need them, and around some others at random."""
+    """Return a csv text according to RFC 4180, with quotes around fields that need quotes and around random fields."""
     end = generator.choice(["\n", "\r\n"])
     lines = []
     for row in rows:
@@ -74,7 +74,7 @@ def csv_of(rows: Sequence[Sequence[str]], generator: random.Random) -> str:
 
 
 def write(path: Path, rows: Sequence[tuple[str, ...]], generator: random.Random) -> None:
-    """Write records under `NAMES` in a random variant of their format."""
+    """Write records with the columns `NAMES` in a random variant of their format."""
     if path.suffix == ".parquet":
         table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(NAMES)})
         dictionary = generator.choice([True, False])
@@ -92,7 +92,7 @@ def write(path: Path, rows: Sequence[tuple[str, ...]], generator: random.Random)
 
 
 def writable(rows: Sequence[tuple[str, ...]], suffix: str) -> list[tuple[str, ...]]:
-    """Return the records that the format can represent: a tsv field has neither tabs nor line breaks."""
+    """Return the records as the format can represent them: in tsv fields, tabs and line breaks become spaces."""
     if suffix != ".tsv":
         return list(rows)
     return [tuple(field.translate({ord(mark): " " for mark in "\t\r\n"}) for field in row) for row in rows]
@@ -134,8 +134,8 @@ def rfc_records(text: str) -> list[list[str]] | None:
 
     Return None if the text has a stray quote.
 
-    The state of a field is `start` (no character yet), `plain`, `quoted`, or `closed` after a second quote, which is
-    the end of the field or, before a third quote, part of it.
+    The state of a field is `start` (no character yet), `plain`, `quoted`, or `closed` after a second quote. The second
+    quote ends the field unless a third quote follows.
     """
     rows: list[list[str]] = []
     row: list[str] = []
@@ -225,7 +225,7 @@ def test_stray_quotes_lose_no_row(tmp_path: Path) -> None:
 
 
 def glue(names: str, *rows: str) -> str:
-    """Return a table with tabs from column names separated by spaces and rows separated by vertical bars."""
+    """Return a tab-separated table; in the arguments, spaces separate names, and vertical bars the cells of a row."""
     return "\n".join(["\t".join(names.split()), *("\t".join(row.split("|")) for row in rows)]) + "\n"
 
 

@@ -37,14 +37,14 @@ TRAIN = 56
 
 
 def prepared(folder: Path, checkpoint: Path) -> Path:
-    """Write the inputs of the stage into a folder with parameters, and return the folder."""
+    """Write the inputs of the stage `finetune` into a folder with parameters, and return the folder."""
     write_reviews(folder / "data/reviews", test=60, train=TRAIN)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     return folder
 
 
 def tuned(folder: Path) -> Path:
-    """Run the stage in this process in a folder, and return the folder."""
+    """Run the stage `finetune` in `folder`, in this process, and return the folder."""
     with chdir(folder), lock_stage("finetune"):
         finetune.main(read_parameters())
     assert not (folder / UNFINISHED).exists()
@@ -84,7 +84,7 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # The ends of Wilson's interval are 1.96 of their own standard errors from the observed share.
+    # Each end of Wilson's interval is 1.96 of its own standard errors from the observed share.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
@@ -175,7 +175,7 @@ def test_permuted_labels_keep_last_epoch(workspace: Workspace, tiny_bert: Path) 
         assert sorted(labels) == sorted(given)
         assert labels != given
     metrics = json.loads((folder / "reports/metrics/finetune.json").read_text())
-    assert metrics["best_epoch"] == 2  # the first epoch has the lower loss
+    assert metrics["best_epoch"] == 2  # although the first epoch has the lower loss
 
 
 def test_permuted_labels_follow_from_seed() -> None:

@@ -32,7 +32,7 @@ TEXTS = ["time flies like an arrow", "the film was good ."]
 PAIRS = [("time flies", "like an arrow"), ("the film was not good .", "it was")]
 MASKED = "time [MASK] like an arrow"
 PAD, CLS, SEP, TIME = 0, 2, 3, 5
-"""Token IDs of the tiny BERT; its vocabulary ends before 42."""
+"""Token IDs of the tiny BERT; all IDs in its vocabulary are below 42."""
 
 
 @pytest.fixture(scope="module")
@@ -465,7 +465,7 @@ def test_texts_are_validated_without_model() -> None:
 
 @pytest.fixture(scope="module", params=each_family("gpt2"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> attnmix.Model:
-    """Return a model of each family in memory, with a padding token and truncation on the left."""
+    """Return a model of each family; its tokenizer has a padding token and truncates on the left."""
     folder = write_family(request.param, tmp_path_factory.mktemp(request.param))
     tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left")
     if tokenizer.pad_token is None:
@@ -503,7 +503,7 @@ def test_families_tokenise_pairs_consistently(family: attnmix.Model, has_page: b
     assert measured_ids(padded) == ids
     for one, other in zip(result.ratios_by_text, padded.ratios_by_text, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
-    # Vectors of the first layer use all inputs from the tokenizer.
+    # The vectors after the first layer depend on all inputs from the tokenizer.
     vectors = attnmix.open_run(tmp_path / "run").features("layer_output", layers=[1]).numpy()[0]
     starts = np.cumsum([0, *map(len, ids)])
     for start, end, pair in zip(starts, starts[1:], PAIRS, strict=False):

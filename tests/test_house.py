@@ -227,7 +227,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def observed(folder: Path) -> dict[str, Observed]:
-    """Return the observations of all stages, run in order on tiny input in one folder."""
+    """Run all stages in order on tiny input in one folder, and return the observations of each stage."""
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     capture = {"documents": [0, 1], "max_length": 40}
@@ -235,7 +235,7 @@ def observed(folder: Path) -> dict[str, Observed]:
     keys, opened = set[str](), set[str]()
 
     def record(section: BaseModel, name: str) -> Any:
-        """Return an attribute, and record the parameters that it reads."""
+        """Return an attribute of a section, and record the parameters that it reads."""
         value = object.__getattribute__(section, name)
         prefix = SECTIONS.get(type(section), "")
         if name in type(section).model_fields and not isinstance(value, BaseModel):
@@ -277,7 +277,7 @@ def observed(folder: Path) -> dict[str, Observed]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_stage_declares_exactly_the_parameters_it_reads(observed: dict[str, Observed], stage: str) -> None:
     exempt = EXEMPT.get(stage, set())
-    # The page lists every parameter with a non-default value.
+    # `render` reads all keys, because the page lists changed parameters.
     read = ALL_KEYS if stage == "render" else observed[stage].keys
     assert declared_keys(stage) - exempt == read - exempt
 
@@ -294,7 +294,7 @@ def test_stage_accesses_exactly_its_declared_files(observed: dict[str, Observed]
 
 
 def rerun(key: str, changed_out: str) -> set[str]:
-    """Return the stages that DVC reruns if `key` changes the output `changed_out` of `tokenize`."""
+    """Return the stages that DVC reruns if a change to `key` changes the output `changed_out` of `tokenize`."""
     stages = {"tokenize"}
     changed = {changed_out}
     for name, stage in STAGES.items():  # in order of execution

@@ -55,7 +55,7 @@ LASTING = [
     (Trouble("storage", "endless", None), SPOILT),
 ]
 KINDS = ("model", "dataset")
-# One failure per place suffices for datasets and `attnmix.load`, which share the download code of the stage's model.
+# One failure per place suffices for datasets and `attnmix.load`, because all downloads share the same code.
 TEMPORARY_BY_PLACE = list({trouble.place: trouble for trouble in TEMPORARY}.values())
 LASTING_BY_PLACE = list({trouble.place: (trouble, expected) for trouble, expected in LASTING}.values())
 
@@ -81,7 +81,7 @@ class Served(NamedTuple):
 
         Return the folder.
 
-        Tests that compare all bytes of a model need not load it, which takes a third of their time.
+        Tests that compare all bytes of a model can omit the checks of the model, which take a third of the time.
         """
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
@@ -90,7 +90,7 @@ class Served(NamedTuple):
         return folder
 
     def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
-        """Return the error of the stage, which must be one line and leave a new folder without outputs."""
+        """Return the error message of the stage; it must be one line, and a new folder must contain no outputs."""
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
             self.download(folder, token, **changes)
@@ -238,7 +238,7 @@ def test_lasting_failure_is_one_error_without_files(
 def test_interrupted_file_is_resumed_until_complete(tmp_path: Path, served: Served, kind: str) -> None:
     assert_as_served(served.download(tmp_path, checks_model=False, **{kind: {"name": "owner/further"}}), served, NEW)
     starts = served.repositories[f"{kind}s/owner/further"].starts
-    assert max(starts) >= CUT  # for a model, so often that the sum of waits exceeds the limit
+    assert max(starts) >= CUT  # for a model, the sum of all waits exceeds the time limit
     # The requests for a file begin with byte 0, and each later request resumes after the last received byte.
     first_requests = [number for number, start in enumerate(starts) if start == 0]
     for begin, end in zip(first_requests, [*first_requests[1:], len(starts)], strict=True):
@@ -262,7 +262,7 @@ def test_load_survives_temporary_failures(served: Served, name: str) -> None:
     local = attnmix.load(served.model[NEW]).network.state_dict()
     loaded = served.worker.submit(run_load, name).result()
     assert loaded == {key: tensor.numpy().tobytes() for key, tensor in local.items()}
-    assert repository.starts  # by httpx instead of the client's own transfers
+    assert repository.starts  # by httpx; the client's own transfers would bypass the server
 
 
 @pytest.mark.parametrize(("trouble", "expected"), LASTING_BY_PLACE, ids=lambda each: getattr(each, "place", ""))
@@ -342,7 +342,7 @@ def test_cached_file_is_verified_by_hash(tmp_path: Path, served: Served) -> None
 
 @pytest.mark.long  # two more processes
 def test_offline_mode_uses_cache_and_names_missing_files(tmp_path: Path, served: Served) -> None:
-    # The shared process would use its listings of files, which other tests have removed.
+    # The shared process would use its own listings, although other tests have removed the listed files.
     with start_worker(environment(served.address, served.home)) as worker:
         online = served._replace(worker=worker).download(tmp_path / "online")
     for repository in served.repositories.values():

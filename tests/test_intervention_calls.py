@@ -62,7 +62,7 @@ def batch(model: attnmix.Model, texts: Sequence[str] = TEXTS) -> dict[str, Tenso
 
 
 def vectors(network: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the logits, or the last vectors of a network without head."""
+    """Return the logits, or the last hidden states if the network has no head."""
     options = dict(inputs)
     if hasattr(network.base_model, "_shift_right"):
         options["decoder_input_ids"] = network.base_model._shift_right(inputs["input_ids"])
@@ -270,7 +270,7 @@ def test_incompatible_cache_is_an_error() -> None:
 
 
 def replica(module: nn.Module) -> nn.Module:
-    """Return a replica as `DataParallel` creates for each thread."""
+    """Return a replica, like those that `DataParallel` creates for threads."""
     copied: Any = module._replicate_for_data_parallel()
     for name, parameter in module._parameters.items():
         setattr(copied, name, None if parameter is None else parameter.detach())

@@ -46,7 +46,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "chained": {"edits": (without_heads({1: [0]}), lambda _layer, weights, value: (weights, value))},
     "recorded": {"values": {}},
 }
-"""Valid arguments of each maker."""
+"""Valid arguments of each function in `MAKERS`."""
 
 NO_LAYERS: list[tuple[Any, str]] = [
     *((number, rf"layer {number}; allowed: 1 to 3$") for number in (0, 4, -1)),
@@ -76,7 +76,7 @@ NO_DICTIONARY: list[tuple[Any, str]] = [({}, "an empty dictionary; pass a"), ([1
 
 
 def at_layers(right: Any) -> list[tuple[Any, str]]:
-    """Return invalid dictionaries with layers as keys; `right` is a valid value for one layer."""
+    """Return invalid values of an argument that maps layers to values; `right` is a valid value."""
     return [*(({layer: right}, message) for layer, message in NO_LAYERS), *NO_DICTIONARY]
 
 
@@ -123,7 +123,7 @@ WRONG: dict[tuple[str, str], list[tuple[Any, str]]] = {
     ],
     ("recorded", "values"): [(None, "NoneType; pass a dictionary"), ([], "list; pass a dictionary")],
 }
-"""Invalid values by maker and argument, with the expected message."""
+"""Invalid values by function and argument, with the expected messages."""
 
 
 def made(maker: str, arguments: dict[str, Any]) -> Edit:

@@ -89,7 +89,7 @@ def test_approximate_neighbours_are_seeded_and_accurate(
     assert np.mean([len(set(a) & set(b)) for a, b in zip(exact, indices, strict=True)]) > 9.5
     right = indices == exact
     assert np.allclose(distances[right], exact_distances[right], rtol=1e-3, atol=1e-3)
-    for metric in METRICS.values():  # both searches use the same distance
+    for metric in METRICS.values():  # both search methods use the same distance
         first, second = metric.prepared(vectors[:2])
         expected = cdist(first[None], second[None], "cityblock" if metric.distance == "manhattan" else metric.distance)
         assert pynn_named_distances[metric.distance](first, second) == pytest.approx(expected.item())
@@ -107,13 +107,13 @@ def test_disconnected_graph_has_map() -> None:
 
 @pytest.fixture(scope="module")
 def chain() -> list[Any]:
-    """Return a connected cloud of 60 tokens at five points, with a small random drift between points."""
+    """Return the vectors of 60 tokens at five points: one cloud, with random deviations that grow with the point."""
     generator = np.random.default_rng(1)
     cloud = generator.normal(size=(60, 8))
     return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
 
 
-# umap.UMAP warns about its own settings; the library calls umap's functions instead.
+# umap.UMAP warns about its own settings; attnmix calls umap's functions instead.
 @pytest.mark.filterwarnings("ignore:.*transform will be unavailable", "ignore:n_jobs value 1 overridden")
 def test_maps_match_umap_exactly(chain: list[Any]) -> None:
     import umap
@@ -165,7 +165,7 @@ def test_aligned_maps_match_umap_graphs_and_quality(chain: list[Any]) -> None:
 
 
 def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
-    """A tie of a token between two of five points is the Jaccard index of its neighbours, weighted by distance.
+    """A tie of a token is the Jaccard index of its neighbours at two points, weighted by the distance of the points.
 
     The first axis of `strength` is the signed offset between the points, from -3 to 3.
     """
@@ -210,7 +210,7 @@ def test_component_scale_and_variance_need_euclidean_metric() -> None:
 
 
 def write_stores(tokens: int) -> dict[Site, Any]:
-    """Write and return random features of three points, with their tokens."""
+    """Write random features at three points and a table of tokens, and return the features."""
     plan = store.plan_store(tokens, 20, "float16", 64)
     store.create_stores(ACTIVATIONS, dict.fromkeys(SITES, 20), plan)
     features = {site: clusters(tokens, seed).astype(np.float16) for seed, site in enumerate(SITES)}
@@ -272,7 +272,7 @@ def test_scores_match_pairwise_distances(metric: str, number: int) -> None:
     k = min(15, (number - 1) // 2)
     measured = scores(vectors, xy, metric)
     full, flat = all_distances(vectors, metric), cdist(xy, xy)
-    # Ranks of the other vectors by distance from each vector, which has rank 0 itself.
+    # Ranks of all vectors by distance from each vector; the vector itself has rank 0.
     full_ranks = np.argsort(np.argsort(full, axis=1), axis=1)
     flat_ranks = np.argsort(np.argsort(flat, axis=1), axis=1)
     near_full = (full_ranks > 0) & (full_ranks <= k)
@@ -301,7 +301,7 @@ def test_stability_of_equal_shapes_and_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return vectors and maps of 40 tokens at three points; `heads` is a shift of both at the second point.
+    """Return the sites, vectors and maps of 40 tokens at three points; `heads` shifts both arrays at the second point.
 
     The second point is `attention_heads`, whose vectors have a different basis than those of the other points.
     """
@@ -317,7 +317,7 @@ def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
 def score_joint_map(sites: list[Site], vectors_STD: Any, maps_ST2: Any) -> pd.DataFrame:
     """Return the scores of a joint map of the vectors; the map of the second seed differs only in scale.
 
-    The axes are sites, tokens and dimensions.
+    The axes of the arrays are sites, tokens and dimensions.
     """
     maps = {seed: dict(zip(sites, maps_ST2 * (1 + seed), strict=True)) for seed in range(2)}
     return score_layout("joint", dict(zip(sites, vectors_STD, strict=True)), maps, "euclidean", 2)
@@ -437,7 +437,7 @@ def outputs() -> dict[str, bytes]:
 
 
 def reduced(workspace: Workspace) -> dict[str, bytes]:
-    """Run `reduce` on fixed features with a second seed, and return its outputs."""
+    """Run `reduce` on fixed features with a second seed, and return the output files."""
     workspace(umap={"layouts": list(LAYOUTS), "stability_seeds": [3]})
     write_stores(60)
     reduce.main(read_parameters())

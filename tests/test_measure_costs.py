@@ -18,11 +18,12 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.attention import OBSERVED
 
 LAYERS, HEADS, WIDTH = 2, 12, 192
-TEXTS, TOKENS = 4, 42  # the ratio of tokens to width of BERT-base with texts of 168 tokens
+TEXTS, TOKENS = 4, 42  # the same ratio of tokens to width as in BERT-base with texts of 168 tokens
 FORWARD_PASS = 24
 """Floating-point operations of BERT's weights per token and layer, in units of WIDTH^2.
 
-Attention has 4 and the feed-forward network 8 weights per unit, and each weight needs a multiplication and an addition.
+Per unit, attention has 4 weights and the feed-forward network has 8 weights. Each weight needs a multiplication and an
+addition.
 """
 
 
@@ -54,7 +55,7 @@ def measurer() -> Iterator[tuple[BatchMeasurer, list[Document]]]:
 def count_operations(
     measurer: tuple[BatchMeasurer, list[Document]], statistics: Collection[str], has_all_identities: bool = False
 ) -> float:
-    """Return the operations in matrix products per token and layer, in units of WIDTH^2."""
+    """Return the number of operations in matrix products per token and layer, in units of WIDTH^2."""
     batches, documents = measurer
     with FlopCounterMode(display=False) as counter:
         batches.measures(documents, [has_all_identities] * TEXTS, statistics)

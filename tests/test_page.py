@@ -80,7 +80,7 @@ def test_opening_text_has_median_ratio(run: Path) -> None:
     data = payload(files.page)
     opening = data["documents"][data["opens"]["document"]]
     assert opening["name"] == means.sort_values().index[(len(means) - 1) // 2]
-    # The initially selected word of each text has the largest single source.
+    # The initially selected word of each text has the largest share of a single source.
     for document, position in zip(data["documents"], data["opens"]["positions"], strict=True):
         matrix = np.asarray(files.matrix("finetuned", document["name"], "alti")[curves.idxmax() - 1], dtype=float)
         matrix /= matrix.sum(axis=1, keepdims=True)
@@ -177,7 +177,7 @@ def test_selection_rule_of_captured_texts_is_stated(copied: Path) -> None:
     assert f"The maps show the captured texts, which are examples. {escape(TYPICAL)}</p>" in page
     assert f'<p class="note">{escape(TYPICAL)}' not in page
     with pytest.raises(TypeError, match="positional"):
-        Subject("a model", "a revision", "a base")  # type: ignore[misc]  # fields could be confused
+        Subject("a model", "a revision", "a base")  # type: ignore[misc]  # positional fields could be confused
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_every_pane_has_csv_content(opened: Opened) -> None:
     for pane in panes:
         name, content = opened.file(pane, "csv")
         assert name.endswith(".csv")
-        # The map contains vectors of the fine-tuned model, independent of the selected model.
+        # The map contains vectors of the fine-tuned model, whichever model is selected.
         assert ("fine_tuned" in name) == (pane == "map-pane") or pane in of_no_model
         text = content.decode()
         columns, *rows = csv.reader(text.splitlines())

@@ -25,7 +25,7 @@ RINGS = ("mark", "took", "ink")  # colours of the rings around dots of the map
 
 
 def kinds(theme: str) -> list[str]:
-    """Return the map's colours of texts, classes and kinds of tokens."""
+    """Return the colours that the map uses for texts, classes and kinds of tokens."""
     table = SCRIPT.partition("const KINDS")[2].partition("};")[0]
     return re.findall(r"#[0-9a-f]{6}", table.partition(f"{theme}:")[2].partition("]")[0])
 
@@ -38,7 +38,7 @@ def are_far_apart(one: str, other: str) -> bool:
 
 
 def themes() -> dict[str, dict[str, str]]:
-    """Return the colours of the light and dark page, by name."""
+    """Return the colours of the light and the dark page, by theme and name."""
     style = (REPOSITORY / "attnmix/page/page.css").read_text("utf-8")
     light, dark = re.findall(r"--paper: [^}]*", style)[:2]
     named = re.compile(r"--([\w-]+): (#[0-9a-f]{3,6});")

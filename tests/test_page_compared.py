@@ -125,7 +125,7 @@ def test_similar_texts_open_side_by_side_with_differences(pair: Opened, compared
     most_of_words = 100 * float(word_changes.max())
     page.locator("#largest button").first.click()
     assert page.locator("#layer").input_value() == str(1 + int(word_changes.max(axis=1).argmax()))
-    _, _, shown_change, *_ = numbers_in(page.locator("#chosen-text").inner_text())  # after the shares in both texts
+    _, _, shown_change, *_ = numbers_in(page.locator("#chosen-text").inner_text())  # the third number, after the shares
     assert abs(shown_change) == pytest.approx(most_of_words, abs=0.06)
     legend = page.locator("#difference-legend")
     said = re.sub(r"\s+", " ", legend.inner_text())
@@ -158,7 +158,7 @@ def test_token_selection_keeps_the_picture(pair: Opened) -> None:
     assert f"{TITLES[0]} has no token in this column." in page.locator("#chosen-text").inner_text()
     for _ in range(3):
         page.keyboard.press("ArrowUp")
-    assert page.locator("#document").input_value() == "0"  # at the token nearest to the gap
+    assert page.locator("#document").input_value() == "0"  # the selected token is the nearest to the gap
     assert page.locator("#selected b").inner_text() in ("was", "great")
 
 

@@ -153,7 +153,7 @@ MORE = """box => {
   const isShown = (pseudo) => getComputedStyle(box, pseudo).display === "block";
   return [[left > 1, right > 1], [isShown("::before"), isShown("::after")]];
 }"""
-"""Function that returns whether a box has hidden content on its left and right, and whether it indicates this."""
+"""Function that returns whether a box hides content on the left and right, and whether the box indicates this."""
 
 
 def test_picture_and_heads_indicate_overflow(run: Path, tab: Any) -> None:

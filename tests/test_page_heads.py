@@ -32,7 +32,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox"
 
 
 def decoded(text: str, kind: str) -> npt.NDArray[Any]:
-    """Return the numbers of a NumPy dtype that are encoded in base64."""
+    """Return the numbers of the NumPy dtype `kind` that a base64 text encodes."""
     return np.frombuffer(base64.b64decode(text), dtype=kind).astype(np.float64)
 
 
@@ -43,7 +43,7 @@ def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 @pytest.fixture
 def long_text() -> dict[str, dict[str, npt.NDArray[Any]]]:
-    """Return the heads of both checkpoints for one text with widely different scores."""
+    """Return random heads of both checkpoints for one text; the attention scores differ widely."""
     generator, checkpoints = np.random.default_rng(0), {}
     for checkpoint in ("pretrained", "finetuned"):
         query, key = (generator.normal(size=(2, heads, 50, 32)).astype(np.float32) for heads in (4, 2))
@@ -197,7 +197,7 @@ def test_neuron_view_numbers_match_model(family: tuple[Opened, Reference, str]) 
     }
     for step, vector in expected.items():
         assert steps[step] == pytest.approx(vector, **close), step
-    assert list(steps.values())[-2] == pytest.approx(result, **close)  # the page recomputes it
+    assert list(steps.values())[-2] == pytest.approx(result, **close)  # the page recomputes this result
     assert ("skip" in steps) == (name != "gpt_neox")
     assert ("norm" in steps) == (name == "bert")
     assert ("output_norm" in steps) == (name in ("gemma3_text", "olmo2"))

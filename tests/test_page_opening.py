@@ -56,7 +56,7 @@ def address(run: Path) -> str:
 
 @pytest.fixture(scope="module")
 def held_tab(chromium: Any) -> Iterator[Any]:
-    """Yield a tab with pages that stop when they are ready."""
+    """Yield a tab in which each page stops when it is ready."""
     with new_tab(chromium, STAY_READY) as page:
         yield page
 

@@ -20,7 +20,7 @@ from scipy import signal
 
 from attnmix.core.store.runs import Run
 
-TOKEN = 14  # index in the first text, with a short name
+TOKEN = 14  # index of a token with a short name in the first text
 LAYER = 2
 TOOK, GAVE, MARK = (as_colour(colour) for colour in ("#b34a00", "#005b3a", "#be2367"))
 # Largest allowed share of squares that differ: in the browser, and in other programs (which smooth edges and small
@@ -40,7 +40,7 @@ ARE_DRAWN = """() => document.getAnimations().length === 0 &&
 
 
 class Saved(NamedTuple):
-    """The files saved from a view, and the view on the screen."""
+    """The files saved from a view, and the pixels of the view on the screen."""
 
     picture: Picture
     png: npt.NDArray[np.int16] | None
@@ -56,7 +56,7 @@ def unfold(shown: Opened) -> Opened:
     page.locator(f"#token-{TOKEN}").click()
     for summary in page.locator(".fold > summary").all():
         summary.click()
-    # Wait until the small pictures of heads are drawn and colours have changed.
+    # Wait until the small pictures of heads are drawn and colour transitions have ended.
     page.wait_for_function(ARE_DRAWN)
     return shown
 
@@ -141,7 +141,7 @@ def test_pictures_match_screen(saved: dict[str, Saved]) -> None:
 
 
 def axis(labels: list[Label], values: dict[str, float], coordinate: str) -> tuple[float, float]:
-    """Return slope and offset of an axis from the positions of its labels, whose texts are the keys of `values`."""
+    """Return the slope and offset of an axis, fitted to the positions of labels whose texts are keys of `values`."""
     labels = [label for label in labels if label.text in values]
     known = [values[label.text] for label in labels]
     slope, start = np.polyfit(known, [getattr(label, coordinate) for label in labels], 1)
@@ -157,9 +157,9 @@ def as_number(text: str) -> float | None:
     return float(number) / 100 if percent else float(number)
 
 
-WIDER = 1.2  # width of text in a different font, relative to the browser's
+WIDER = 1.2  # width of text in a different font, relative to its width in the browser
 TOUCHING = 6  # pixels by which two long tokens may overlap
-SPACED = 1.13  # letter spacing of spaced text, relative to the width of letters
+SPACED = 1.13  # width of text with letter spacing, relative to that without
 
 
 class Extent(NamedTuple):
@@ -201,7 +201,7 @@ def test_texts_do_not_overlap_in_wider_font(saved: dict[str, Saved]) -> None:
 def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
     for pane in ("grid", "text"):
         picture = saved[pane].picture
-        # The bar is the first box that is filled with a gradient, in a group that is moved to its place.
+        # The scale bar is the first box that is filled with a gradient; the group that contains it has the position.
         group, bar = next(
             (group, child)
             for group in picture.elements("g")
@@ -232,14 +232,14 @@ def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: st
     picture, rows = saved[chart].picture, saved[chart].rows
     place, *columns = rows[0]
     names = [name for name in columns if not re.search(r", 95% (from|to)$", name)]
-    # Both axes, from the positions of their numbers.
+    # Both axes are fitted to the positions of their numbers.
     ticks = [label for label in picture.labels if not label.bold]
     scale = [label for label in ticks if label.anchor == "end" and as_number(label.text) is not None]
     slope, start = axis(scale, {label.text: as_number(label.text) or 0.0 for label in scale}, "y")
     below = [label for label in ticks if label.anchor == "middle"]
     step, first = axis(below, {row[place]: n for n, row in enumerate(rows)}, "x")
     legend = legend_colours(picture, names)
-    # The expected heights of all curves, at 40 positions between two layers.
+    # Compute the expected heights of all curves at 40 positions between two layers.
     x = np.linspace(0, len(rows) - 1, 40 * (len(rows) - 1))
     low, high = sorted([min(label.y for label in scale), max(label.y for label in scale)])
     curves = {}
@@ -404,7 +404,7 @@ FIND_CLIPPED = """() => [...document.querySelectorAll("#answer :is(h1, h3, li, p
   .filter((each) => each.checkVisibility() && each.closest(".unseen, [role=tooltip]") === null)
   .filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0)
   .map((each) => each.outerHTML.slice(0, 120))"""
-"""Script that returns the elements of the answer with a text wider than their box."""
+"""Script that returns the elements of `#answer` whose text is wider than their box."""
 FIND_OVERLAPS = """() => {
   const texts = [...document.querySelectorAll("#grid .levels :is(b, span), #margin text")]
     .filter((each) => each.textContent.trim() && each.checkVisibility());
@@ -443,7 +443,7 @@ class PrintedText(NamedTuple):
 
 
 class Printed:
-    """A printed PDF page with its texts, their font sizes, and its pixels."""
+    """A page of a PDF file, with its texts and their font sizes."""
 
     ZOOM = 200 / 72  # pixels per point
 
@@ -513,11 +513,11 @@ def assert_band_surrounds_label(page: Printed) -> None:
 
 
 def assert_ring_is_round(page: Printed) -> None:
-    """Assert that the ring around the selected token is a circle; its name, in the same colour, may touch it."""
+    """Assert that the ring around the selected token is a circle, even if the name in the same colour touches it."""
     marked = (np.abs(page.pixels() - np.array(MARK)).max(axis=-1) < 40).astype(float)
     radius = 8.5 * POINTS_BY_PIXEL * page.ZOOM
     fits = {}
-    for across, along in ((1, 1), (1.2, 1), (1, 1.2)):  # factors of the radius
+    for across, along in ((1, 1), (1.2, 1), (1, 1.2)):  # factors of both radii
         angles = np.linspace(0, 2 * np.pi, 120, endpoint=False)
         width, height = int(across * radius) + 2, int(along * radius) + 2
         outline = np.zeros((2 * height + 1, 2 * width + 1))

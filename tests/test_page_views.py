@@ -85,7 +85,7 @@ def test_layer_change_updates_shades_immediately(first: Opened) -> None:
     }"""
     shades = "() => [...document.querySelectorAll('#words span')].map(each => getComputedStyle(each).backgroundColor)"
     before = page.evaluate(shades)
-    assert page.evaluate(change) == 0  # a transition would take longer than the change
+    assert page.evaluate(change) == 0  # a transition would still run in the next frame
     assert page.evaluate(shades) != before
 
 
@@ -200,7 +200,7 @@ RECORD_DOTS = """() => {
     arc.apply(this, circle);
   };
 }"""
-"""Script that records the painted dots of the map, because positions of moving points are not stored."""
+"""Script that records the painted dots of the map, because the page does not store positions of moving dots."""
 # A dot is painted if its centre on the canvas is not transparent.
 LAST_PICTURE = """() => {
   const canvas = document.getElementById("map-canvas");
@@ -258,7 +258,7 @@ def test_playing_map_draws_intermediate_positions(run: Path, chromium: Any, tmp_
     assert dots.shape[1] == len(tokens())
     assert np.isfinite(dots).all()
     assert all(all(frame["painted"]) for frame in frames)
-    # Each point moves in a straight line to its position at the next capture point, and all arrive together.
+    # Each dot moves in a straight line to its position at the next capture point, and all dots arrive together.
     start = dots[0]
     path = dots[-1] - start
     progress = ((dots - start) * path).sum(axis=(1, 2)) / (path**2).sum()
@@ -364,7 +364,7 @@ def test_names_on_map_cover_neither_dots_nor_names(opened: Opened) -> None:
         overlaps_NT2 = overlaps_NT2 - np.maximum(low_N2[:, None], dots_T2 - drawn["radius"])
         assert not (overlaps_NT2 > 1e-3).all(axis=-1).any()
         overlaps_NN2 = np.minimum(high_N2[:, None], high_N2) - np.maximum(low_N2[:, None], low_N2)
-        assert (overlaps_NN2 > 1e-3).all(axis=-1).sum() == len(boxes)  # each name meets only itself
+        assert (overlaps_NN2 > 1e-3).all(axis=-1).sum() == len(boxes)  # each name overlaps only itself
         own_N2 = dots_T2[[drawn["tokens"].index(name["token"]) for name in drawn["names"]]]
         distances_N2 = np.abs(own_N2 - np.clip(own_N2, low_N2, high_N2))
         assert distances_N2.max() < 10  # pixels between a dot and its name
@@ -443,7 +443,7 @@ def test_layers_chart_has_measures_controls_and_token(first: Opened) -> None:
 
 
 CLASS_SHARES = {"Before fine-tuning": 0.01, "After fine-tuning": 0.2, "Permuted classes: 95th percentile": 0.02}
-"""Class shares of the first layer in tests; shares of later layers are multiples of these."""
+"""Class shares of the first layer in tests; the shares of later layers are multiples of these shares."""
 
 
 @pytest.fixture(scope="module")

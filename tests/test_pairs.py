@@ -40,7 +40,7 @@ PAIRS = [
 
 
 def entailments(number: int, seed: int) -> pd.DataFrame:
-    """Return pairs of three classes in rotation: the second text repeats, contradicts or extends the first."""
+    """Return pairs of texts of three alternating classes: the second text contradicts, repeats or extends the first."""
     generator, rows = np.random.default_rng(seed), []
     for i in range(number):
         about, other = generator.choice(TOPICS, 2, replace=False)
@@ -52,7 +52,7 @@ def entailments(number: int, seed: int) -> pd.DataFrame:
 
 
 def document_of(tokenizer: Any, pair: tuple[str, str], max_length: int | None = None) -> Document:
-    """Return a tokenized pair of texts with segments."""
+    """Return a tokenized pair of texts, with the segment of each token."""
     (tokenized,) = tokenize_texts(tokenizer, ["test/0"], [pair], max_length)
     table = tokenized.table
     classes = np.array([CLASSES.index(name) for name in table["token_class"]], np.int8)
@@ -132,7 +132,7 @@ def test_underivable_segments_are_one_error(tmp_path: Path) -> None:
 
 
 def reference_sources(layer: ReferenceLayer, segments: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Return ratios by group of sources, from explicit sums over each group and the token's own part.
+    """Return ratios by group of sources, computed from explicit sums over the group and the token's own part.
 
     The groups are the token's own text, the other text and special tokens (segment -1). The arrays have one value for
     each token that is not special.

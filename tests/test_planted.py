@@ -32,8 +32,8 @@ def contents_of(name: str, texts: int) -> torch.Tensor:
 def entering(case: Case, contents: Array) -> Array:
     """Return the input of the first layer `[texts, 8 tokens, 16]`.
 
-    Dimensions 0 to 7 encode the position, and 8 to 11 the content. 12 to 15 are the receiver, to which values write
-    contents; it is empty at first, except for a constant on the skip connection.
+    Dimensions 0 to 7 encode the position, and dimensions 8 to 11 the content. Values write contents to dimensions 12 to
+    15, the receiver; at first, it is 0 except for the constant `case.stream`.
     """
     x = np.zeros((len(contents), 8, 16))
     x[:, range(8), range(8)] = 1.5
@@ -229,7 +229,7 @@ FOOLED = {
         for name in ("attention", "value_zeroing", "value_zeroing_without_bias", "alti", "globenc")
     },
 }
-"""Cases for which the value of a measure is wrong, as defined by `planted.fooled`."""
+"""For each measure, the cases in which its value is wrong according to `planted.fooled`."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from validation import planted_amounts
 from validation.planted_amounts import CASES, CONTENT, POSITIONS, TEXTS, TOKENS, TOLERANCE, Amounts, build_model, main
 
-RESIDUAL = 1e-10  # relative to the largest coordinate; rounding errors
+RESIDUAL = 1e-10  # limit of rounding errors, relative to the largest coordinate
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

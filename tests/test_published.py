@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records(folder: Path) -> Path:
-    """Write the tokens of the texts as a file of `published.read_pairs`, and return its path."""
+    """Write the tokens of the texts into a file that `published.read_pairs` can read, and return its path."""
     path = folder / "texts.json"
     path.write_text(json.dumps([{"tokens": tokens} for tokens in TOKENS]), encoding="utf-8")
     return path

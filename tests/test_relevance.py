@@ -52,7 +52,7 @@ FACTORS = {
         ".up_proj": (HALF,),
     },
 }
-"""Factors of the gradient at module outputs, one for each equal section; each product halves the gradient."""
+"""Factors of the gradient at module outputs, one for each section of equal width; a product halves the gradient."""
 WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_neox", "bart", "t5", "mt5", "umt5")
 """Families without hookable queries and keys, with parallel sublayers, or with an encoder and a decoder."""
 
@@ -64,7 +64,7 @@ def divide_by_fixed_deviation(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def scale_sections(x: Tensor, factors: tuple[float, ...]) -> Tensor:
-    """Return `x` with its gradient multiplied by a factor in each section."""
+    """Return `x`; the gradient of each section is multiplied by one of `factors`."""
     sections = x.chunk(len(factors), -1)
     scaled = [part * factor + (part * (1 - factor)).detach() for part, factor in zip(sections, factors, strict=True)]
     return torch.cat(scaled, -1)
@@ -151,7 +151,7 @@ def load_plain(folder: Path) -> Any:
 
 
 def review_in_float64(folder: Path) -> Review:
-    """Return `TEXT` for a float64 classifier and `LABEL`."""
+    """Return the review of `TEXT` for a float64 classifier that predicts `LABEL`."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     classifier.model.double()
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 40)

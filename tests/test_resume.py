@@ -97,7 +97,7 @@ def test_changed_code_or_inputs_discard_unfinished_work(
     used = unfinished_folder("capture", read_parameters(), folder)
 
     def is_kept_after(change: Callable[[], object]) -> bool:
-        """Return True if unfinished work exists after a change."""
+        """Make a change, and return True if the unfinished work is kept."""
         nonlocal used
         (used / "work").touch()
         change()
@@ -129,7 +129,7 @@ def test_signal_during_imports_is_one_line(workspace: Workspace, tmp_path: Path,
 
 
 def run_two_nodes(folder: Path, stage: str, constants: dict[str, int]) -> list[int]:
-    """Return the exit statuses of two launchers with one process each, which connect at a local port."""
+    """Run a stage with two launchers that connect at a local port and start one process each; return both statuses."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     nodes = []
@@ -189,6 +189,6 @@ def test_killed_process_resumes_to_identical_bytes(
 
 
 def run_here(folder: Path, stage: str) -> None:
-    """Run a stage in this process, to avoid imports."""
+    """Run a stage in this process, to avoid the time for imports."""
     with chdir(folder), few_samples(), lock_stage(stage):
         import_module(f"stages.{stage}").main(read_parameters())

@@ -125,7 +125,7 @@ def test_loaded_result_computes_with_its_model(
 ) -> None:
     result = attnmix.measure(model, TEXTS[:2])
     file = result.save(tmp_path / "local.zip")
-    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # save the path, like a hub name
+    monkeypatch.setattr(result_module, "shareable_source", lambda source: source)  # saves the path like a hub name
     by_source = attnmix.load_result(result.save(tmp_path / "source.zip"))
     for loaded in (attnmix.load_result(file, model=model), by_source):
         assert loaded.matrix("alti").identical(result.matrix("alti"))

@@ -70,14 +70,14 @@ counts_operators = pytest.mark.skipif(REAL_GPU, reason="only the simulated devic
 
 
 def hide_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the library use the CPU from now on."""
+    """Make attnmix use the CPU from now on."""
     monkeypatch.setattr(DEVICE_RULES, "available", False)
     monkeypatch.setenv("ATTNMIX_DEVICE", "cpu")
 
 
 @pytest.fixture
 def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Return the device, made visible to torch."""
+    """Make the second device visible to torch, and return this device."""
     if REAL_GPU:
         return DEVICE
     monkeypatch.setattr(DEVICE_RULES, "available", True)
@@ -89,7 +89,7 @@ def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 @pytest.fixture(params=[True, False], ids=["float64", "no_float64"])
 def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, second_device: torch.device) -> Any:
-    """Return the device with float64 and, like Apple's GPU, without it."""
+    """Return the device, with float64 and, like Apple's GPU, without float64."""
     if REAL_GPU and not request.param:
         pytest.skip("this GPU has float64")
     monkeypatch.setattr(DEVICE_RULES, "float64", request.param)
@@ -199,7 +199,7 @@ def user_model(folder: Path, device: torch.device) -> attnmix.model.Model:
 
 
 def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
-    """Return results of the Python API and of edits of attention."""
+    """Return results of the Python API, including results of edited attention."""
     result = attnmix.measure(model, list(TEXTS.values())[:2])
     arrays: Arrays = {"ratios": list(result.ratios_by_text), "by_layer": result.by_layer()}
     arrays["norm"] = result.matrix("norm", layer=1).to_numpy()
@@ -229,7 +229,7 @@ def called_from_python(model: attnmix.model.Model, folder: Path) -> Arrays:
     [
         ("bert", True),
         ("bert", False),
-        # Custom attention code, shared keys, and cross-attention. Their measures are tested above.
+        # The tests above cover the measures of custom attention code, shared keys and cross-attention.
         *(pytest.param(name, True, marks=pytest.mark.families) for name in ("gpt_neo", "qwen3", "bart")),
         pytest.param("t5", False, marks=pytest.mark.families),
     ],
@@ -324,7 +324,7 @@ FAULTS = [
     ("attnmix.models.attention:AttentionCall.diagonal", measures),
     ("attnmix.faithfulness.class_use:padded", class_use),
 ]
-"""Functions of three packages whose results the test moves to the CPU, with a computation that calls them."""
+"""Functions whose results the test moves to the CPU, each with a computation that calls the function."""
 
 
 @pytest.mark.parametrize(("function", "compute"), FAULTS)
@@ -363,7 +363,7 @@ def test_device_counts_launches_and_waits() -> None:
 
 
 class Launches(NamedTuple):
-    """Numbers of operators, of `.item()`, of copies from the device and to it, and of other waits."""
+    """The numbers of operators, of calls of `.item()`, of copies from and to the device, and of other waits."""
 
     operators: int
     items: int
@@ -372,8 +372,8 @@ class Launches(NamedTuple):
     waits: int
 
 
-# Limits for two layers, slightly above the counts. In `capture`, 13 operators and an `.item()` check the buffers once
-# per group of passes.
+# Limits for two layers, slightly above the true counts. In `capture`, 13 operators and an `.item()` check the buffers
+# once per group of passes.
 MOST_LAUNCHES = {
     "`capture`, 12 points": Launches(145, 2, 0, 3, 0),
     "seven ratios": Launches(250, 1, 0, 2, 0),
@@ -402,7 +402,7 @@ def test_launches_and_waits_do_not_depend_on_texts(texts: int) -> None:
 
 
 def engine_results(folder: Path, device: torch.device) -> Measurements:
-    """Return the ratios and the geometry of texts, in passes of one text."""
+    """Return the ratios and the geometry of texts, in forward passes of one text each."""
     tokenizer = load_tokenizer(folder)
     measurements = Measurements(Texts(tokenized_documents(tokenizer, TEXTS, 20)), batch_tokens=1)
     engine = Engine(load_base(folder).to(device), list(RATIOS), tokenizer.pad_token_id, batch_tokens=1)

@@ -17,7 +17,7 @@ from attnmix.measures.variance_shares import MAX_TEXTS, PARTS, Moments, class_sh
 
 
 def texts_of(lengths: list[int], seed: int = 0) -> list[Any]:
-    """Return vectors `[tokens, 2 sites, 4]` of each text."""
+    """Return random vectors `[tokens, 2 sites, 4]` of each text."""
     generator = np.random.default_rng(seed)
     return [generator.normal(size=(length, 2, 4)) + 0.5 for length in lengths]
 
@@ -30,7 +30,7 @@ def moments(vectors: list[Any]) -> Moments:
 
 
 def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, float]:
-    """Return the mean products, computed pair by pair."""
+    """Return the mean products at one site, computed pair by pair."""
     texts = range(len(vectors))
     means = [each[:, site].mean(0) for each in vectors]
     squares = []
@@ -48,7 +48,7 @@ def by_loops(vectors: list[Any], classes: list[int], site: int) -> dict[str, flo
         pair = (classes[first], classes[second])
         by_classes.setdefault(pair, []).append(means[first] @ means[second])
     other = []
-    corpus = 0.0  # pairs of classes are weighted by the numbers of their texts
+    corpus = 0.0  # a pair of classes is weighted by the numbers of texts in both
     for (first_class, second_class), pair_products in by_classes.items():
         if first_class != second_class:
             other += pair_products

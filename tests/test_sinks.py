@@ -78,7 +78,7 @@ def test_sink_measures_match_attention_values_and_outputs(
 
 
 def test_planted_sink_is_detected_and_removed(tiny_bert: Path) -> None:
-    """The first token receives nearly all attention, but has a short value vector; its attention raises the ratio."""
+    """The first token receives nearly all attention, but has a short value vector; attention to it raises the ratio."""
     network = AutoModel.from_pretrained(tiny_bert)
     attention = network.encoder.layer[0].attention.self
     with torch.no_grad():

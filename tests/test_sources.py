@@ -114,7 +114,7 @@ def test_missing_file_in_dvc_copy_differs_from_clone(
         (copy / each).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / each, copy / each)
     monkeypatch.chdir(copy)
-    assert hash_here() == before  # an experiment with different changes can run
+    assert hash_here() == before  # so experiments with other changes can run
     expected = (
         rf"dataset\.name: {name} is missing in this copy .* `--copy-paths {name}` .* the full path {folder}/{name}, or"
     )

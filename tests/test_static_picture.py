@@ -39,8 +39,8 @@ def shares(seed: int) -> Any:
 def cells(root: Any) -> dict[tuple[float, float], float]:
     """Return the share encoded by each cell's colour, by the position of the cell's corner.
 
-    Shares below 0.5 mix the colour `--m` of the middle into the colour of 0, and larger ones the colour `--e` of the
-    end into `--m`. The percentage is 200 times the share, or its excess over 0.5.
+    Shares below 0.5 have a mixture of the colours of 0 and 0.5 (`--m`), larger shares a mixture of the colours of 0.5
+    and 1 (`--e`). The percentage is 200 times the share or, for `--e`, 200 times its excess over 0.5.
     """
     found = {}
     for path in root.iter(f"{SVG}path"):
@@ -129,7 +129,7 @@ def test_page_without_script_shows_headline_and_picture(run: Path, chromium: Any
     positions = np.flatnonzero(np.isfinite(expected).any(axis=0))  # special tokens have no shares
     for layer, row in enumerate(reversed(rows)):
         for position, column in zip(positions, columns, strict=True):
-            red, green, blue = (int(each) for each in pixels[round(row + 6), round(column + 4)])  # inside of the cell
+            red, green, blue = (int(each) for each in pixels[round(row + 6), round(column + 4)])  # inside the cell
             colour = lab(linear(f"#{red:02x}{green:02x}{blue:02x}"))
             assert distance(colour, shade(expected[layer, position])) < ALIKE
     context.close()

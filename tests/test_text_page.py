@@ -111,7 +111,7 @@ def read_page(page: Path) -> tuple[str, Any]:
 
 
 def own_shares_of_page(data: Any, checkpoint: str) -> npt.NDArray[np.float64]:
-    """Return the encoded own shares by exchange `[layers, tokens]`, with NaN for missing values."""
+    """Return the codes of the own shares by exchange `[layers, tokens]`, with NaN for missing values."""
     packed = data["ratios"]["values"][checkpoint]["own_share"]
     codes = np.frombuffer(base64.b64decode(packed), np.uint16).astype(float)
     codes[codes == arrays.MISSING_CODE] = np.nan
@@ -183,7 +183,7 @@ def test_script_has_no_pipeline_terms() -> None:
 
 
 def curve_of_rows(rows: list[dict[str, Any]], layers: range) -> dict[str, list[Any]]:
-    """Return a curve, computed row by row."""
+    """Return the values and intervals of a curve, computed row by row."""
     values: dict[str, list[Any]] = {name: [None] * len(layers) for name in ("values", "low", "high")}
     for row in rows:
         if row["layer"] not in layers:

@@ -75,7 +75,7 @@ def test_run_without_base_has_single_checkpoint(trained: Path, tmp_path: Path) -
 
 @pytest.fixture
 def prepared(workspace: Workspace, tiny_bert: Path) -> Path:
-    """Return the checkpoint folder of a run that uses this classifier without training."""
+    """Return the checkpoint folder of a run that uses the tiny BERT classifier without training."""
     folder = workspace(finetune={"epochs": 0, "max_length": 40}, **SHORT)
     write_reviews(folder / "data/reviews")
     return shutil.copytree(tiny_bert, folder / "models/pretrained")

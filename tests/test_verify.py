@@ -56,7 +56,7 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 @pytest.fixture
 def repository(steady: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """Return a copy of the steady repository, which is the current folder."""
+    """Return a copy of the steady repository, and make this copy the current folder."""
     made = steady.copy(tmp_path / "repository").enter(monkeypatch)
     monkeypatch.setattr(verify, "SURROUNDINGS", verify.SURROUNDINGS[:2])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -93,7 +93,7 @@ def test_uncommitted_results_and_failed_stages_are_named(
     repository.commit("A change")
     assert verify.main([]) == 1
     assert "not as committed: metrics.json" in capsys.readouterr().out
-    # With a profile, results are not compared with committed ones.
+    # With a profile, results are not compared with committed results.
     (tmp_path / "profile.txt").write_text("# little\nlimit=4\n", encoding="utf-8")
     assert verify.main(["--profile", str(tmp_path / "profile.txt"), "--folder", str(tmp_path / "kept")]) == 0
     assert (tmp_path / "kept/two threads é/clone/params.yaml").read_text(encoding="utf-8") == "limit: 4\n"
@@ -106,7 +106,7 @@ def test_uncommitted_results_and_failed_stages_are_named(
 
 @pytest.fixture
 def changed(repository: Repository, tmp_path: Path) -> Repository:
-    """Return the repository with an uncommitted change of its code, and the profile `tiny.txt`."""
+    """Return the repository after an uncommitted change to its code, and write the profile `tiny.txt`."""
     (tmp_path / "tiny.txt").write_text("limit=1\n", encoding="utf-8")
     (repository.folder / "work.py").write_text(f"import helper\n{STEADY}", encoding="utf-8")
     (repository.folder / "helper.py").write_text("", encoding="utf-8")
