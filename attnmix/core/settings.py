@@ -268,7 +268,8 @@ class FinetuneParameters(Section):
 
 
 BATCH_TOKENS = 4096  # maximum number of tokens in a forward pass, including padding
-EXCHANGE_POSITIONS = 4  # measured positions per text; more would not narrow intervals over texts (docs/measures/exchange.md)
+EXCHANGE_POSITIONS = 4
+"""Number of measured positions per text; more positions do not narrow the intervals (docs/measures/exchange.md)."""
 
 
 class CaptureParameters(Section):
