@@ -64,7 +64,7 @@ class Model:
     name: str
     """The name displayed in tables, figures and pages."""
     source: str = ""
-    """The source of the model, such as a path; it is never displayed."""
+    """The source of the model: a hub identifier, a path, or the address of a package."""
 
     def __repr__(self) -> str:
         return f"Model({self.name}, {type(self.network).__name__} of {self.layers} layers)"
@@ -204,7 +204,7 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
-    """Remove the permanent hooks that transformers adds to a network within the context, when the context ends."""
+    """When the context ends, remove the permanent hooks that transformers has added to a network within it."""
     hooks_before = {module: set(module._forward_hooks) for module in network.modules()}
     hooked_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
     try:

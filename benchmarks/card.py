@@ -350,7 +350,7 @@ def compare_with_bare(card: Card, stage: str, kind: str, batch_tokens: int) -> s
 
 
 def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
-    """Return the number of tokens in the `captured` or `measured` texts, and the seconds of their forward passes.
+    """Return the number of tokens in the `captured` or `measured` texts, and the duration of their passes in seconds.
 
     The forward passes use the model of transformers, without hooks.
     """

@@ -50,7 +50,7 @@ def operation(file: str, function: str) -> str:
 
 
 def profiled(stage: str, folder: Path) -> Counter[str]:
-    """Run a stage in `folder` under Python's profiler, and return the seconds of each operation."""
+    """Run a stage in `folder` under Python's profiler, and return the time of each operation in seconds."""
     file = folder / f"{stage}.profile"
     fresh_process(["-m", "cProfile", "-o", str(file), "-m", "stages", stage], folder, threads=1)
     statistics: Any = pstats.Stats(str(file))  # typeshed lacks the attribute `stats`
@@ -61,9 +61,9 @@ def profiled(stage: str, folder: Path) -> Counter[str]:
 
 
 def table(seconds: dict[str, Counter[str]]) -> str:
-    """Return a Markdown table with the seconds of each stage, and the share of each operation.
+    """Return a Markdown table with the duration of each stage in seconds, and the share of each operation.
 
-    `seconds` contains, by stage, the seconds of each operation. The last row is for all stages together.
+    `seconds` contains the duration of each operation, by stage. The last row is for all stages together.
     """
     names = [*OPERATIONS, OTHER]
     lines = [["stage", "seconds", *names], ["---"] + ["---:"] * (1 + len(names))]

@@ -46,7 +46,7 @@ from attnmix.runs.tokens import tokenized_block, with_texts
 from stages.common.parameters import Parameters
 
 SAMPLED_REVIEWS = 16
-"""Number of texts for which costly scores and reference scores are computed."""
+"""Number of texts on which token removal by costly scores and by reference scores is evaluated."""
 
 
 def main(parameters: Parameters) -> None:

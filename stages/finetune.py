@@ -3,10 +3,11 @@
     python -m stages finetune
     torchrun --nproc-per-node 4 -m stages finetune
 
-Training uses AdamW and a constant learning rate after warm-up. It updates all weights, or only adapters (LoRA), which
-are merged into the weights at the end. By default, the weights of the epoch with the lowest validation loss are saved.
-If `load_best_model_at_end` is false or labels are permuted, the weights of the last epoch are saved instead. A killed
-run resumes from its last complete epoch. With 0 epochs, an already trained classifier is tested without changes. Writes
+Training uses AdamW and a constant learning rate after warm-up. It updates all weights, or only adapters (LoRA) and the
+classification head; adapters are merged into the weights at the end. By default, the weights of the epoch with the
+lowest validation loss are saved. If `load_best_model_at_end` is false or labels are permuted, the weights of the last
+epoch are saved instead. A killed run resumes from its last complete epoch. With 0 epochs, an already trained classifier
+is tested without changes. Writes
 `models/finetuned/`, `reports/metrics/finetune.json` and
 `reports/plots/finetune/{finetune,finetune_by_class,finetune_fit}.csv`; finetune.csv is updated during training.
 """

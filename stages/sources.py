@@ -28,7 +28,7 @@ Sources = dict[str, dict[str, dict[str, str]]]
 SOURCES_FILE = Path("reports/sources.json")
 SAMPLE = Path("data/sample")
 COPIES = (".dvc", "tmp", "exps")
-"""The last components of the path of the folder in which DVC runs copies of a repository (`dvc exp run --temp`)."""
+"""The last components of the folder in which DVC runs copies of a repository (`dvc exp run --temp` and `--queue`)."""
 REMOTES = "docs/guide.md, Sharing results"
 READ_BYTES = 2**20
 BAR_DELAY_SECONDS = 1

@@ -156,7 +156,7 @@ def write_reviews(folder: Path, test: int = 12, train: int = 48) -> None:
 
 
 def prepared_for_capture(folder: Path, checkpoint: Path) -> Path:
-    """Write the inputs of `capture` into a folder with parameters: reviews, a fine-tuned model, and tokens."""
+    """Write the inputs of `capture` (reviews, a fine-tuned model and tokens) into a folder that contains parameters."""
     write_reviews(folder / "data/reviews")
     shutil.copytree(checkpoint, folder / "models/finetuned", dirs_exist_ok=True)
     with chdir(folder):

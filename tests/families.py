@@ -190,7 +190,7 @@ TEXTS = ["the film was very good , the film", ARABIC, "a", " ".join(word for wor
 
 
 def run_family(folder: Path, layouts: Sequence[str] = ("separate",)) -> None:
-    """Run the pipeline on reviews that contain special tokens, at all points; `folder` contains the folder `model`."""
+    """Run the pipeline at all capture points, on reviews with special tokens; `folder` contains the folder `model`."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "model")
     special, reviews = " ".join(tokenizer.all_special_tokens), toy_reviews(24, 0)
     reviews["text"] = f"{special} " + reviews["text"]

@@ -1,4 +1,4 @@
-"""Text pairs are tokenised, truncated and passed to models with the correct segments, from a file to the page."""
+"""Text pairs are tokenised, truncated and passed to models with the correct segments in all stages and on the page."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def check_tree(tree: Path) -> None:
 
 
 def check_lock(commit: Path) -> None:
-    """Raise `SystemExit` if the `dvc.lock` in the clone `commit` does not belong to the code in this clone."""
+    """Raise `SystemExit` if the `dvc.lock` of the clone `commit` does not match the code of the current clone."""
     run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"error: dvc.lock of the last commit is already stale\n{run.stdout}{run.stderr}".rstrip())

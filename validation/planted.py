@@ -216,8 +216,8 @@ def _share_of_others(rows_TT: Tensor, others_TT: Tensor) -> Tensor:
 def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
     """Return the share of other tokens `[B, T]` in the last layer's output, by the length and projection of its parts.
 
-    A vector is the sum of a part from each source token and a part from the biases. In cases about token i-2, the share
-    by length is relative to the sum of the lengths of all parts.
+    A vector is the sum of a part from each source token and a part from the biases. If the case concerns the
+    contribution of token i-2, the share by length is relative to the sum of the lengths of all parts.
     """
     reader = PartsReader(base)
     by_length = []
@@ -236,7 +236,7 @@ def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
 def derivative_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
     """Return the share of other tokens `[B, T]` in the derivatives of the last layer's output, by form (`FORMS`).
 
-    In cases about token i-2, only the first form is computed.
+    If the case concerns the contribution of token i-2, only the first form is computed.
     """
     norms = [derivative_norms(document_chains(base, ids_T[None]), "word_embedding", WIDTH, seed=0) for ids_T in ids_BT]
     if not case.two_before:

@@ -268,8 +268,6 @@ class FinetuneParameters(Section):
 
 
 BATCH_TOKENS = 4096  # maximum number of tokens in a forward pass, including padding
-EXCHANGE_POSITIONS = 4
-"""Number of measured positions per text; more positions do not narrow the intervals (docs/measures/exchange.md)."""
 
 
 class CaptureParameters(Section):
@@ -338,7 +336,7 @@ class MeasureParameters(Section):
     gradient_documents: CountOrZero = 0
     gradient_max_length: Tokens = 16
     exchange_documents: CountOrZero = 40
-    exchange_positions: Count = EXCHANGE_POSITIONS
+    exchange_positions: Count = 8
     exchange_donors: Count = 1
     exchange_max_length: Tokens = 48
     parts_documents: CountOrZero = 8

@@ -1,7 +1,7 @@
 """Interventions on attention values that measure how much of the information in these values the classifier uses.
 
-`interventions` replaces the value vectors of all tokens of a text by one vector per head. It edits the first edited
-layer and all later layers. The vector is one of these means:
+`interventions` replaces the value vectors of all tokens of a text by one vector per head, in one layer (the first
+edited layer) and all later layers. This vector is one of these means:
 
     text_mean     mean over the text's own tokens; removes the differences between tokens
     corpus_mean   mean over all other texts; also removes the content of the text

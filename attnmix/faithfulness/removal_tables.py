@@ -259,8 +259,8 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
     The mean is computed by Fisher's transformation z = artanh r, which has the variance (1 + r^2 / 2) / (n - 3) for
     Spearman's r of n texts (Bonett and Wright, Psychometrika 2000), with n - 4 instead of n - 3 for a partial
     correlation. `freedom` contains n - 3 or n - 4 for each class; these numbers are the weights of the mean.
-    Correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m) with m
-    = freedom + 3. This limit is half a step below 1 for Spearman's r of m texts.
+    Correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m), where
+    m is `freedom` + 3. This limit is half a step below 1 for Spearman's r of m texts.
     """
     is_known = ~np.isnan(correlations) & (freedom >= 1)
     if not is_known.any():

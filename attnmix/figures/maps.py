@@ -669,7 +669,7 @@ def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> No
 
 
 def _add_words(axes: Any, labels: Mapping[int, str]) -> dict[int, Any]:
-    """Add the labels of tokens at the origin, and return their artists by token index."""
+    """Create the labels of the tokens, initially at the origin, and return their artists by token index."""
     words = {}
     for index, label in labels.items():
         words[index] = axes.text(

@@ -185,7 +185,7 @@ def _set_layer_ticks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
     """Return a one-column figure of the own share by layer, with a curve per checkpoint and kind of donor texts.
 
-    `exchange` is the table `exchange.csv`; without own shares in this table, return None. The colour of a curve
+    Return None if `exchange`, the table `exchange.csv`, contains no values of the own share. The colour of a curve
     indicates the checkpoint. The line style indicates the kind of donor texts, which provide the replacement words.
     Only the curves for all donors have intervals.
     """

@@ -1,4 +1,4 @@
-"""Aligned maps: one map per capture point, with ties that attract each token's coordinates at neighbouring points.
+"""Aligned maps: one map per capture point; ties attract a token's coordinates at neighbouring points to each other.
 
 The layout follows `umap.AlignedUMAP` (alignment_regularisation 0.01, alignment_window_size 3), with three changes:
 `min_dist` is respected, the last point is tied too, and ties are applied once for each sampled edge, not with each

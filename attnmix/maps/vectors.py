@@ -61,7 +61,7 @@ def _convert_to_array(given: Any) -> npt.NDArray[Any]:
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the sorted rows of the first copies of distinct vectors, and each vector's index among these copies."""
+    """Return the sorted row numbers of the first copies of distinct vectors, and each vector's index among these."""
     # Compare whole rows as bytes.
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize

@@ -34,7 +34,7 @@ from attnmix.models.loading import for_reading
 
 
 class Control(NamedTuple):
-    """A control of the mixing ratios."""
+    """A control condition with which mixing ratios are compared."""
 
     definition: str  # as printed in the documentation
     own_pass: bool = False  # True if it requires a separate forward pass

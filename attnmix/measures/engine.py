@@ -35,7 +35,7 @@ from attnmix.core.names import (
     SAME_CLASS,
 )
 from attnmix.core.progress import look_ahead, show_progress, track
-from attnmix.core.settings import BATCH_TOKENS, EXCHANGE_POSITIONS
+from attnmix.core.settings import BATCH_TOKENS
 from attnmix.core.statistics import Sums
 from attnmix.core.threads import few_threads
 from attnmix.measures.batches import STATISTICS, BatchMeasurer, BatchPass, DocumentMeasures, DocumentSums, stack_sums
@@ -66,6 +66,7 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of all random draws in the Python API and on pages; stages use `seed` of params.yaml."""
+EXCHANGE_POSITIONS = 6  # maximum number of measured positions per text if donors are other texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
 DEVICE_PASSES_AHEAD = 1  # number of passes started on a GPU while the host computes eigenvalues of the previous batch

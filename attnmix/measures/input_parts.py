@@ -543,7 +543,7 @@ def document_shares(reader: PartsReader, ids: npt.NDArray[np.int32]) -> Tensor |
 
 
 def projection(parts: Tensor, whole_TD: Tensor) -> Tensor:
-    """Return the signed share `[..., T]` of parts `[..., T, D]` in `whole_TD`, by projection onto these vectors."""
+    """Return the signed shares `[..., T]` of parts `[..., T, D]` in `whole_TD`, by projecting them onto `whole_TD`."""
     products = (parts * whole_TD).sum(-1)
     squares_T = whole_TD.square().sum(-1)
     return products / squares_T

@@ -409,7 +409,7 @@ class AfterAttention:
         return self.block.output_norm.linear(part.stream + network_output_ND)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Propagate the part `[..., N, D]` of `residual_ND` that contains the biases to the second skip connection.
+        """Propagate the bias part `[..., N, D]` of `residual_ND` up to the second skip connection.
 
         The betas of the norms and the cross-attention output are added to this part, because they are not attributed to
         any source. Each norm divides all parts by the standard deviation of the whole vectors, so that the parts sum to

@@ -55,8 +55,8 @@ class AttentionEdits:
         """Append `edit` to the active edits; it applies until `end(edit)` is called.
 
         `preparation` is a context manager that is entered before `edit` applies, and exited when the network's last
-        edit ends. Raise `InputError` if another thread has active edits, or if `network` was copied inside an
-        intervention.
+        edit ends. Raise `InputError` if another thread has active edits, or if `network` is a copy that was made inside
+        an intervention which is still active.
         """
         if self.base() is not network.base_model:
             problem = "the network was copied inside an intervention, which applies to the copy"

@@ -25,7 +25,7 @@ from attnmix.models.loading import class_labels, last_linear
 
 BUFFERS = ("position_ids", "token_type_ids")  # not weights, but saved by older versions of transformers
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
-"""Keys of the state dict in a training checkpoint; Lightning uses the first key."""
+"""Keys under which a training checkpoint stores the state dict; Lightning uses the first key."""
 
 
 def convert(file: Path, like: str, folder: Path, classes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`copy_model`: copy a model, but not its hooks."""
+"""`copy_model`: copy a model; the copy shares the hooks of the original."""
 
 import copy
 from typing import Any

@@ -20,7 +20,8 @@ from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
 SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
-# White space in the names of tokens: two marks for a space, one for a line break, one for a tab, and these characters.
+# White space in the names of tokens: two marks for a space, one for a line break and one for a tab, then the space, the
+# line break and the tab themselves.
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 END_ROLES = ("cls", "sep", "bos", "eos")

@@ -318,8 +318,8 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
 def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
     """Return the `names` that the model's family has, and log why the other names are missing.
 
-    If the family has none of the `names` and `needed` is not empty, raise `InputError`, prefixed with `key`; the error
-    message suggests the names in `needed` that the family has.
+    Raise `InputError` if `needed` is not empty and the family has none of the `names`. The error message begins with
+    `key` and suggests those names in `needed` that the family has.
     """
     absent = family.absent()
     present = family.present(names)

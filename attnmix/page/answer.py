@@ -223,7 +223,7 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _describe_shares_by_class(run: Results) -> str:
-    """Return a sentence on the own share by class of the donor texts; an empty string if it was not measured."""
+    """Return a sentence on the own share with donors of the same and of another class; empty if either is missing."""
     same = _select_last_layer(own_shares(run, SAME_CLASS))
     other = _select_last_layer(own_shares(run, OTHER_CLASS))
     if same.empty or other.empty:
@@ -263,7 +263,7 @@ def headline(curves: pd.DataFrame) -> str:
 def _format_distinct(high: float, low: float) -> tuple[str, str]:
     """Return two ratios in percent, with the fewest decimal places (at most 2) that show their difference.
 
-    The decimal places also distinguish `low` from 0. If two decimal places are not enough, both ratios are rounded to
+    There are enough decimal places to distinguish `low` from 0, too. If two are not enough, both ratios are rounded to
     whole percent.
     """
     for digits in (0, 1, 2):

@@ -217,9 +217,9 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
     Returns:
         The `number` of heads per layer and their `width` (both 0 if no text has stored arrays), and `documents`, the
-        encoded arrays by text and checkpoint. All vectors of short texts are encoded in float32. For other texts, only
-        queries and keys are encoded, in 16 bits and with a scale for each vector. Texts that exceed the size limits are
-        omitted.
+        encoded arrays by text and checkpoint. All vectors of short texts are encoded in float32. Of the vectors of
+        other texts, only queries and keys are encoded, in 16 bits and with a scale for each vector. Texts that exceed
+        the size limits are omitted.
     """
     documents: dict[str, dict[str, Any]] = {}
     vector_bytes_left = VECTOR_BYTES

@@ -219,8 +219,8 @@ def class_shares(run: Results) -> pd.DataFrame:
 def class_evidence(run: Results) -> list[str]:
     """Return sentences on the class share, the change of the ratio, and the dependence of predictions on value vectors.
 
-    The sentences report the layer in which the class share is largest after fine-tuning, or the last layer if there are
-    too few texts for this choice. The list is empty if there is a single checkpoint or there are no classes.
+    The class share is reported for the layer in which it is largest after fine-tuning, or for the last layer if there
+    are too few texts for this choice. The list is empty if there is a single checkpoint or there are no classes.
     """
     shares = class_shares(run)
     _, ratio_differences = run.mixing

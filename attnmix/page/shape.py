@@ -44,7 +44,7 @@ SHAPE: Data = {
     "cautions": {"answer": str, "map": _NAMES},  # limitations of the main result, and of each layout of the map
     "sinceInput": [str],  # matrices whose sources are the tokens of the model's input instead of the layer's input
     "opens": {"document": int, "positions": [int]},  # the initially selected text, and a token position in each text
-    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares, by measure and checkpoint
+    "curves": {...: {...: _SERIES}},  # ratios, derivatives and own shares, by measure and checkpoint (or `difference`)
     "controls": _BY_MEASURE,  # by control, ratio and checkpoint
     "sources": _BY_MEASURE,  # ratios that count only one group of other tokens, by ratio, checkpoint and group
     "classShares": {...: _SERIES},  # by label

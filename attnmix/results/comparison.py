@@ -76,7 +76,8 @@ class Comparison:
     `between_seeds`          the same verdict, if the interval over training runs excludes 0 in the same direction. It
                              is valid for the mean over training runs with the same settings.
     `texts`                  the number of texts
-    `tokens`                 the mean number of tokens per text; NaN for `class_share`, because every text counts once
+    `tokens`                 the mean number of measured tokens per text; NaN for `class_share`, because every text
+                             counts once
 
     The other verdicts are:
 
@@ -156,8 +157,7 @@ class Comparison:
 
         Lines are means over the tokens of the texts. If a side has several training runs, the figure shows the mean of
         the runs, and each run as a thin line. Bands are 95 % intervals over texts for each side separately; they need
-        at least 8 texts.
-        `by_layer` returns the intervals of the difference.
+        at least 8 texts. `by_layer` returns the intervals of the difference.
 
         Args:
             measure: A name in the column `measure` of `all_rows`; by default the first name in `rows`.

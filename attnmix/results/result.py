@@ -182,8 +182,8 @@ class Measures:
 
         By exchange, the own share is o / (o + a). Here, o is the displacement of a vector if its own token is replaced
         by a token of another text, and a its displacement if all other tokens are replaced. Attention weights are
-        recomputed for the exchanged tokens. By parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|) with
-        the contributions P_ij of `parts`; attention weights are fixed, and biases are ignored.
+        recomputed for the exchanged tokens. Computed from parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|),
+        where P_ij are the contributions of `parts`. Attention weights are fixed, and biases are ignored.
 
         Args:
             by: `exchange` or `parts`.
@@ -192,10 +192,10 @@ class Measures:
 
         Returns:
             A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row
-            for each layer and kind of donor. If there are `labels`, donors are texts of the same class, of another
-            class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English sentences.
-            If there are several texts, at most four positions of each text are measured by exchange. By parts, there
-            is a row for each layer, and the column `donors` is missing.
+            for each layer and kind of donor. If there are `labels`, the kinds are texts of the same class, texts of
+            another class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English
+            sentences. If there are several texts, at most six positions of each text are measured by exchange. If the
+            share is computed from parts, there is one row per layer, and the column `donors` is missing.
 
         Raises:
             InputError: For `parts` if the layers of the model's family cannot be decomposed.
@@ -417,7 +417,8 @@ class Measures:
         `coherence`         others / sum_{j != i} |P_ij|: the fraction of the parts of other tokens that does not cancel
         `biases`, `whole`   the length of the part of the biases, and the length of the vector y_i
         `bias_cosine`       the cosine between sum_{j != i} P_ij and the part of the biases; if it is below -0.9, these
-                            two vectors largely cancel, and their lengths do not describe y_i
+                            two vectors are nearly opposite and cancel in part, so that their lengths do not describe
+                            y_i
 
         Args:
             text: The index of the text.

@@ -73,7 +73,8 @@ def inspect(
     methods = parameters.methods
     matrices = parameters.matrices
     donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
-    # Each process measures and scores its own share of the texts, with all checkpoints.
+    # Each process measures its own share of the texts with all checkpoints, and scores the tokens of these texts with
+    # the classifier.
     for name in checkpoints:
         path = run.checkpoints[name]
         check_max_length("capture.max_length", longest, path)

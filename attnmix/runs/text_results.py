@@ -103,8 +103,8 @@ class TextMeasurer:
         """Prepare models without a task head, in float32 and eval mode, with observable attention.
 
         `padding` is the ID of the padding token. If `pairs` is True, the inputs are pairs of texts. `classifier`
-        belongs to the last checkpoint. `neutral_donors` is the number of neutral texts that serve as donors when the
-        own share of each token is measured; 0 selects the default donors of `Engine`.
+        belongs to the last checkpoint. `neutral_donors` is the number of neutral texts that serve as donors when own
+        shares are measured; 0 selects the default donors of `Engine`.
         """
         self.tokenizer = tokenizer
         self.classifier = classifier
@@ -331,7 +331,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
 
 
 def _read_tokenizer_state(folder: Path) -> dict[str, Any]:
-    """Return the settings of the tokenizer in `folder`, except those for truncation and padding."""
+    """Return the state of the tokenizer in `folder`, including its vocabulary, but without truncation and padding."""
     state: dict[str, Any] = json.loads(load_tokenizer(folder).backend_tokenizer.to_str())
     return {name: part for name, part in state.items() if name not in ("truncation", "padding")}
 

@@ -31,7 +31,7 @@ SYSTEM_REFUSALS = (
 )
 """Errors of the operating system that the user can fix: permissions, full and read-only disks, circular links."""
 DISK_FULL_SIGNS = ("No space left on device", "inline_container")
-"""Parts of the error messages of safetensors and torch about a full disk; these errors are not an `OSError`."""
+"""Parts of the error messages of safetensors and torch about a full disk; these errors are no `OSError` objects."""
 MEMORY_PARAMETERS = {
     "finetune": "finetune.batch_size or finetune.max_length",
     "capture": "capture.batch_tokens or capture.max_length",

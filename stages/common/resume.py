@@ -45,7 +45,7 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     from attnmix.core.device import chosen_device
 
     declared, values = _read_declaration(stage), parameters.model_dump()
-    # These are the parameters that dvc.yaml declares for the stage; their keys are nested, such as `umap.seed`.
+    # These are the parameters that dvc.yaml declares for the stage; keys can be nested, such as `capture.dtype`.
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     settings = [
         selected,
