@@ -372,8 +372,8 @@ class Launches(NamedTuple):
     waits: int
 
 
-# Limits for two layers, slightly above the true counts. In `capture`, the check of the buffers after each group of passes
-# needs 13 operators and one `.item()`.
+# Limits for two layers, slightly above the true counts. In `capture`, the check of the buffers after each group of
+# passes needs 13 operators and one `.item()`.
 MOST_LAUNCHES = {
     "`capture`, 12 points": Launches(145, 2, 0, 3, 0),
     "seven ratios": Launches(250, 1, 0, 2, 0),

@@ -226,7 +226,7 @@ def _parse_version(version: str) -> list[int]:
 
 
 def _read_start_error() -> str:
-    """Return the first line of CUDA's error message at start; without an error, return that no device is visible."""
+    """Start CUDA; return the first line of its error, or "no device is visible" if it raises no error."""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:

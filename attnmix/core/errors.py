@@ -55,7 +55,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Convert each `InputError`: in its message, replace the prefix `model.name` by `key`, and `folder` by `name`."""
+    """Begin each `InputError` with `key` instead of `model.name`, and replace the local `folder` in it by `name`."""
     try:
         yield
     except InputError as error:

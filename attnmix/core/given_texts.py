@@ -6,7 +6,8 @@
     read_texts([101, 2051, 10029, 102])                   token IDs of one text; a list of lists for several texts
     read_texts(tokenizer(["time flies"], padding=True))   token IDs with an attention mask
 
-Any other input raises an `InputError`. Its message contains the index of the invalid text and the allowed inputs.
+Any other input raises an `InputError`. Its message states the problem and, in a list of texts, the index of the invalid
+text; most messages list the allowed inputs.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _read_code(value: Any, classes: int) -> int:
 def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
     """Return all labels in one column, as Python objects unless all given columns are categorical.
 
-    Otherwise, pandas would lose digits when it joins large numbers of two types.
+    Without the conversion to objects, pandas would lose digits when it joins large numbers of two types.
     """
     are_categories = all(isinstance(values.dtype, pd.CategoricalDtype) for values in labels)
     if not are_categories:

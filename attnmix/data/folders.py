@@ -281,8 +281,8 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the data files of each split.
 
-    The splits are defined by `data_files` in the `options` of a description. If there are no `options`, they are
-    defined by folders that `save_to_disk` wrote. In all other cases, they are defined by the file names.
+    The splits are those of `data_files` in the `options` of a description. If `options` is empty and `save_to_disk`
+    wrote folders, these folders are the splits. In all other cases, the splits follow from the file names.
     """
     from datasets.data_files import sanitize_patterns
 

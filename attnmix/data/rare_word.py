@@ -9,7 +9,7 @@ import pandas as pd
 
 RARE_WORD_CLASSES = {0: "absent", 1: "present"}
 MAX_POSITION = 30
-"""Maximum position of the inserted word. It is among the first words of a text, because texts may be truncated."""
+"""Maximum position of the inserted word. Later words of a text may be missing, because texts may be truncated."""
 
 
 def insert_rare_word(splits: Mapping[str, pd.DataFrame], word: str, seed: int) -> dict[str, pd.DataFrame]:

@@ -391,7 +391,7 @@ class BatchPass:
         )
 
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
-        """Check the identities of the embeddings, and store the word embeddings if the geometry is measured.
+        """Store the errors of the embeddings' identities and, if the geometry is measured, the word embeddings.
 
         `stack` is the stack (encoder or decoder) that contains the first layer.
         """
@@ -410,7 +410,7 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the control values of one layer, and the sums of these values weighted by the layer's attention."""
+        """Return the `ControlValues` of one layer, and the result of their method `attended`."""
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
@@ -434,9 +434,9 @@ class BatchPass:
         """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
 
         The splits divide each vector into the parts from the token itself and from other tokens. Three groups of
-        statistics are also computed from the splits, as sums over tokens: the sums and lengths of the parts, the ratios
-        under controls, and the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`). If no controls are
-        requested, `control_values` is None.
+        statistics are also computed from the splits, as sums over tokens: the part of the other tokens and the lengths
+        of both parts (`others`, `lengths`), the ratios under controls, and the ratios by group of source tokens in
+        pairs of texts (`PAIR_SOURCES`). If no controls are requested, `control_values` is None.
         """
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)  # N = B * T

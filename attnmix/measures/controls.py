@@ -100,8 +100,8 @@ class CorpusValues:
 
         The mean of a token covers the tokens of its group in the other sampled texts or, if there are none, the tokens
         of its token class. The mean is NaN if no other sampled text has a token of this class. `value_BTE` contains the
-        values of the micro-batch; to exclude a text from its own means, its values are subtracted from the sums of the
-        sample.
+        values of the micro-batch. To exclude a sampled text from its own means, its values are subtracted from the sums
+        of the sample.
         """
         members_BGT = micro_batch.members_within(self.names).mT
         sums_of_document_BGE = members_BGT @ value_BTE.double()

@@ -113,7 +113,7 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
     """Return the norms of the derivatives J_ij = d layer_output_i / d x_j of one text, in all layers.
 
     For the reference `word_embedding`, x_j is the word embedding of token j; for `layer_input`, it is the layer's input
-    at token j. In the decoder of an encoder-decoder model, x_j is an input of the decoder, and encoder states are
+    at token j. In the decoder of an encoder-decoder model, x_j is a vector of the decoder, and encoder states are
     constant. A norm is estimated from K (`directions`) random orthonormal directions r_k in W dimensions: the
     expectation of sum_k |J r_k|^2 is |J|_F^2 K / W. The estimate is exact if K equals W.
     """

@@ -36,7 +36,7 @@ class Document:
         return len(self.ids)
 
     def cut(self, length: int) -> Self:
-        """Truncate the text to `length` tokens in the same way as the tokenizer, and return it.
+        """Return the text truncated to `length` tokens, in the same way as the tokenizer truncates texts.
 
         Special tokens are kept. In a pair, the longer text is truncated first.
         """
@@ -184,7 +184,7 @@ class Corpus:
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return the text with index `number`. Texts in memory (kept, or in the last row group) are not read again."""
+        """Return the text with index `number`. Kept texts, and texts of the row group read last, are not read again."""
         if number in self._kept:
             return self._kept[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)

@@ -160,7 +160,7 @@ class Measurements:
     heads: dict[int, dict[str, Array]] = field(default_factory=dict)
     """The tensors of the attention heads from `DocumentMeasurer.matrices_and_heads`, by text index and name."""
     own_share: dict[tuple[int, int, str], dict[str, Sums]] = field(default_factory=dict)
-    """The sums of the tokens' own shares `[texts, layers]`, by `OwnShareSample` and name."""
+    """The sums of own shares and of total effects `[texts, layers]`, by `OwnShareSample` and name."""
     exchanges: dict[int, tuple[list[str], Displacements]] = field(default_factory=dict)
     """The results of `Engine.token_exchange`, by text index."""
     token_shares: dict[int, Array] = field(default_factory=dict)
@@ -545,7 +545,7 @@ class Engine:
         return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of the tokens' own shares in a sample of the texts, by name; compute only unknown sums."""
+        """Return the sums of own shares and total effects in a sample of the texts, by name; compute unknown sums."""
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)

@@ -311,9 +311,9 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
     `cosine_previous` compares the vector after a step with the vector after the previous step, and `cosine_input` with
-    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. Cosines of the
-    step `heads` are not meaningful, because the concatenated heads have a different basis from the residual stream.
-    These cosines are NaN if the concatenated heads and the residual stream differ in width.
+    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. Cosines with
+    vectors of the step `heads` are not meaningful, because the concatenated heads have a different basis from the
+    residual stream. These cosines are NaN if the concatenated heads and the residual stream differ in width.
     """
     layer_input = layer_pass.x
     all_vectors = _select_step_vectors(layer_pass)

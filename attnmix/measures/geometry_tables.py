@@ -132,9 +132,10 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    The first rows contain the share of classes after random permutations of the classes, for each checkpoint. The next
-    rows contain the shares of each checkpoint and of the difference between checkpoints. There are no rows if fewer
-    than two classes have three or more texts. `attention` contains the values of the columns `layer` and `point`.
+    For each checkpoint, the first rows contain the 95 % quantile of the share of classes over random permutations of
+    the classes. The next rows contain the shares of each checkpoint and of the difference between checkpoints. There
+    are no rows if fewer than two classes have three or more texts. `attention` contains the values of the columns
+    `layer` and `point`.
     """
     shares: dict[str, Jackknifed] = {}
     numbers, classes_N = _draw_texts(measured)

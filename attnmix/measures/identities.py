@@ -109,9 +109,9 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]`, by name, of the identities that compute a vector of the layer from preceding vectors.
 
-    The vectors are, in order: `residual`, after attention's skip connection; `attended`, after the norm that follows;
-    and `stream`, after cross-attention and its norm. Modules that the layer does not have are skipped. `Norm.normalise`
-    applies the weights that the measures use, whereas calling a `Norm` applies the model's module.
+    The intermediate vectors are, in order: `residual`, after attention's skip connection; `attended`, after the norm
+    that follows; and `stream`, after cross-attention and its norm. Modules that the layer does not have are skipped.
+    `Norm.normalise` applies the weights that the measures use, whereas calling a `Norm` applies the model's module.
     """
     features = layer_pass.features
     block = layer_pass.block

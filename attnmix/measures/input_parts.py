@@ -502,12 +502,12 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`.
 
     `coherence` is NaN if the parts of all other tokens are 0, `own_share` is NaN if the parts of all tokens are 0, and
-    the projections and `bias_length` are NaN for a vector of length 0.
+    the projections are NaN for a vector of length 0.
     """
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # The other tokens' parts are nearly opposite to the part of the biases. NaN (one of them is 0) counts as False.
+    # The sum of the other tokens' parts is nearly opposite to the part of the biases. NaN (one is 0) counts as False.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

@@ -470,7 +470,10 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums ratios over the tokens of each text; the sums are 0 if `control` is undefined."""
+    """Return a function that sums ratios over the tokens of each text.
+
+    For a text in which `control` is undefined, the sums and the number of tokens are 0.
+    """
 
     def select_texts(sums: CorpusSums) -> Sums:
         values, tokens = ratios_of_all(sums)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # Figures and the page import this module without torch.
     from attnmix.measures.weights import Norm
 
 CACHE_TOKENS = 256  # tokens per chunk on a CPU; their vectors stay in the cache between operations
-DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, where each operation has a constant cost
+DEVICE_TOKENS = 2**16  # tokens per chunk on other devices, where each operation has a constant overhead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Measures of attention sinks and massive activations, such as the attention to the first and last token of a text.
+"""Measures of attention sinks and massive activations, such as the attention to the last token of a text.
 
 A sink is a token that receives much attention regardless of its meaning, usually the first token (Xiao et al., ICLR
 2024). It can contribute almost nothing if it acts as a bias of the keys (Gu et al., ICLR 2025); the norm of its value

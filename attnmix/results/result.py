@@ -182,8 +182,9 @@ class Measures:
 
         By exchange, the own share is o / (o + a). Here, o is the displacement of a vector if its own token is replaced
         by a token of another text, and a its displacement if all other tokens are replaced. Attention weights are
-        recomputed for the exchanged tokens. Computed from parts, the own share is |P_ii| / (|P_ii| + |sum_{j != i} P_ij|),
-        where P_ij are the contributions of `parts`. Attention weights are fixed, and biases are ignored.
+        recomputed for the exchanged tokens. Computed from parts, the own share is
+        |P_ii| / (|P_ii| + |sum_{j != i} P_ij|), where P_ij are the contributions of `parts`. Attention weights are
+        fixed, and biases are ignored.
 
         Args:
             by: `exchange` or `parts`.

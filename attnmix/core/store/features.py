@@ -124,7 +124,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 
 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
-    """Raise `InputError`, with `site`, if `block` contains NaN, infinity or values beyond the range of `dtype`."""
+    """Raise `InputError`, prefixed with `site`, for NaN, infinity or values beyond the range of `dtype` in `block`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features contain NaN or infinite values")
     limit = np.finfo(dtype).max

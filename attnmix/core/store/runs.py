@@ -52,8 +52,8 @@ CSV_PART_ROWS = 100_000
 def arrays_folder(kind: str, checkpoint: str, document: str, inspected: Path) -> Path:
     """Return the folder with the `.zarr` arrays of a text and checkpoint.
 
-    `inspected` is the output folder of the stage `inspect`. For the `kind` `contributions`, the folder has one
-    array per method; for `heads`, it has one array per name in `attnmix.core.store.heads.DIMENSIONS`.
+    `inspected` is the output folder of the stage `inspect`. For the `kind` `contributions`, the folder has one array
+    per method; for `heads`, the names of its arrays are keys of `attnmix.core.store.heads.DIMENSIONS`.
     """
     return inspected / kind / checkpoint / document.replace("/", "_")
 
