@@ -2,7 +2,7 @@
 
 `dvc plots diff` draws each changed plot, before and after the change, into FOLDER. FOLDER is created only if plots have
 changed. GitHub displays pictures by their address: `--pictures ADDRESS` is the future address of FOLDER/static. Without
-this option, the report contains only the names of the pictures.
+this option, the report lists pictures by name, but does not display them.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
     "llama": {"hidden_size": 96, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 192},
 }
-"""The shapes of the random models whose results are compared with the CPU: post-LN, pre-LN, gated, and rotary."""
+"""The shapes of random models that are compared on device and CPU: post-LN, pre-LN, gated, with rotary positions."""
 SCALE = ".scale"  # suffix of the names of scales in a packed model
 MEMORY_LIMIT = 0.002  # fraction of the GPU's memory, which is too small for the model
 KILL_SECONDS = 300  # timeout until the first checkpoint of a training run
@@ -561,7 +561,7 @@ ROWS: dict[str, Callable[[Card], str]] = {
     "out of memory in capture": out_of_memory("capture"),
     "training, repeated and resumed": training_twice,
 }
-"""The rows of the table, in order. Rows after the fine-tuning rows use the model trained in the last of them (fp32)."""
+"""The rows of the table, in order. `capture`, `measure` and `faithfulness` use the model of "fine-tuning, fp32"."""
 
 
 def main() -> None:

@@ -617,8 +617,8 @@ def same_vectors() -> str:
     stored_bytes = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*") if path.is_file())
     return (
         f"{texts} texts have {tokens} tokens{padded}, and {len(sites)} points of {hidden} numbers occupy "
-        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Points equal to those of the stage "
-        f"up to the last digit of float16: {', '.join(compared)}."
+        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Number of points that equal those "
+        f"of the stage up to the last digit of float16: {', '.join(compared)}."
     )
 
 
@@ -764,9 +764,10 @@ def same_ratios() -> str:
         hidden_differences.append(float((sdpa[index, :tokens] - eager[index, :tokens]).abs().max()))
     lengths = [len(document) for documents in ready.batches for document in documents]
     return (
-        f"{len(lengths)} texts with {sum(lengths)} tokens are measured in {len(ready.batches)} batches. In the first "
-        f"batch, the parts sum to the model's vectors with a relative error of at most {max(identity_errors):.1e}, and "
-        f"hidden states of `sdpa` and eager attention differ by at most {max(hidden_differences):.1e}."
+        f"{len(lengths)} texts with {sum(lengths)} tokens in total are measured in {len(ready.batches)} batches. In "
+        f"the first batch, the parts sum to the model's vectors with a relative error of at most "
+        f"{max(identity_errors):.1e}, and hidden states of `sdpa` and eager attention differ by at most "
+        f"{max(hidden_differences):.1e}."
     )
 
 

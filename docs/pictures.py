@@ -115,7 +115,7 @@ def _card_picture(browser: Any) -> bytes:
 
 
 def _in_motion(browser: Any) -> list[bytes]:
-    """Return screenshots of the page while a word and then each layer are selected."""
+    """Return screenshots of the page while a word and then up to `MOTION_LAYERS` layers are selected."""
     page = _open(browser, MOTION_SCREEN, 1)
     words = page.get_by_role("listbox", name="Tokens of the text")
     slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first

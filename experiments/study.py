@@ -190,7 +190,7 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
         rows = rows[rows["layer"] == LAST_LAYER]
     means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
     changes = means["finetuned"]
-    if metric != CLASS_SHARE:  # for this metric, the plan uses the values after fine-tuning
+    if metric != CLASS_SHARE:  # for the class share, the plan uses the values after fine-tuning
         changes = changes - means["pretrained"]
     return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
 

@@ -398,7 +398,7 @@ class ReferenceLayer:
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
-        """Compute the contributions after `F` `[tokens, sources, hidden]`; the points of the layer do not change."""
+        """Compute the contributions `R`, `T` and `E` from `F` `[tokens, sources, hidden]`; `points` do not change."""
         w, tokens = self.weights, len(self.x)
         self.F = F
         self.R = self.F.copy()

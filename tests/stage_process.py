@@ -38,8 +38,8 @@ def run_stage(
 ) -> str:
     """Run a stage in `folder`, assert that it succeeds or is killed, and return its stderr.
 
-    `constants` (`module:name`) are set before the stage starts. With several processes, the process with the last
-    rank is killed, and the launcher must fail.
+    `constants` (`module:name`) are set before the stage starts. If `kill_at` is given and there are several processes,
+    the process with the last rank is killed, and the launcher must fail.
     """
     if stage in ("capture", "inspect", "measure"):
         from conftest import run_tokenized  # imported late because a stage process must set its environment first

@@ -243,7 +243,7 @@ def test_comparison_figure_matches_table(compared: attnmix.Comparison, measure: 
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(labels.values())
     result = compared.results[0][0]
     if measure == RATIO:
-        # At each layer, the band of the first model has the ends of the interval.
+        # At each layer, the band of the first model extends from the lower to the upper end of the interval.
         intervals = result.by_layer().query("method == @RATIO")
         heights: dict[int, set[float]] = {}
         for x, y in axes.collections[0].get_paths()[0].vertices:

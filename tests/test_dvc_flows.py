@@ -213,7 +213,7 @@ def test_slurm_job_runs_each_stage_once(author: Repository, tmp_path: Path) -> N
 def test_new_machine_resumes_lost_run(tmp_path: Path) -> None:
     """Run the commands of the SkyPilot job on a machine that is lost after `tokenize`, and then on a new machine.
 
-    To save time, the loop contains only every third stage; `dvc repro` also runs the stages between them.
+    To save time, the loop contains only every third stage; `dvc repro` also runs the stages before each of them.
     """
     project = new_repository(tmp_path / "project")
     project.dvc("remote", "add", "--default", "store", str(tmp_path / "remote"))

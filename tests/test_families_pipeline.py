@@ -53,7 +53,7 @@ from attnmix.measures.ratios import RATIOS
 from attnmix.models.families import Family, family_of
 from attnmix.models.loading import load_base, load_classifier
 
-pytestmark = pytest.mark.families  # every family needs a pipeline run with a page
+pytestmark = pytest.mark.families  # each family in `PIPELINES` needs a pipeline run with a page
 
 
 def shown_content(name: str) -> tuple[object, ...]:

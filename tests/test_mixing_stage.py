@@ -377,7 +377,7 @@ def test_shares_of_other_tokens_sum_to_one_and_match_reference(finished: Path) -
     reviews = pd.read_parquet(finished / "data/reviews/test.parquet")
     names = Run(Path()).table("measure/mixing_by_review")["document"].unique()
     numbers = [int(name.removeprefix("test/")) for name in names]
-    means = []  # for each text, three moments of the contributions of other tokens
+    means = []  # `means`, `squares` and `within` are moments of the contributions of other tokens in each text
     squares = []
     within = []
     for number in numbers:

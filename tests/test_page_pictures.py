@@ -201,7 +201,7 @@ def test_texts_do_not_overlap_in_wider_font(saved: dict[str, Saved]) -> None:
 def test_scale_bars_do_not_cover_texts(saved: dict[str, Saved]) -> None:
     for pane in ("grid", "text"):
         picture = saved[pane].picture
-        # The scale bar is the first box that is filled with a gradient; the group that contains it has the position.
+        # The scale bar is the first box that is filled with a gradient; its position is that of the group around it.
         group, bar = next(
             (group, child)
             for group in picture.elements("g")

@@ -217,7 +217,7 @@ def test_stores_match_zarr_bytes(
         ours, theirs = Path(name, "ours"), Path(name, "theirs")
         for folder in (ours, theirs):
             store.create_stores(folder, {SITE: width}, plan)
-        for rows in reversed(plan.units):  # the smaller last shard is written first, the others reuse its buffer
+        for rows in reversed(plan.units):  # the smaller last shard is written first; the others reuse its buffer
             store.write_unit(store.open_to_write(ours, SITE), rows, vectors[rows], writer)
         store.open_to_write(theirs, SITE).array[:] = vectors
         assert np.array_equal(zarr.open_array(ours / f"{SITE}.zarr", mode="r")[:], vectors)

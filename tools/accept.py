@@ -5,8 +5,8 @@
 The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders, with the code of the last commit and of
 the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that the existing results
 belong to the current code, and no stage runs again. Otherwise, the first difference in each output is printed, the exit
-status is 1, and `dvc.lock` does not change. Only code may have changed since the last commit, because changed
-parameters or data require a run.
+status is 1, and `dvc.lock` does not change. Parameters and data must not have changed since the last commit, because
+such changes require a run.
 """
 
 from __future__ import annotations

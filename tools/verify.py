@@ -31,7 +31,7 @@ from tools.compare_runs import LOCK, differences, outputs
 EMULATOR = "qemu-x86_64"
 EMULATOR_WARNING = "TCG doesn't support requested feature"
 NOT_EMULATED = ("download", "tokenize")
-"""Stages that do not run on the emulated processor: they compute no model, and their imports would take minutes."""
+"""Stages that are not emulated: their outputs need no model computations, and their imports would take minutes."""
 
 
 class Surroundings(NamedTuple):

@@ -29,7 +29,7 @@ HEAD = WIDTH // HEADS
 CONTENT, RECEIVER = 8, 12  # the first dimensions of the content and the receiver, which have 4 dimensions each
 LENGTH = 1.5  # Euclidean length of position vectors
 SHARPNESS = 60.0  # difference between the attention scores for the weights 1 and 0
-STREAM = 1000.0  # constant that is added to two dimensions of a pre-LN model with opposite signs
+STREAM = 1000.0  # constant that is added, with opposite signs, to two dimensions of a pre-LN model
 
 
 def matrix(entries: Mapping[tuple[int, int], float]) -> Tensor:
