@@ -138,23 +138,20 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
     If all contributions are rounding errors, `attn_n` and its controls are set to 0, because their ratio is
     meaningless. `value_bias_E` is b_V.
     """
+    methods = list(RATIOS)
 
     def measure(layer_pass: LayerPass) -> Tensor:
         """Return the ratios and their controls `[1 + C, M, B, T]`."""
-        value_BTE = layer_pass.value
-        corpus_BTE = (value_BTE.sum(0) - value_BTE) / (len(value_BTE) - 1)  # the mean over other texts at each position
-        mean_B1E = value_BTE.mean(1, keepdim=True)
-        no_special_SB = ids_BT.new_empty(0, len(ids_BT))  # the texts have no special tokens
-        values = ControlValues(value_bias_E, corpus_BTE, mean_B1E, no_special_SB)
-        controls = control_ratios(
-            list(RATIOS), layer_pass, split_layer(layer_pass), values, values.attended(layer_pass)
-        )
+        controls = _controls(methods, layer_pass, value_bias_E)
         controls_CMBT = torch.stack([controls[name] for name in SAME_PASS])
-        ratios_CMBT = torch.cat([mixing_ratios(list(RATIOS), layer_pass)[None], controls_CMBT])
-        documents = [layer_pass.document(text) for text in range(len(ids_BT))]
-        norms = [layer_contributions([LAYER_MATRICES["norm"]], document)["norm"] for document in documents]
+        ratios_1MBT = mixing_ratios(methods, layer_pass)[None]
+        ratios_CMBT = torch.cat([ratios_1MBT, controls_CMBT])
+        norms = []  # by text, the lengths of all contributions
+        for text in range(len(ids_BT)):
+            matrices = layer_contributions([LAYER_MATRICES["norm"]], layer_pass.document(text))
+            norms.append(matrices["norm"])
         is_rounding_BT = torch.stack(norms).sum(-1) < ROUNDING
-        ratios_CMBT[:, list(RATIOS).index("attn_n")].masked_fill_(is_rounding_BT, 0)
+        ratios_CMBT[:, methods.index("attn_n")].masked_fill_(is_rounding_BT, 0)
         return ratios_CMBT
 
     (measured_CMBT,) = map_layers(measure, base, _batch(ids_BT), POINTS)  # a single layer
@@ -168,6 +165,19 @@ def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, T
             if control == BIAS:
                 by_token[f"{name}, {BIAS}"] = control_BT
     return by_token
+
+
+def _controls(methods: Sequence[str], layer_pass: LayerPass, value_bias_E: Tensor) -> dict[str, Tensor]:
+    """Return the ratios `[M, B, T]` under each control of `SAME_PASS`, for texts without special tokens."""
+    value_BTE = layer_pass.value
+    texts = len(value_BTE)
+    values = ControlValues(
+        bias_E=value_bias_E,
+        corpus_BTE=(value_BTE.sum(0) - value_BTE) / (texts - 1),  # the mean over other texts at each position
+        mean_B1E=value_BTE.mean(1, keepdim=True),
+        special_SB=torch.empty(0, texts, dtype=torch.int64),
+    )
+    return control_ratios(methods, layer_pass, split_layer(layer_pass), values, values.attended(layer_pass))
 
 
 def matrix_scores(
@@ -255,23 +265,37 @@ def conditional_derivative(output: Callable[[Tensor], Tensor], x_BTD: Tensor, ot
     e_j is the residual of a linear regression of x_j on x_i over texts if `others_TT[i, j]` is 1, and 0 otherwise.
     """
     centred_BTD = x_BTD - x_BTD.mean(0)
+    tokens = len(others_TT)
     directions = []  # two for each token i: e, then x - E x - e
-    for i, others_T in enumerate(others_TT):
-        own_BD = centred_BTD[:, i]
-        inverse_DB = torch.linalg.pinv(own_BD, rtol=MIN_SINGULAR_VALUE)
-        coefficients_DTE = torch.einsum("db,bte->dte", inverse_DB, centred_BTD)
-        predicted_BTD = torch.einsum("bd,dte->bte", own_BD, coefficients_DTE)
-        residual_BTD = (centred_BTD - predicted_BTD) * others_T.unsqueeze(-1)
-        directions += [residual_BTD, centred_BTD - residual_BTD]
+    for i in range(tokens):
+        is_other_T1 = others_TT[i].unsqueeze(-1)
+        residual_BTD = _residuals_given(centred_BTD[:, i], centred_BTD) * is_other_T1
+        directions.append(residual_BTD)
+        directions.append(centred_BTD - residual_BTD)
+    # One pass computes the changes of the output along all directions; N = T * 2 * B.
+    x_NTD = x_BTD.repeat(len(directions), 1, 1)
+    directions_NTD = torch.cat(directions)
     with attention_by(explicit()):
-        x_NTD = x_BTD.repeat(len(directions), 1, 1)
-        _, changes_NTD = jvp(output, (x_NTD,), (torch.cat(directions),))
+        _, changes_NTD = jvp(output, (x_NTD,), (directions_NTD,))
+    changes_T2BTD = changes_NTD.view(tokens, 2, *x_BTD.shape)
     shares = []
-    for i, changes_2BTD in enumerate(changes_NTD.view(len(others_TT), 2, *x_BTD.shape)):
-        # The changes of the output vector i along its two directions.
-        a, o = changes_2BTD[:, :, i].square().sum(-1).mean(-1).sqrt()
+    for i in range(tokens):
+        changes_2BD = changes_T2BTD[i, :, :, i]  # of the output vector i, along the two directions of token i
+        mean_squares_2 = changes_2BD.square().sum(-1).mean(-1)
+        a, o = mean_squares_2.sqrt()
         shares.append(_share(a, a + o))
     return torch.stack(shares)
+
+
+def _residuals_given(own_BD: Tensor, centred_BTD: Tensor) -> Tensor:
+    """Return the residuals `[B, T, D]` of linear regressions of all tokens' vectors on the vector of one token.
+
+    Both arguments have mean 0 over the texts. The regressions are least-squares fits over the texts.
+    """
+    inverse_DB = torch.linalg.pinv(own_BD, rtol=MIN_SINGULAR_VALUE)
+    coefficients_DTE = torch.einsum("db,bte->dte", inverse_DB, centred_BTD)
+    predicted_BTD = torch.einsum("bd,dte->bte", own_BD, coefficients_DTE)
+    return centred_BTD - predicted_BTD
 
 
 def probe_scores(

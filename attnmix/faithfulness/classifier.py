@@ -297,15 +297,17 @@ def _find_only_position(read_T: Tensor) -> int:
 
 def decomposition_obstacle(family: Family) -> str | None:
     """Return the reason why a model family's logits cannot be decomposed, or None if they can."""
-    stack = family.stacks[0]
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
     # The decomposition has the same requirements as the ratio `layer_n`: a feed-forward network that follows attention
-    # and consists of known Linears and an activation. For all other families, `network` is empty.
-    if stack.network:
+    # and consists of known Linears and an activation. Families without such a network have an empty `network`, and
+    # `absent` contains the reason.
+    (stack,) = family.stacks
+    has_required_network = len(stack.network) > 0
+    if has_required_network:
         return None
-    reasons = family.absent()
-    return reasons["layer_n"]
+    reasons_by_measure = family.absent()
+    return reasons_by_measure["layer_n"]
 
 
 class FixedFactorScores:

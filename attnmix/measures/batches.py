@@ -628,24 +628,31 @@ class BatchPass:
 
         Sums of vectors that are narrower than the largest width are padded with zeros.
         """
-        sites: list[Site] = []
-        measures = []  # by group of sites
+        computed_sites: list[Site] = []
+        measures = []  # by group of sites, for the texts of all micro-batches
         ranks = []
         unit_sums = []
-        for micro_batches_of_layer in self.layers:
-            # All micro-batches of a layer have the same groups of sites.
-            for group, group_measures in enumerate(micro_batches_of_layer[0].vectors.sites):
-                sites.extend(group_measures.sites)
-                parts = [micro_batch.vectors.sites[group] for micro_batch in micro_batches_of_layer]
-                measures.append(torch.cat([part.measures_BXm for part in parts]))
-                ranks.append(torch.cat([part.ranks_BX.result() for part in parts]))
-                unit_sums.append(torch.cat([part.unit_sums_BXD for part in parts]))
-        # The groups contain the sites in order of computation; `order` restores the order of `measurer.sites`.
-        order = [sites.index(site) for site in self.measurer.sites]
+        for parts in self._list_site_groups():
+            computed_sites.extend(parts[0].sites)
+            measures.append(torch.cat([part.measures_BXm for part in parts]))
+            ranks.append(torch.cat([part.ranks_BX.result() for part in parts]))
+            unit_sums.append(torch.cat([part.unit_sums_BXD for part in parts]))
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces the NaN of `geometry_but_rank`
         unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
-        return measures_BXm[:, order].numpy(), unit_sums_BXD[:, order].numpy()
+        # On the axis X, the sites are in order of computation; the result has the order of `measurer.sites`.
+        computed_places = [computed_sites.index(site) for site in self.measurer.sites]
+        return measures_BXm[:, computed_places].numpy(), unit_sums_BXD[:, computed_places].numpy()
+
+    def _list_site_groups(self) -> list[list[SiteMeasures]]:
+        """Return, for each group of sites of each layer, the geometry of the group in each micro-batch."""
+        groups = []
+        for micro_batches_of_layer in self.layers:
+            # All micro-batches of a layer have the same groups of sites.
+            number_of_groups = len(micro_batches_of_layer[0].vectors.sites)
+            for group in range(number_of_groups):
+                groups.append([micro_batch.vectors.sites[group] for micro_batch in micro_batches_of_layer])
+        return groups
 
     def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of the identities in the embeddings (index 0) and in each layer, `[B, 1 + L, I]`.
@@ -686,15 +693,15 @@ class BatchPass:
         else:
             recorded = [self.output.hidden_states[1:]]
         errors = []
-        layer = 0
+        first = 0  # index of the stack's first layer among the layers of all stacks
         for stack, states in zip(stacks, recorded, strict=True):
+            outputs = self.outputs[first : first + len(states)]
             norm_paths = [stack.final_norm] if stack.final_norm else []
-            last = layer + len(states) - 1  # index of the stack's last layer among the layers of all stacks
             for norm in optional_modules(self.measurer.base, norm_paths):
-                self.outputs[last] = norm(self.outputs[last])
-            for state_BTD in states:
-                errors.append(vector_errors(self.outputs[layer], state_BTD, self.mask_BT))
-                layer += 1
+                outputs[-1] = norm(outputs[-1])
+            for output_BTD, state_BTD in zip(outputs, states, strict=True):
+                errors.append(vector_errors(output_BTD, state_BTD, self.mask_BT))
+            first += len(states)
         return errors
 
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:

@@ -2,8 +2,10 @@
 
 If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
 that computes the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) from the
-sources. The attention weights, the skip connection and the norms (including the standard deviations by which they
-divide) remain unchanged. `shuffled_words` and `random_weights` require separate forward passes.
+sources. The skip connection and the norms (including the standard deviations by which they divide) remain unchanged.
+The attention weights also remain unchanged, with one exception: for the two ratios of weights (`attn_w` and
+`attnres_w`), `without_special_sources` renormalises them over the remaining sources. `shuffled_words` and
+`random_weights` require separate forward passes.
 
 Shapes: L layers, B texts, H heads, T tokens, R rows of T, N = B * T, G groups of tokens, C token classes or controls,
 S special tokens of a text, d head width, E = H * d, D hidden.
@@ -103,23 +105,32 @@ class CorpusValues:
         values of the micro-batch. To exclude a sampled text from its own means, its values are subtracted from the sums
         of the sample.
         """
-        members_BGT = micro_batch.members_within(self.names).mT
+        members_BGT = micro_batch.members_within(self.names).mT  # zeros for texts outside the sample
         sums_of_document_BGE = members_BGT @ value_BTE.double()
+        counts_of_document_BG = members_BGT.sum(-1)
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE  # layers are numbered from 1
-        counts_BG = self.counts_G - members_BGT.sum(-1)
-        counts_BG1 = counts_BG.unsqueeze(-1)
-        by_class = (len(CLASSES), len(POSITIONS))  # A group is a combination of token class (C) and group of positions.
-        sums_BCE = sums_BGE.unflatten(1, by_class).sum(2)
-        counts_BC1 = counts_BG1.unflatten(1, by_class).sum(2)
-        # If the count is 0, the sum is only a rounding error of the difference, and the mean is undefined.
-        class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
-        class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)
-        mean_BGE = torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
+        counts_BG = self.counts_G - counts_of_document_BG
+        mean_BGE = _average_groups(sums_BGE, counts_BG.unsqueeze(-1))
+        # Select the mean of each token's group.
         group_BT1 = micro_batch.groups_BT.unsqueeze(-1)
         mean_BTE = torch.take_along_dim(mean_BGE, group_BT1, 1).to(value_BTE)
         # NaN in padding would propagate to tokens, even if the attention weights on padding are 0.
         is_padding_BT = ~micro_batch.mask_BT
         return mean_BTE.masked_fill(is_padding_BT.unsqueeze(-1), 0)
+
+
+def _average_groups(sums_BGE: Tensor, counts_BG1: Tensor) -> Tensor:
+    """Return the mean `[B, G, E]` of each group or, if the group has no tokens, of all tokens of its class.
+
+    A group is a combination of token class (C) and group of positions. The mean is NaN if the class has no tokens.
+    """
+    classes_and_positions = (len(CLASSES), len(POSITIONS))
+    sums_BCE = sums_BGE.unflatten(1, classes_and_positions).sum(2)
+    counts_BC1 = counts_BG1.unflatten(1, classes_and_positions).sum(2)
+    # If the count is 0, the sum is only a rounding error of a difference of sums, and the mean is undefined.
+    class_mean_BCE = torch.where(counts_BC1 > 0, sums_BCE / counts_BC1, torch.nan)
+    class_mean_BGE = class_mean_BCE.repeat_interleave(len(POSITIONS), 1)  # the same mean for all groups of a class
+    return torch.where(counts_BG1 > 0, sums_BGE / counts_BG1, class_mean_BGE)
 
 
 def _sum_by_group(members_NG: Tensor, layer_pass: LayerPass) -> Tensor:
@@ -187,10 +198,7 @@ class ControlValues(NamedTuple):
             _no_sums, row_sums_BHT = layer_pass.attention.weighted_sums([])
             return AttendedValues({}, row_sums_BHT.transpose(1, 2))
         values_CBTE = torch.stack(list(values_by_control.values()))
-        heads = layer_pass.diagonal.shape[-1]
-        values_CBHTd = values_CBTE.unflatten(-1, (heads, -1)).transpose(-2, -3)
-        sums_BHTd_by_control, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
-        attended_CBTE = torch.stack([sums_BHTd.transpose(1, 2).flatten(-2) for sums_BHTd in sums_BHTd_by_control])
+        attended_CBTE, row_sums_BTH = _attend(layer_pass, values_CBTE)
         own_CBTE = scaled_heads(layer_pass.diagonal, values_CBTE)
         own_CBTD = own_CBTE @ W_ED
         others_CBTD = attended_CBTE @ W_ED - own_CBTD
@@ -199,7 +207,23 @@ class ControlValues(NamedTuple):
             own_ND = own_CBTD[number].flatten(0, 1)
             others_ND = others_CBTD[number].flatten(0, 1)
             splits[name] = Split(own_ND, others_ND)
-        return AttendedValues(splits, row_sums_BHT.transpose(1, 2))
+        return AttendedValues(splits, row_sums_BTH)
+
+
+def _attend(layer_pass: LayerPass, values_CBTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of values, weighted by attention `[C, B, T, E]`, and the sums of the weights `[B, T, H]`.
+
+    `values_CBTE` contains the concatenated values of all heads. Both sums run over the sources of each token.
+    """
+    heads = layer_pass.diagonal.shape[-1]
+    values_CBTHd = values_CBTE.unflatten(-1, (heads, -1))
+    values_CBHTd = values_CBTHd.transpose(-2, -3)
+    sums_by_control, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
+    attended = []
+    for sums_BHTd in sums_by_control:
+        sums_BTHd = sums_BHTd.transpose(1, 2)
+        attended.append(sums_BTHd.flatten(-2))
+    return torch.stack(attended), row_sums_BHT.transpose(1, 2)
 
 
 class AttendedValues(NamedTuple):
@@ -252,30 +276,51 @@ def control_ratios(
     `values.attended`. `corpus_value` is omitted if there are no corpus values.
     """
     head_sums = _compute_head_sums(layer_pass, values, attended, names)
-    projected = dict(attended.splits)
-    mixed_weights = dict.fromkeys(projected, splits.mixed_weight)
-    if "text_mean_value" in names:
-        own_ND, others_ND = head_sums["text_mean_value"].projected()
-        projected["text_mean_value"] = Split(own_ND, others_ND)
-        mixed_weights["text_mean_value"] = splits.mixed_weight
-    if "without_special_sources" in names:
-        special = head_sums["without_special_sources"]
-        others_ND = splits.projected.others - special.projected()
-        projected["without_special_sources"] = Split(splits.projected.own, others_ND)
-        heads = layer_pass.diagonal.shape[-1]
-        special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
-        mixed_weights["without_special_sources"] = _renormalise_weight(splits.mixed_weight, special_weight_N)
-    if not projected:
+    controls = _split_attention(layer_pass, splits, attended, head_sums)
+    if not controls:
         return {}
-
     layer = None
     if PREACTIVATION in ratio_points(methods):
-        layer = _stack_layer_splits(splits, projected, head_sums)
-    mixed_weight_CN = torch.stack(list(mixed_weights.values()))
-    controls = splits.with_others(_stack_splits(list(projected.values())), mixed_weight_CN, layer)
-    ratios_CMN = apply_formulas(methods, controls).transpose(0, 1)
+        layer = _stack_layer_splits(splits, controls, head_sums)
+    # All controls are computed together, stacked on a leading axis in the order of `controls`.
+    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
+    projected = _stack_splits([control.projected for control in controls.values()])
+    splits_of_controls = splits.with_others(projected, mixed_weight_CN, layer)
+    ratios_MCN = apply_formulas(methods, splits_of_controls)
+    ratios_CMN = ratios_MCN.transpose(0, 1)
     ratios_CMBT = ratios_CMN.unflatten(-1, layer_pass.diagonal.shape[:2])
-    return dict(zip(projected, ratios_CMBT, strict=True))
+    return dict(zip(controls, ratios_CMBT, strict=True))
+
+
+class _AttentionSplit(NamedTuple):
+    """The output of attention under one control, split into parts from the token itself and from other tokens."""
+
+    projected: Split  # the parts of W_O's output without b_O
+    mixed_weight_N: Tensor  # the attention weight on other tokens, mean over heads
+
+
+def _split_attention(
+    layer_pass: LayerPass, splits: LayerSplits, attended: AttendedValues, head_sums: Mapping[str, HeadSums]
+) -> dict[str, _AttentionSplit]:
+    """Return the split of attention's output under each control. Only `without_special_sources` changes the weights.
+
+    `splits` contains the original splits, and `head_sums` is the result of `_compute_head_sums`.
+    """
+    controls = {}
+    for name, projected in attended.splits.items():
+        controls[name] = _AttentionSplit(projected, splits.mixed_weight)
+    if "text_mean_value" in head_sums:
+        own_ND, others_ND = head_sums["text_mean_value"].projected()
+        controls["text_mean_value"] = _AttentionSplit(Split(own_ND, others_ND), splits.mixed_weight)
+    if "without_special_sources" in head_sums:
+        special = head_sums["without_special_sources"]
+        others_ND = splits.projected.others - special.projected()
+        projected = Split(splits.projected.own, others_ND)
+        heads = layer_pass.diagonal.shape[-1]
+        special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
+        mixed_weight_N = _renormalise_weight(splits.mixed_weight, special_weight_N)
+        controls["without_special_sources"] = _AttentionSplit(projected, mixed_weight_N)
+    return controls
 
 
 def _compute_head_sums(
@@ -301,13 +346,14 @@ def _compute_head_sums(
 
 
 def _stack_layer_splits(
-    splits: LayerSplits, projected: Mapping[str, Split], head_sums: Mapping[str, HeadSums]
+    splits: LayerSplits, controls: Mapping[str, _AttentionSplit], head_sums: Mapping[str, HeadSums]
 ) -> Split:
-    """Return the splits of the layer's output under each control in `projected`, stacked as `[C, N, D]`."""
+    """Return the splits of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`."""
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
-    if "corpus_value" in projected:
-        layers["corpus_value"] = splits.with_others(projected["corpus_value"], splits.mixed_weight).layer
-    return _stack_splits([layers[name] for name in projected])
+    if "corpus_value" in controls:
+        corpus_value = controls["corpus_value"]
+        layers["corpus_value"] = splits.with_others(corpus_value.projected, corpus_value.mixed_weight_N).layer
+    return _stack_splits([layers[name] for name in controls])
 
 
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:

@@ -87,7 +87,10 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     for stack, point in zip(family_of(base.config).stacks, points, strict=False):
         stack_calls = [call for call in calls if call.stack == stack]
         first = stack_calls[0]
-        start_1TW = features.get(Site(first.number - 1, point), first.whole.hidden)
+        # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack. Families
+        # without this capture point start at the input of the first layer.
+        embedding_sum = Site(first.number - 1, point)
+        start_1TW = features.get(embedding_sum, first.whole.hidden)
         embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
         # Layers are copied after the recording, because earlier copies would include the hooks of the recording.
         layers = [_replace_activation(call) for call in stack_calls]
@@ -258,30 +261,39 @@ def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Ten
     """Return the squared lengths of the products r_k J_ij for each token i of the output and j of the input.
 
     `heads_KTE` contains r_k, backpropagated from the output of each token i to the head outputs of token i. From there,
-    it is backpropagated to the inputs of all other tokens j, separately for each token i. `input_KTD` contains
-    sum_i r_k J_ij for each token j; after subtracting the products of all other tokens i, r_k J_jj remains.
+    it is backpropagated to the inputs of all other tokens j, separately for each token i. This yields the complete
+    r_k J_ij for j != i, because the output of token i depends on other tokens only through its head outputs.
+    `input_KTD` contains sum_i r_k J_ij for each token j; after subtracting the products of all other tokens i, r_k J_jj
+    remains.
     """
     directions, tokens, _width = input_KTD.shape
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # The products of all other tokens i are subtracted below.
-    for targets_S, same_ST in _split_tokens(tokens, input_KTD):
+    for targets_S, same_ST in _split_tokens(tokens, input_KTD):  # The axis S contains the tokens i of a block.
         other_ST = 1 - same_ST
-        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)
-        heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
-        (moved_R1TD,) = _backpropagate(graph.heads_1TE, (graph.x_1TD,), heads_R1TE)
-        moved_RTD = moved_R1TD.squeeze(1)
-        moved_SKTD = moved_RTD.unflatten(0, (len(targets_S), directions))
-        others_SKTD = moved_SKTD * other_ST[:, None, :, None]
+        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)  # 0 for all tokens except i
+        products_SKTD = _backpropagate_from_heads(graph, heads_SKTE)  # the axis T contains the tokens j
+        others_SKTD = products_SKTD * other_ST[:, None, :, None]  # 0 for j = i
         own_KTD -= others_SKTD.sum(0)
         squares_SKT = others_SKTD.square().sum(-1).double()
         squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
         sum_SKD = others_SKTD.sum(2)
         sum_KT[:, targets_S] = sum_SKD.square().sum(-1).double().T
+    # The diagonal of `squares_KTT` is still 0.
     block_KT = squares_KTT.sum(-1)
     own_squares_KT = own_KTD.square().sum(-1)
     squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
     return _LayerSquares(squares_KTT, block_KT, sum_KT)
+
+
+def _backpropagate_from_heads(graph: _LayerGraph, heads_SKTE: Tensor) -> Tensor:
+    """Backpropagate vectors from the outputs of the attention heads to the layer's input, and return `[S, K, T, D]`."""
+    heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
+    (products_R1TD,) = _backpropagate(graph.heads_1TE, (graph.x_1TD,), heads_R1TE)
+    products_RTD = products_R1TD.squeeze(1)
+    products_SKTD: Tensor = products_RTD.unflatten(0, heads_SKTE.shape[:2])
+    return products_SKTD
 
 
 def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:

@@ -379,7 +379,9 @@ class Engine:
         sums_of_sample = measurements.read(name, text_tasks(numbers))
         sums_of_all_texts = {}
         for key, sums in sums_of_sample.items():
-            if key == name or sums.counts.any():  # Omit kinds of donors that do not exist.
+            # Keys other than `name` depend on donors. Their counts are 0 if the texts have no such donors.
+            lacks_donors = key != name and not sums.counts.any()
+            if not lacks_donors:
                 sums_of_all_texts[key] = sums.scatter(numbers, len(texts))
         return sums_of_all_texts
 

@@ -210,13 +210,15 @@ def measure_exchange(
     donors_per_kind = [len(kind) for kind in donors.values()]
     kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)  # index of each exchanged text's kind of donor
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
-    # The axis of length 4 contains the fields of `Displacements`.
+    # The axis of length 4 contains the fields of `Displacements`. Positions that are not measured remain NaN.
     levels = squares_XLS4.shape[1]
     means_4KLT = np.full((4, len(donors), levels, len(document)), np.nan)
     for kind in range(len(donors)):
         means_LS4 = _average_known(squares_XLS4[kind_X == kind])
-        means_4KLT[:, kind][..., positions] = np.moveaxis(means_LS4, -1, 0)
-    return Displacements(*means_4KLT)
+        means_4LT = means_4KLT[:, kind]  # a view
+        means_4LT[..., positions] = np.moveaxis(means_LS4, -1, 0)
+    own_KLT, others_KLT, joint_KLT, length_KLT = means_4KLT
+    return Displacements(own_KLT, others_KLT, joint_KLT, length_KLT)
 
 
 def exchange_matrix(
@@ -401,27 +403,31 @@ def _measure_squares(
     # The complete texts share a forward pass with the first hybrids, because a pass with few rows is almost as slow.
     in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
     first_places = hybrids.places_R[:in_first_pass]
+    # By level, `complete` contains the vectors [1 + X, S, D] of the text and its exchanged texts, and `hybrid_vectors`
+    # the vectors [R, D] of the hybrids.
     complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], first_places)
-    # For each level, `complete` contains the vectors [1 + X, S, D] of the text and its exchanged texts, and
-    # `hybrid_vectors` contains the vectors [R, D] of the hybrids.
+    originals = [level[0] for level in complete]
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
-    originals = [level[0] for level in complete]
     displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, first_places)]
 
+    # The remaining hybrids are read in further passes.
     for start in range(in_first_pass, len(hybrids.ids_RT), batch_rows):
         batch = slice(start, start + batch_rows)
         places_R = hybrids.places_R[batch]
         hybrid_vectors = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
         displaced.append(_compute_hybrid_displacements(hybrid_vectors, originals, places_R))
 
-    displaced_LR = np.concatenate(displaced, 1)
-    displaced_LXS2 = np.full((*joint_LXS.shape, 2), np.nan)
     # The two hybrids of a position are consecutive: own token exchanged, other tokens exchanged.
-    displaced_LXS2[:, hybrids.has_hybrids_XS] = displaced_LR.reshape(len(complete), -1, 2)
-    joint_LXS[:, ~hybrids.has_hybrids_XS] = np.nan
-    length_LXS = np.where(hybrids.has_hybrids_XS, length_L1S, np.nan)
-    squares_LXS4 = np.concatenate([displaced_LXS2, joint_LXS[..., None], length_LXS[..., None]], -1)
+    displaced_LR = np.concatenate(displaced, 1)
+    has_hybrids_XS = hybrids.has_hybrids_XS
+    own_LXS = np.full(joint_LXS.shape, np.nan)
+    others_LXS = np.full(joint_LXS.shape, np.nan)
+    own_LXS[:, has_hybrids_XS] = displaced_LR[:, 0::2]
+    others_LXS[:, has_hybrids_XS] = displaced_LR[:, 1::2]
+    joint_LXS[:, ~has_hybrids_XS] = np.nan
+    length_LXS = np.where(has_hybrids_XS, length_L1S, np.nan)
+    squares_LXS4 = np.stack([own_LXS, others_LXS, joint_LXS, length_LXS], -1)
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
 
@@ -497,27 +503,21 @@ class _Reader:
         `rows` and `columns` `[N]` contain the text and the position of each vector.
         """
         levels: list[Tensor] = []
-        tokens = ids_RT.shape[1]
         is_in_decoder = False
 
         def append_level(site: Site, vectors_RTD: Tensor) -> None:
             """Append the vectors of a level; after attention in the last layer, compute the layer's output and stop."""
             nonlocal is_in_decoder
-            if site.point == ATTENTION_OUTPUT:
+            if site.point == DECODER_INPUT:
+                is_in_decoder = True  # All later vectors are those of decoder layers.
+            elif site.point == ATTENTION_OUTPUT:
                 if site.layer == self.last_layer:
                     levels.append(_finish_layer(features, vectors_RTD[rows, columns], rows, columns))
                     raise _LastLayerError
-                return
-            if site.point == DECODER_INPUT:
-                is_in_decoder = True
-                return
-            if not is_in_decoder:
+            elif is_in_decoder:
+                levels.append(_select_shifted(vectors_RTD, rows, columns))
+            else:
                 levels.append(vectors_RTD[rows, columns])
-                return
-            # Decoder inputs are shifted right by one, after a start token; the last token is not an input.
-            shifted = vectors_RTD[rows, (columns + 1).clamp_max(tokens - 1)]
-            is_input = (columns + 1 < tokens).unsqueeze(-1)
-            levels.append(torch.where(is_input, shifted, torch.nan))
 
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -525,6 +525,17 @@ class _Reader:
         with recording(self.base, points, taken=append_level) as features, suppress(_LastLayerError):
             self.base(**inputs)
         return levels
+
+
+def _select_shifted(vectors_RTD: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the decoder's vectors `[N, D]` for the tokens at the positions `columns` of the texts `rows`.
+
+    Decoder inputs are shifted right by one, after a start token. The last token is not an input; its vector is NaN.
+    """
+    tokens = vectors_RTD.shape[1]
+    shifted = vectors_RTD[rows, (columns + 1).clamp_max(tokens - 1)]
+    is_input = (columns + 1 < tokens).unsqueeze(-1)
+    return torch.where(is_input, shifted, torch.nan)
 
 
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -293,15 +293,20 @@ def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
     """Return T (T - 3) times the unbiased HSIC of two centred clouds X and Y, from the `product` |X^T Y|_F^2.
 
     The result equals tr(KL) + sum(K) sum(L) / ((T - 1)(T - 2)) - 2 sum(KL) / (T - 2), where K and L are X X^T and Y Y^T
-    with zeros on the diagonal. Each row of X X^T sums to 0, so row i of K sums to -|x_i|^2, and no T x T matrix is
-    needed.
+    with zeros on the diagonal, and sum() is the sum of all elements of a matrix. None of these T x T matrices is
+    needed, because the rows of X X^T sum to 0, and row i of K therefore sums to -|x_i|^2:
+
+        sum(K) = -sum_i |x_i|^2
+        sum(KL) = sum_i |x_i|^2 |y_i|^2
+        tr(KL) = |X^T Y|_F^2 - sum_i |x_i|^2 |y_i|^2        without the diagonals of X X^T and Y Y^T
     """
     tokens = first.tokens
     sum_of_KL = (first.squares_T * second.squares_T).sum(-1)
-    trace_of_KL = product - sum_of_KL  # subtracts the diagonal terms |x_i|^2 |y_i|^2, whose sum equals sum(KL)
-    sum_of_K_times_sum_of_L = first.squares_T.sum(-1) * second.squares_T.sum(-1)
+    trace_of_KL = product - sum_of_KL
+    negative_sum_of_K = first.squares_T.sum(-1)
+    negative_sum_of_L = second.squares_T.sum(-1)
     pairs = (tokens - 1) * (tokens - 2)
-    sums_term = sum_of_K_times_sum_of_L / pairs
+    sums_term = negative_sum_of_K * negative_sum_of_L / pairs  # The signs cancel.
     product_term = 2 * sum_of_KL / (tokens - 2)
     estimate: Tensor = trace_of_KL + sums_term - product_term
     return estimate

@@ -137,16 +137,13 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
     are no rows if fewer than two classes have three or more texts. `attention` contains the values of the columns
     `layer` and `point`.
     """
-    shares: dict[str, Jackknifed] = {}
     numbers, classes_N = _draw_texts(measured)
-    known_classes = np.unique(classes_N[classes_N >= 0])
-    if len(known_classes) < 2:
+    if not _has_usable_classes(measured, numbers, classes_N):
         return
+    shares: dict[str, Jackknifed] = {}
     for checkpoint, sums in measured.sums.items():
         texts, is_usable_N = attention_moments(sums, numbers, classes_N)
         usable_classes = classes_N[is_usable_N]
-        if len(np.unique(usable_classes)) < 2:
-            return
         whole, without = products(texts, usable_classes)
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
         permuted_L = class_share_null(texts, usable_classes, measured.seed)
@@ -161,19 +158,34 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
         yield table_rows("geometry", checkpoint, labels, columns)
 
 
+def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]) -> bool:
+    """Return True if the usable texts (function `usable`) belong to at least two classes.
+
+    `numbers` contains the indices of the texts, and `classes_N` their classes.
+    """
+    known_classes = np.unique(classes_N[classes_N >= 0])
+    if len(known_classes) < 2:  # The contributions of other tokens may not have been measured.
+        return False
+    # The numbers of tokens are the same for all checkpoints.
+    tokens_N = np.ravel(measured.first["others"].counts[numbers])
+    usable_classes = classes_N[usable(classes_N, tokens_N)]
+    return len(np.unique(usable_classes)) >= 2
+
+
 def attention_moments(
     sums: CorpusSums, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]
 ) -> tuple[Moments, npt.NDArray[np.bool_]]:
     """Return the moments of the contributions of other tokens in usable texts, and a mask of these texts.
 
-    `numbers` contains the indices of the texts, and `classes_N` their classes. The classes only determine which texts
-    are usable (function `usable`); they do not affect the moments.
+    The moments are those of the vectors sum_{j!=i} F_ij of all tokens i. `numbers` contains the indices of the texts,
+    and `classes_N` their classes. The classes only determine which texts are usable (function `usable`); they do not
+    affect the moments.
     """
     sums_NLD, counts = sums["others"].take(numbers)
-    # Column 0 is the squared length of the same contributions; columns 1 and 2 are the lengths in `part_lengths`.
+    tokens_N = counts.ravel()
+    # Of the three columns of `lengths`, the first is the squared length |sum_{j!=i} F_ij|^2.
     lengths_NL3 = sums["lengths"].take(numbers).values
     squared_lengths_NL = lengths_NL3[:, :, 0]
-    tokens_N = counts.ravel()
     is_usable_N = usable(classes_N, tokens_N)
     moments = Moments.from_sums(sums_NLD, squared_lengths_NL, tokens_N)
     return _select_texts(moments, is_usable_N), is_usable_N

@@ -46,18 +46,21 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
     """
     texts = len(mask_BT)
     undefined_B = layer_pass.x.new_full((texts,), torch.nan)
-    places = [place for place in range(texts) if sampled is None or sampled[place]]
+    sampled_places = [place for place in range(texts) if sampled is None or sampled[place]]
     errors = _check_steps(layer_pass, mask_BT)
-    if len(places) == texts:
+    # In sampled texts, errors of `_check_sources` are added. They replace those errors of `_check_steps` that have the
+    # same name.
+    if len(sampled_places) == texts:
         errors.update(_check_sources(layer_pass, mask_BT))
         return _stack_errors(errors, undefined_B)
     errors_BI = _stack_errors(errors, undefined_B)
-    if places:
-        places_P = torch.tensor(places, device=mask_BT.device)
-        source_errors = _check_sources(layer_pass.documents(places_P), mask_BT[places_P])
-        sampled_PI = _stack_errors(source_errors, undefined_B[places_P])
-        # As in `errors.update`, errors of `_check_sources` replace those of `_check_steps`.
-        errors_BI[places_P] = torch.where(sampled_PI.isnan(), errors_BI[places_P], sampled_PI)
+    if not sampled_places:
+        return errors_BI
+    places_P = torch.tensor(sampled_places, device=mask_BT.device)  # P sampled texts
+    source_errors = _check_sources(layer_pass.documents(places_P), mask_BT[places_P])
+    source_errors_PI = _stack_errors(source_errors, undefined_B[places_P])
+    is_not_checked_PI = source_errors_PI.isnan()
+    errors_BI[places_P] = torch.where(is_not_checked_PI, errors_BI[places_P], source_errors_PI)
     return errors_BI
 
 
@@ -91,11 +94,14 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     """
     if computed_BTD.shape != true_BTD.shape:
         return true_BTD.new_full(true_BTD.shape[:-2], torch.inf)
-    if computed_BTD.data_ptr() == true_BTD.data_ptr() and computed_BTD.stride() == true_BTD.stride():
+    is_same_memory = computed_BTD.data_ptr() == true_BTD.data_ptr() and computed_BTD.stride() == true_BTD.stride()
+    if is_same_memory:
         return true_BTD.new_zeros(true_BTD.shape[:-2])
+    # The error and the true vectors are stacked, because each operator on a GPU requires a kernel launch.
     error_and_true = torch.stack([computed_BTD - true_BTD, true_BTD])
     largest_2BT = error_and_true.abs().amax(-1)
-    error_B, largest_B = (largest_2BT * mask_BT).amax(-1).unbind()
+    largest_2B = (largest_2BT * mask_BT).amax(-1)
+    error_B, largest_B = largest_2B.unbind()
     smallest = torch.finfo(true_BTD.dtype).tiny
     relative_B: Tensor = error_B / largest_B.clamp_min(smallest)
     return relative_B

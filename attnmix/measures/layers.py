@@ -268,8 +268,13 @@ class AfterAttention:
     because int_0^1 t g'(t p) dt = (g(p) - m) / p (integration by parts). m is computed by quadrature; the parts sum to
     u g(p) for any m. The contribution of a source is thus a linear function of the source's part, and this function is
     the same for all sources of token i. A LayerNorm is replaced by its linear part, divided by the standard deviation
-    of the whole vector. Biases and the output of cross-attention are not attributed to any source. W is the width of
-    the feed-forward network.
+    of the whole vector. Biases and the output of cross-attention are not attributed to any source.
+
+    There are two routes for a part. `stream` and `added` return the part of the second skip connection and of the
+    feed-forward network's output; together with the part of the biases (`stream_with_biases`, `added_with_biases`), all
+    parts sum to the model's vectors. `network_part` and `output` return the part of the layer's output up to a factor
+    that all parts of a token have in common. This factor cancels in ratios, and omitting it saves operations. W is the
+    width of the feed-forward network.
     """
 
     block: Block
@@ -359,6 +364,9 @@ class AfterAttention:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
+    # The route for parts that sum to the model's vectors: `stream`, then `added`; for the biases, the methods with the
+    # suffix `_with_biases`.
+
     def stream(self, part_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection.
 
@@ -378,6 +386,37 @@ class AfterAttention:
         input_parts = [network_input_ND @ linear.W for linear in self._first_linears]
         inner_NW = self._apply_slopes(input_parts, self.slopes)
         return self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
+
+    def stream_with_biases(self, part_ND: Tensor) -> Tensor:
+        """Propagate the bias part `[..., N, D]` of `residual_ND` up to the second skip connection.
+
+        The betas of the norms and the cross-attention output are added to this part, because they are not attributed to
+        any source. Each norm divides all parts by the standard deviation of the whole vectors, so that the parts sum to
+        the output of the norm.
+        """
+        norm = self.block.attention_norm
+        stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
+        if self.cross_ND is None:
+            return stream_ND
+        cross_norm = self.block.cross_attention_norm
+        return cross_norm.part(stream_ND + self.cross_ND, self._cross_residual_ND) + cross_norm.beta
+
+    def added_with_biases(self, stream_ND: Tensor) -> Tensor:
+        """Propagate the bias part `[..., N, D]` through the feed-forward network and its norms.
+
+        Each step adds its bias to this part: the norms, the Linears, and the activation, whose output is `slopes` times
+        its input plus `constant`. `stream_ND` is a result of `stream_with_biases`.
+        """
+        input_norm = self.block.feed_forward_norm
+        output_norm = self.block.feed_forward_output_norm
+        last_linear = self._last_linear
+        network_input_ND = input_norm.part(stream_ND, self._stream_ND) + input_norm.beta
+        input_parts = [network_input_ND @ linear.W + linear.b for linear in self._first_linears]
+        inner_NW = self._apply_slopes(input_parts, self.slopes) + self.constant
+        projected_ND = inner_NW @ last_linear.W + last_linear.b
+        return self._propagate_through_output_norm(projected_ND) + output_norm.beta
+
+    # The route for ratios: `network_part`, or `enter_network` for the result of another step, then `output`.
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Propagate parts `[..., D]` of `residual_ND` to the second skip connection and into the feed-forward network.
@@ -408,34 +447,7 @@ class AfterAttention:
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
         return self.block.output_norm.linear(part.stream + network_output_ND)
 
-    def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Propagate the bias part `[..., N, D]` of `residual_ND` up to the second skip connection.
-
-        The betas of the norms and the cross-attention output are added to this part, because they are not attributed to
-        any source. Each norm divides all parts by the standard deviation of the whole vectors, so that the parts sum to
-        the output of the norm.
-        """
-        norm = self.block.attention_norm
-        stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
-        if self.cross_ND is None:
-            return stream_ND
-        cross_norm = self.block.cross_attention_norm
-        return cross_norm.part(stream_ND + self.cross_ND, self._cross_residual_ND) + cross_norm.beta
-
-    def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Propagate the part `[..., N, D]` that contains the biases through the feed-forward network and its norms.
-
-        Each step adds its bias to this part: the norms, the Linears, and the activation, whose output is `slopes` times
-        its input plus `constant`. `stream_ND` is a result of `stream_with_biases`.
-        """
-        input_norm = self.block.feed_forward_norm
-        output_norm = self.block.feed_forward_output_norm
-        last_linear = self._last_linear
-        network_input_ND = input_norm.part(stream_ND, self._stream_ND) + input_norm.beta
-        input_parts = [network_input_ND @ linear.W + linear.b for linear in self._first_linears]
-        inner_NW = self._apply_slopes(input_parts, self.slopes) + self.constant
-        projected_ND = inner_NW @ last_linear.W + last_linear.b
-        return self._propagate_through_output_norm(projected_ND) + output_norm.beta
+    # Steps of both routes.
 
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of W_2's output through the norm that follows, if any.

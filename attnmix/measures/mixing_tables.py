@@ -275,22 +275,34 @@ def _create_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[s
 
     Columns that are not given contain NaN. Raise `KeyError` for a label or a column that the table does not have.
     """
+    cells = _create_label_cells(labels)
+    number_of_rows = len(next(iter(cells.values())))
+    cells["checkpoint"] = [checkpoint] * number_of_rows
+    for name, values in columns.items():
+        cells[name] = np.ravel(values).tolist()
+    table_columns = TABLE_COLUMNS[table]
+    # Counts are allowed for every table, and omitted from tables without a column for them.
+    unknown = cells.keys() - {*table_columns, *COUNTS}
+    if unknown:
+        raise KeyError(f"{table} has no columns {sorted(unknown)}")
+    not_available = [np.nan] * number_of_rows
+    return {name: cells.get(name, not_available) for name in table_columns}
+
+
+def _create_label_cells(labels: Labels) -> Rows:
+    """Return the cells of each label column, with one row per combination of the labels; the last label varies fastest.
+
+    The label `site` is divided into the columns `layer` and `point`.
+    """
     combinations = list(product(*labels.values()))
-    cells: dict[str, Any] = {"checkpoint": [checkpoint] * len(combinations)}
+    cells: Rows = {}
     for place, name in enumerate(labels):
         cells[name] = [combination[place] for combination in combinations]
     if "site" in cells:
         sites = cells.pop("site")
         cells["layer"] = [site.layer for site in sites]
         cells["point"] = [site.point for site in sites]
-    for name, values in columns.items():
-        cells[name] = np.ravel(values).tolist()
-    # Counts are allowed for every table, and omitted from tables without a column for them.
-    unknown = cells.keys() - {*TABLE_COLUMNS[table], *COUNTS}
-    if unknown:
-        raise KeyError(f"{table} has no columns {sorted(unknown)}")
-    not_available = [np.nan] * len(combinations)
-    return {name: cells.get(name, not_available) for name in TABLE_COLUMNS[table]}
+    return cells
 
 
 def _join_rows(name: str, parts: Sequence[Rows]) -> pd.DataFrame:
@@ -328,17 +340,22 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 
 
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
-    """Return a `MeanTables` with the ratios and their controls, to which further means can be added."""
+    """Return a `MeanTables` with the ratios and their controls, to which further means can be added.
+
+    The table `mixing` contains the ratios of all texts, and `mixing_controls` the controls of the sampled texts.
+    """
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
-    true_means = tables.add(ratios)
+    means_of_all_texts = tables.add(ratios)
     sampled = measured.sampled
-    sums = dict(sampled.sums)
+    sums_with_random = dict(sampled.sums)
     if "random_weights" in sampled.random:
-        sums[RANDOM] = sampled.random
-    sampled_tables = tables.create_for_texts(sums, sampled.draws)
-    if sampled is not measured:  # Controls are compared with the ratios of the same texts.
+        sums_with_random[RANDOM] = sampled.random
+    sampled_tables = tables.create_for_texts(sums_with_random, sampled.draws)  # It adds its rows to `tables`.
+    # Controls are compared with the ratios of the same texts. `resample` adds no rows to a table.
+    true_means = means_of_all_texts
+    if sampled is not measured:
         true_means = sampled_tables.resample(ratios)
     _add_controls(sampled_tables, sampled, true_means)
     return tables
@@ -371,25 +388,34 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add the table `mixing_controls`: ratios under each measured control, and true ratios minus these ratios."""
+    """Add the table `mixing_controls`: ratios under each measured control, and true ratios minus these ratios.
+
+    `true_means` contains the means of the ratios without a control, by checkpoint.
+    """
     tables.add_table("mixing_controls")
     for name in CONTROLS:
-        is_random = name == "random_weights"
-        sums = measured.random if is_random else measured.first
+        # The control with random weights is measured in a checkpoint of its own, and all other controls in the
+        # checkpoints of the ratios.
+        sums = measured.first
+        checkpoints: tuple[str, ...] = ()  # the default of `Mean`
+        if name == "random_weights":
+            sums = measured.random
+            checkpoints = (RANDOM,)
         if name not in sums:
             continue
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
-        means_of_same_documents = true_means
-        if name == "corpus_value" and (sums[name].counts == 0).any():
+        true_means_of_same_texts = true_means
+        excludes_texts = name == "corpus_value" and (sums[name].counts == 0).any()
+        if excludes_texts:
             # Texts without a corpus value are also excluded from the true ratios.
             true_ratios = Mean("mixing", labels, ratios_where_present(name))
-            means_of_same_documents = tables.resample(true_ratios)
+            true_means_of_same_texts = tables.resample(true_ratios)
         mean = Mean(
             "mixing_controls",
             labels,
             name,
-            checkpoints=(RANDOM,) if is_random else (),
-            more=true_minus_control(means_of_same_documents),
+            checkpoints=checkpoints,
+            more=true_minus_control(true_means_of_same_texts),
         )
         tables.add(mean)
 

@@ -65,6 +65,8 @@ def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, T
     They are the sum of the values weighted by attention (before W_O), `[S, B, T, E]`, and the sum of the attention
     weights, averaged over heads, `[S, B, T]`.
     """
+    # For each segment, a copy of the values is set to 0 outside the segment. The copies are concatenated to vectors of
+    # width x = S * d, so that a single product per block of rows computes the sums over all segments.
     members = []
     values = []
     for segment in SEGMENTS:
@@ -72,16 +74,19 @@ def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, T
         members.append(member_BT)
         values.append(call.value * member_BT[:, None, :, None])
     members_BTS = torch.stack(members, -1)
-    value_BHTx = torch.cat(values, -1)  # x = S * d: the values, set to 0 outside each segment
-    contexts = []
-    sums_of_weights = []
+    value_BHTx = torch.cat(values, -1)
+    value_sums = []  # by block of rows
+    weight_sums = []
     for rows in call.blocks():
         weights_BHRT = call.weights(rows)
         mean_weights_BRT = weights_BHRT.mean(1)
-        contexts.append(weights_BHRT @ value_BHTx)
-        sums_of_weights.append(mean_weights_BRT @ members_BTS)
-    context_BHTx = torch.cat(contexts, -2)
-    context_BHTSd = context_BHTx.unflatten(-1, (len(SEGMENTS), -1))
-    context_SBTHd = context_BHTSd.permute(3, 0, 2, 1, 4)
-    weights_BTS = torch.cat(sums_of_weights, -2)
-    return context_SBTHd.flatten(-2), weights_BTS.permute(2, 0, 1)
+        value_sums.append(weights_BHRT @ value_BHTx)
+        weight_sums.append(mean_weights_BRT @ members_BTS)
+    # Separate the segments, and concatenate the heads.
+    values_BHTx = torch.cat(value_sums, -2)
+    values_BHTSd = values_BHTx.unflatten(-1, (len(SEGMENTS), -1))
+    values_SBTHd = values_BHTSd.permute(3, 0, 2, 1, 4)
+    values_SBTE = values_SBTHd.flatten(-2)
+    weights_BTS = torch.cat(weight_sums, -2)
+    weights_SBT = weights_BTS.permute(2, 0, 1)
+    return values_SBTE, weights_SBT

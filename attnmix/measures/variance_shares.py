@@ -140,24 +140,36 @@ def _average_products(
         is_kept: True for the texts of the sample.
     """
     number = is_kept.sum(-1)
+
+    # The mean product of each text with the other texts of its class is NaN if there are none.
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean over the other texts of the class is NaN if there are none.
         mean_in_class = np.where(is_kept, in_class / size, 0)
+
+    # The sum and the number of the products of texts of different classes.
+    sum_across_classes = _sum_kept(all_texts - in_class, is_kept)
     texts_of_other_classes = number[..., None] - 1 - size
-    pairs_across_classes = (is_kept * texts_of_other_classes).sum(-1)  # pairs of texts of different classes
-    sum_across_classes = ((all_texts - in_class) * is_kept).sum(-1)
-    # In |sum_k p_k m_k|^2, the mean product with the other texts of the class replaces a text's product with itself.
-    sums_in_class = mean_in_class * (size + 1)
-    corpus = (sums_in_class * is_kept).sum(-1) + sum_across_classes
+    pairs_across_classes = _sum_kept(texts_of_other_classes, is_kept)
+
+    # |sum_k p_k m_k|^2 is the sum of the products of all N^2 pairs of texts, divided by N^2. In this sum, the mean
+    # product with the other texts of the class replaces the product of a text with itself.
+    class_size = size + 1
+    sum_in_classes = _sum_kept(mean_in_class * class_size, is_kept)
+    sum_of_all_pairs = sum_in_classes + sum_across_classes
+
     with np.errstate(invalid="ignore", divide="ignore"):
         other = np.where(pairs_across_classes > 0, sum_across_classes / pairs_across_classes, np.nan)
         return Products(
-            square=(squares * is_kept).sum(-1) / number,
-            within=(within * is_kept).sum(-1) / number,
-            same=(mean_in_class * is_kept).sum(-1) / number,
+            square=_sum_kept(squares, is_kept) / number,
+            within=_sum_kept(within, is_kept) / number,
+            same=_sum_kept(mean_in_class, is_kept) / number,
             other=other,
-            corpus=corpus / number**2,
+            corpus=sum_of_all_pairs / number**2,
         )
+
+
+def _sum_kept(values: Array, is_kept: npt.NDArray[np.bool_]) -> Array:
+    """Return the sums of `values` `[..., N]` over the texts in a mask."""
+    return np.asarray((values * is_kept).sum(-1))
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
