@@ -175,6 +175,15 @@ def test_attention_adapter_equals_merged_model(tiny_bert: Path) -> None:
     assert float(abs(parts - merged.parts()["own_share"]).max()) < 1e-5
 
 
+def test_adapter_that_cannot_be_decomposed_is_one_error(tiny_bert: Path) -> None:
+    configuration = peft.LoHaConfig(target_modules=["value"], init_weights=False)
+    adapted = peft.get_peft_model(network(tiny_bert), configuration).eval()
+    result = attnmix.measure(attnmix.load(adapted.base_model.model, load_tokenizer(tiny_bert)), TEXT)
+    with pytest.raises(InputError, match=r"value projection of BertSelfAttention .* merge its adapters") as raised:
+        result.parts()
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])
 def test_unused_argument_is_an_error(argument: str, value: str, tiny_bert: Path) -> None:
     options: dict[str, Any] = {argument: value}

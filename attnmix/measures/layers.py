@@ -620,7 +620,12 @@ def value_map(layer_pass: LayerPass) -> Linear:
         return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():
-        values_VE = torch.vmap(compute_value)(inputs_VD)
+        try:
+            values_VE = torch.vmap(compute_value)(inputs_VD)
+        except RuntimeError as error:  # for example, in LoHa adapters
+            problem = f"the value projection of {type(attention.module).__name__} does not support torch.vmap"
+            allowed = "merge its adapters into the weights (peft: merge_and_unload)"
+            raise InputError(f"model: {problem}; {allowed}") from error
     value_of_units_DE = values_VE[:-1]
     bias_E = values_VE[-1]  # the value of the zero vector
     return Linear(value_of_units_DE - bias_E, bias_E)
