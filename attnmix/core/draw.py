@@ -115,7 +115,9 @@ def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArr
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
     # The rows lost by rounding down are assigned to classes without a row, then to those with the largest remainders.
-    order = np.lexsort((quota - exact, quota > 0))
+    has_row = quota > 0
+    remainders = exact - quota
+    order = np.lexsort((-remainders, has_row))  # sorts by the last key, `has_row`, and then by `-remainders`
     remaining = size - quota.sum()
     quota[order[:remaining]] += 1
     # If there are enough rows for all classes, each class without a row receives one from the class with the most rows.

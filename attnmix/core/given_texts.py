@@ -318,7 +318,8 @@ def _find_text_column(given: Any) -> str | None:
     Return None if no column contains only texts. In a mapping of splits, the first split is searched.
     """
     keys = _list_keys(given)
-    if not hasattr(given, "__len__"):  # do not consume a stream for a message
+    is_stream = not hasattr(given, "__len__")
+    if is_stream:  # the column is chosen by its name, because reading the texts would consume the stream
         key = "text" if "text" in keys else keys[0]
         return f'["{key}"]'
     best_selection = None
@@ -327,9 +328,12 @@ def _find_text_column(given: Any) -> str | None:
         name = json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
         selection = f"[{name}]"
         values = _select_column(given, key)
-        if _list_column_names(values):  # a split of a dataset
+        is_split = bool(_list_column_names(values))
+        if is_split:
             selection_in_split = _find_text_column(values)
-            return None if selection_in_split is None else selection + selection_in_split
+            if selection_in_split is None:
+                return None
+            return selection + selection_in_split
         length = _measure_texts(values)
         if length > best_length:
             best_selection = selection

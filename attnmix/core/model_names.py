@@ -80,19 +80,22 @@ def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hash
     only if they distinguish more models. A user-defined name, which differs from the last component of the source,
     remains unchanged.
     """
-    best_labels = dict.fromkeys(sources, shared)
-    best_distinct = 1  # number of different labels in `best_labels`
+    candidates = [dict.fromkeys(sources, shared)]
     max_components = max(len(_split_source(source)) for source in sources.values())
     for components in range(2, max_components + 1):
-        labels = {}
+        labels = dict.fromkeys(sources, shared)
         for model, source in sources.items():
-            is_named_by_source = display_name(source) == shared
-            labels[model] = _select_last_components(source, components) if is_named_by_source else shared
-        distinct = len(set(labels.values()))
-        if distinct > best_distinct:  # more folders are used only if they distinguish more models
-            best_labels = labels
-            best_distinct = distinct
-    return best_labels
+            is_user_defined = display_name(source) != shared
+            if not is_user_defined:
+                labels[model] = _select_last_components(source, components)
+        candidates.append(labels)
+    # `max` returns the first of equal candidates, which has the fewest folders.
+    return max(candidates, key=_count_distinct)
+
+
+def _count_distinct(labels: Mapping[Hashable, str]) -> int:
+    """Return the number of different labels of the models."""
+    return len(set(labels.values()))
 
 
 def _select_last_components(source: str, number: int) -> str:

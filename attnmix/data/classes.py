@@ -90,29 +90,37 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
     first_file: dict[Reading, str] = {}  # for each interpretation, the first file that allows only this one
-    is_untyped = False  # True if an untyped file allows both interpretations
-    conflicting: dict[str, None] = {}  # labels that are the name of one class and the code of another
+    labels_with_both: list[Any] = []  # labels of files that allow both interpretations
     for file in files:
         present = _list_labels(file, names, where)
         readings = _find_readings(present, names, f"{where} ({file.shown})")
         if len(readings) == 1:
             first_file.setdefault(readings[0], file.shown)
-            continue
-        is_untyped = is_untyped or not file.has_types
-        for label in present:
-            code = _read_code(label, len(names))
-            if names[code] != label:
-                conflicting[label] = None
+        else:
+            labels_with_both.extend(present)
     if len(first_file) > 1:
         problem = f"contains codes in {first_file['codes']} and names in {first_file['names']}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     if first_file:
         return next(iter(first_file))
-    if is_untyped and conflicting:
-        shown = shown_classes(list(conflicting))
+    # All files allow both interpretations.
+    conflicting = _find_conflicting(labels_with_both, names)
+    have_types = all(file.has_types for file in files)
+    if conflicting and not have_types:
+        shown = shown_classes(conflicting)
         problem = f"contains {shown}, which are names of classes and codes of other classes"
         raise InputError(f"{where} {problem}; save the file as jsonl with numbers as codes, or rename the classes")
     return "names"
+
+
+def _find_conflicting(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Return the unique labels that are the name of one class and the code of another; all `labels` are class codes."""
+    conflicting: dict[Any, None] = {}
+    for label in labels:
+        code = _read_code(label, len(names))
+        if names[code] != label:
+            conflicting[label] = None
+    return list(conflicting)
 
 
 def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:

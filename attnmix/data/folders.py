@@ -460,9 +460,12 @@ def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 
     `defaults` contains the default values of all options of the reader in `datasets`.
     """
-    if key not in defaults or key in KNOWN_OPTIONS or key in SPEED_OPTIONS:
+    if key in KNOWN_OPTIONS or key in SPEED_OPTIONS:
         return True
-    return value == defaults[key] or value in EQUIVALENT_OPTIONS.get(key, ())
+    if key not in defaults:  # `datasets` ignores options that its reader does not have
+        return True
+    is_default = value == defaults[key]
+    return is_default or value in EQUIVALENT_OPTIONS.get(key, ())
 
 
 def _describe_cause(error: BaseException) -> str:

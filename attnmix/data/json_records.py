@@ -67,12 +67,12 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
     if is_list and text.startswith("]", position):
         return  # an empty list
     separator = LIST_SEPARATOR if is_list else JSON_SPACE
-    is_complete = not is_list  # a list is complete after its closing bracket
+    is_closed = False  # True after the closing bracket of a list
     line = 1
-    counted = 0  # `line` is the line of this position
-    while position < len(text):
-        line += text.count("\n", counted, position)
-        counted = position
+    position_of_line = 0  # `line` is the line of this position
+    while position < len(text) and not is_closed:
+        line += text.count("\n", position_of_line, position)
+        position_of_line = position
         try:
             value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
@@ -84,10 +84,9 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
                 f"the object of line {line} is not followed by a comma; {_describe_allowed_records(in_lines=False)}"
             )
         position = between.end()
-        if is_list and between[1] == "]":
-            is_complete = True
-            break
-    if not is_complete or position < len(text):
+        is_closed = is_list and between[1] == "]"
+    is_unfinished_list = is_list and not is_closed
+    if is_unfinished_list or position < len(text):
         raise ValueError(f"its list must end at the end of the file; {_describe_allowed_records(in_lines=False)}")
 
 

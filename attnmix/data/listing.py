@@ -196,11 +196,14 @@ def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] 
     `name` is the name of this file in the dataset, `path` its local path, and `names` are the names of all files. Raise
     `InputError` if the file is damaged.
     """
-    tables = _list_arrow_files(_read_folder_name(name), names)
-    state = _read_json(name, path, is_needed=bool(tables))
-    if not isinstance(state, dict) or "_data_files" not in state:
-        if any(file.startswith("data-") for file in tables):
-            problem = f"{name} does not list {tables[0]} and other arrow files in its folder"
+    arrow_files = _list_arrow_files(_read_folder_name(name), names)
+    # Other programs may also write a `state.json`, so an invalid file is an error only beside arrow files.
+    state = _read_json(name, path, is_needed=bool(arrow_files))
+    is_from_datasets = isinstance(state, dict) and "_data_files" in state
+    if not is_from_datasets:
+        has_saved_files = any(file.startswith("data-") for file in arrow_files)  # as named by `save_to_disk`
+        if has_saved_files:
+            problem = f"{name} does not list {arrow_files[0]} and other arrow files in its folder"
             raise InputError(f"dataset.name: {problem}; restore it, or save the dataset again with save_to_disk")
         return None
     if state.get("_indices_data_files"):

@@ -132,27 +132,37 @@ class _StreamReader:
         self._new_decompressor = new_decompressor
         self._padding = padding  # allowed between streams
         self._decompressor = new_decompressor()
-        self._is_first = True  # until the end of the first stream
-        self._is_start = True  # until the first decompressed bytes of a stream
+        self._stream_number = 1
+        self._stream_bytes = 0  # number of bytes decompressed from the current stream
 
     def read(self, size: int) -> bytes:
         """Return at most `size` decompressed bytes; empty at the end. Raise `EOFError` for an incomplete stream."""
         while True:
-            compressed = b""
             if self._decompressor.eof:
                 compressed = self._read_next_stream()
                 if not compressed:
                     return b""
-                self._decompressor = self._new_decompressor()
-                self._is_first = False
-                self._is_start = True
-            elif self._decompressor.needs_input:
-                compressed = self._file.read(COMPRESSED_READ_BYTES)
-                if not compressed:
-                    raise EOFError("it ends within its compressed content; download it again")
+                self._begin_next_stream()
+            else:
+                compressed = self._read_current_stream()
             part: bytes = self._decompress(compressed, size)
             if part:  # empty if the decompressor needs more input
                 return part
+
+    def _begin_next_stream(self) -> None:
+        """Create the decompressor of the next stream."""
+        self._decompressor = self._new_decompressor()
+        self._stream_number += 1
+        self._stream_bytes = 0
+
+    def _read_current_stream(self) -> bytes:
+        """Return more bytes of the current stream; empty if the decompressor still has input."""
+        if not self._decompressor.needs_input:
+            return b""
+        compressed = self._file.read(COMPRESSED_READ_BYTES)
+        if not compressed:
+            raise EOFError("it ends within its compressed content; download it again")
+        return compressed
 
     def _read_next_stream(self) -> bytes:
         """Return the first bytes after a stream and its padding."""
@@ -166,15 +176,17 @@ class _StreamReader:
 
     def _decompress(self, compressed: bytes, size: int) -> bytes:
         """Return decompressed bytes; raise `ValueError` if a later stream is invalid or has a byte order mark."""
+        is_later_stream = self._stream_number > 1
         try:
             part: bytes = self._decompressor.decompress(compressed, size)
         except (OSError, lzma.LZMAError, zlib.error) as error:
-            if self._is_first:
+            if not is_later_stream:
                 raise
             raise ValueError(TRAILING_BYTES) from error
-        if self._is_start and not self._is_first and part.startswith(codecs.BOM_UTF8):
+        is_start = self._stream_bytes == 0
+        if is_later_stream and is_start and part.startswith(codecs.BOM_UTF8):
             raise ValueError("its compressed parts begin with byte order marks; join the plain files without marks")
-        self._is_start = self._is_start and not part
+        self._stream_bytes += len(part)
         return part
 
 

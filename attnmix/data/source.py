@@ -76,7 +76,9 @@ def _draw_splits(tables: Tables, dataset: DatasetParameters, seed: int) -> Table
         train, test = _split_rows(train, dataset.validation_fraction, seed)
     train = _draw_at_most(train, dataset.train_limit, seed)
     test = _draw_at_most(test, dataset.test_limit, seed)
-    # This sample has the same seed as the limits, but is independent of their selection of rows.
+    # All samples have the same seed, so they are not independent: without limits, rows of this sample are near rows of
+    # a test sample slightly more often than by chance. The splits are disjoint, because each sample is removed from
+    # train before the next one is drawn.
     train, validation = _split_rows(train, dataset.validation_fraction, seed)
     return {"train": train, "validation": validation, "test": test}
 

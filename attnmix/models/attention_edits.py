@@ -58,21 +58,18 @@ class AttentionEdits:
         edit ends. Raise `InputError` if another thread has active edits, or if `network` is a copy that was made inside
         an intervention which is still active.
         """
-        if self.base() is not network.base_model:
-            problem = "the network was copied inside an intervention, which applies to the copy"
-            raise InputError(f"model: {problem}; copy it outside of intervene(...)")
-        if self.edits and self.owner != threading.get_ident():
-            allowed = "intervene from one thread at a time, or use a copy of the network for each thread"
-            raise InputError(f"model: another thread has an active intervention on this network; {allowed}")
-        if not self.edits:
+        self._check_access(network)
+        is_first = not self.edits
+        if is_first:
             self._attach(network)
             self.owner = threading.get_ident()
         try:
             self._attached.enter_context(preparation)
         except InputError:
-            if not self.edits:  # the editors were attached only for this edit
+            if is_first:  # the editors were attached only for this edit, and `end` is not called for it
                 self._attached.close()
             raise
+        # The list is replaced and not changed, because `apply` may be iterating over it in another thread.
         self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
@@ -101,6 +98,15 @@ class AttentionEdits:
             problem = "a shared layer has no index outside of a forward pass of its stack"
             raise InputError(f"edit: {problem}; call the whole stack of layers")
         return layer
+
+    def _check_access(self, network: PreTrainedModel) -> None:
+        """Raise `InputError` if `network` is a copy of the edited network, or if another thread has active edits."""
+        if self.base() is not network.base_model:
+            problem = "the network was copied inside an intervention, which applies to the copy"
+            raise InputError(f"model: {problem}; copy it outside of intervene(...)")
+        if self.edits and self.owner != threading.get_ident():
+            allowed = "intervene from one thread at a time, or use a copy of the network for each thread"
+            raise InputError(f"model: another thread has an active intervention on this network; {allowed}")
 
     def _attach(self, network: PreTrainedModel) -> None:
         """Attach an editor to every attention module, and redirect the modules' attention computation to the editors.

@@ -65,32 +65,40 @@ def _load_state_dict(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state dict, renamed to match the transformers classifier `model`.
-
-    In the state dict, the base model can have any prefix, and the classification head can be a Linear of any name.
-    """
-    body = f"{model.base_model_prefix}."
-    body_names = [name for name in model.state_dict() if name.startswith(body)]
-    first_name = body_names[0].removeprefix(body)
-    # The prefix of the base model in the state dict, such as "module.bert.".
-    encoders = [name.removesuffix(first_name) for name in state if name.endswith(first_name)]
-    encoder = encoders[0] if encoders else body
-    new_prefixes = {
-        "": "",
-        encoder.removesuffix(body): "",  # for example the prefix of DataParallel
-        encoder: body,
-    }
-    # If there is only one module outside the base model, it is the last Linear of the classification head.
-    heads = {name.rpartition(".")[0] for name in state if not name.startswith(encoder)}
-    if len(heads) == 1:
-        linear, _ = last_linear(model)
-        new_prefixes[f"{heads.pop()}."] = f"{linear}."
+    """Return the tensors of a state dict, renamed to match the transformers classifier `model`."""
+    new_prefixes = _map_prefixes(state, model)
     renamed = {}
     for name, tensor in state.items():
-        longest = max(filter(name.startswith, new_prefixes), key=len)
+        prefixes_of_name = [prefix for prefix in new_prefixes if name.startswith(prefix)]
+        longest = max(prefixes_of_name, key=len)
         new_name = new_prefixes[longest] + name.removeprefix(longest)
         renamed[new_name] = tensor
     return renamed
+
+
+def _map_prefixes(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, str]:
+    """Return the prefixes of names in a state dict, each with its replacement in the transformers classifier `model`.
+
+    In the state dict, the base model can have any prefix, and the classification head can be a Linear of any name.
+    """
+    new_base_prefix = f"{model.base_model_prefix}."  # such as "bert."
+    base_names = [name for name in model.state_dict() if name.startswith(new_base_prefix)]
+    first_name = base_names[0].removeprefix(new_base_prefix)
+    # The first tensor of the base model reveals the prefix of all its tensors, such as "module.bert.".
+    given_prefixes = [name.removesuffix(first_name) for name in state if name.endswith(first_name)]
+    base_prefix = given_prefixes[0] if given_prefixes else new_base_prefix
+    # A wrapper such as DataParallel also adds its prefix, such as "module.", to tensors outside the base model.
+    wrapper_prefix = base_prefix.removesuffix(new_base_prefix)
+    new_prefixes = {"": ""}
+    new_prefixes[wrapper_prefix] = ""
+    new_prefixes[base_prefix] = new_base_prefix
+    # If there is only one module outside the base model, it is the last Linear of the classification head.
+    modules_outside_base = {name.rpartition(".")[0] for name in state if not name.startswith(base_prefix)}
+    if len(modules_outside_base) == 1:
+        (head,) = modules_outside_base
+        linear, _ = last_linear(model)
+        new_prefixes[f"{head}."] = f"{linear}."
+    return new_prefixes
 
 
 def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
@@ -104,12 +112,13 @@ def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:
         candidates = {"": loaded, **loaded}  # the empty key is for a state dict that is not nested
         states = {key: value for key, value in candidates.items() if _contains_tensors(value)}
     usual_keys = [key for key in ("", *STATE_KEYS) if key in states]
-    other_keys = list(states)
-    if not usual_keys and len(other_keys) != 1:
-        keys = ", ".join(map(str, other_keys)) or "none"
-        raise ValueError(f"it contains {len(other_keys)} state dicts ({keys})")
-    keys_by_preference = usual_keys or other_keys
-    state = states[keys_by_preference[0]]
+    if usual_keys:
+        state = states[usual_keys[0]]
+    elif len(states) == 1:
+        (state,) = states.values()
+    else:
+        keys = ", ".join(map(str, states)) or "none"
+        raise ValueError(f"it contains {len(states)} state dicts ({keys})")
     return {name: tensor for name, tensor in state.items() if not name.endswith(BUFFERS)}
 
 

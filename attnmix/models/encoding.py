@@ -169,16 +169,25 @@ def _find_words(text: str, is_special: Iterable[bool], offsets: Sequence[tuple[i
         if is_special_token:
             words.append(-1)
             continue
-        # A new word begins if there is white space or punctuation between the previous token and this token, as the
-        # first character of this token, or as the last character of the previous token (except a plain space).
-        last_character = text[max(previous_end - 1, 0) : previous_end].strip(" ")
-        seam = last_character + text[previous_end : start + 1]
-        is_separated = any(character.isspace() or _is_punctuation(character) for character in seam)
-        if number < 0 or is_separated:
+        is_first_word = number < 0
+        if is_first_word or _is_separated(text, previous_end, start):
             number += 1
         words.append(number)
         previous_end = end
     return words
+
+
+def _is_separated(text: str, previous_end: int, start: int) -> bool:
+    """Return True if white space or punctuation separates a token that ends at `previous_end` from one at `start`.
+
+    The separator can be between the tokens, the first character of the second token, or the last character of the first
+    token.
+    """
+    last_character = text[max(previous_end - 1, 0) : previous_end]
+    if last_character == " ":
+        last_character = ""  # a plain space does not end a word, because it can be the leading space of the same word
+    characters = last_character + text[previous_end : start + 1]
+    return any(character.isspace() or _is_punctuation(character) for character in characters)
 
 
 def _label_tokens(
@@ -207,8 +216,10 @@ def _label_tokens(
         if is_whitespace:
             labels[i] = name.translate(WHITESPACE_MARKS)
             continue
+        # The offsets may omit leading spaces, so spaces are counted in the token's name.
         leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
-        piece = text[max(start, labelled_end) : end].lstrip(" ") or SAME_CHARACTER
+        new_text = text[max(start, labelled_end) : end].lstrip(" ")
+        piece = new_text or SAME_CHARACTER
         labels[i] = SPACE * leading_spaces + piece.translate(WHITESPACE_MARKS)
         labelled_end = end
     return labels

@@ -60,10 +60,12 @@ class Stack:
         The empty path is the layer itself. Capture points that the layer lacks are omitted.
         """
         norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
-        # The input of the first of these modules is the vector after the skip connection of attention.
-        after_skip = next(filter(None, norms), self.feed_forward[0])
+        present_modules = [path for path in (*norms, self.feed_forward[0]) if path]
+        # The input of the first of these modules is the vector after the skip connection of attention. With parallel
+        # sublayers, there is no such vector.
+        residual = None if self.parallel else present_modules[0]
+        # Without a norm of the attention output, the projection is the attention output itself.
         projected = self.output if self.attention_output_norm else None
-        residual = None if self.parallel else after_skip
         preactivation = self.network[0] if self.network else None
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),

@@ -406,7 +406,9 @@ def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
-    if "forward" in vars(base) and not hasattr(base, "_hf_hook"):
+    # A hook of accelerate on the whole model is allowed, because it only moves inputs and outputs between devices.
+    has_accelerate_hook = hasattr(base, "_hf_hook")
+    if _has_replaced_forward(base) and not has_accelerate_hook:
         yield _Problem(f"the method forward of {type(base).__name__} was replaced", UNHOOKED)
     with torch.device("meta"), without_library_messages():  # needs no memory for weights
         reference = transformers.AutoModel.from_config(copy.deepcopy(config))
@@ -420,17 +422,23 @@ def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
             problem = f"it has a module {path}, which its configuration does not describe"
             yield _Problem(problem, "a configuration with the actual number of layers (num_hidden_layers)")
             return
-        if "forward" in vars(modules[path]):
+        if _has_replaced_forward(modules[path]):
             yield _Problem(f"the method forward of {path} was replaced", UNHOOKED)
         given = type(modules[path])
         expected = type(expected_modules[path])
-        if not issubclass(given, expected) or given.forward is not expected.forward:
+        is_expected_type = issubclass(given, expected) and given.forward is expected.forward
+        if not is_expected_type:
             problem = f"{path} is a {given.__module__}.{given.__name__} instead of {expected.__name__}"
             allowed = "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
             yield _Problem(problem, allowed)
     for layers in stack_layers(base):
         if len(set(layers.modules)) < len(layers.modules):
             yield _Problem("several of its layers share a module", "a separate module for each layer")
+
+
+def _has_replaced_forward(module: torch.nn.Module) -> bool:
+    """Return True if `forward` was assigned to this object; a method of its class is not among the object's `vars`."""
+    return "forward" in vars(module)
 
 
 def _find_weight_problems(base: PreTrainedModel) -> Iterator[_Problem]:

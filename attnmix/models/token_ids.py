@@ -182,22 +182,23 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
     """
     text = ""
     offsets: list[tuple[int, int]] = []
-    anchor = 0  # index of the last decoded token, which is the context for the next ones
     for end in range(1, len(ids) + 1):
-        begin = len(offsets)  # index of the first token that is not decoded yet
-        before = _decode(tokenizer, ids[anchor:begin])
-        together = _decode(tokenizer, ids[anchor:end])
-        if together.endswith(INCOMPLETE) and end < len(ids):  # the next token completes the character
+        decoded = len(offsets)  # the first `decoded` tokens are in `text`
+        new_ids = ids[decoded:end]  # several tokens if they share a character
+        previous = max(decoded - 1, 0)
+        previous_text = _decode(tokenizer, ids[previous:decoded])  # empty for the first token
+        together = _decode(tokenizer, ids[previous:end])
+        is_incomplete = together.endswith(INCOMPLETE) and end < len(ids)
+        if is_incomplete:  # the next token completes the character
             continue
-        piece = together.removeprefix(before)
-        if not together.startswith(before):
-            # The text of the previous token changed, so the new tokens are decoded without it.
-            piece = _decode(tokenizer, ids[begin:end])
+        if together.startswith(previous_text):
+            piece = together.removeprefix(previous_text)
+        else:
+            # The new tokens change the text of the previous token, so they are decoded without it.
+            piece = _decode(tokenizer, new_ids)
         offset = (len(text), len(text) + len(piece))
-        for _ in range(begin, end):
-            offsets.append(offset)
+        offsets.extend([offset] * len(new_ids))
         text += piece
-        anchor = end - 1
     return text, offsets
 
 

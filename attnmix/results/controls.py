@@ -89,13 +89,16 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     for name, exchanged_tokens in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
-        values_NL, counts_NL = sums_by_name[name]
-        totals_L = np.maximum(counts_NL.sum(0), np.finfo(np.float64).tiny)
-        ratio_L = values_NL.sum(0) / totals_L
-        # The standard error of a ratio of sums is sqrt(sum_n (values_n - ratio * counts_n)^2) / sum_n counts_n.
-        residuals_NL = values_NL - ratio_L * counts_NL
+        # `Sums.counts` usually contains numbers of tokens. A total effect is a ratio of two squared displacements, so
+        # its `counts` contain the divisor of this ratio.
+        some_exchanged_NL = sums_by_name[name].values
+        all_exchanged_NL = sums_by_name[name].counts
+        divisor_L = np.maximum(all_exchanged_NL.sum(0), np.finfo(np.float64).tiny)
+        ratio_L = some_exchanged_NL.sum(0) / divisor_L
+        # The standard error of a ratio of sums is sqrt(sum_n (some_n - ratio * all_n)^2) / sum_n all_n.
+        residuals_NL = some_exchanged_NL - ratio_L * all_exchanged_NL
         sum_of_squares_L = np.square(residuals_NL).sum(0)
-        errors_L = np.sqrt(sum_of_squares_L) / totals_L
+        errors_L = np.sqrt(sum_of_squares_L) / divisor_L
         excess_L = ratio_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
         if excess_L[layer] > MIN_EXCESS:

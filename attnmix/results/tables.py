@@ -66,7 +66,9 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
         if not is_own_share(measure):
             cells.append(Cell(measure, ALL_LAYERS))
             values.append(values_NL.mean(1, keepdims=True))
-            counts.append(counts_NL[:, :1])
+            # The same tokens of a text are measured in all layers, so the counts of the first layer apply to the mean.
+            first_layer_counts_N1 = counts_NL[:, :1]
+            counts.append(first_layer_counts_N1)
         layers = values_NL.shape[1]
         for layer in range(1, layers + 1):
             cells.append(Cell(measure, layer))

@@ -96,7 +96,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
         is_fixed = before.fixed or after.fixed
         if not is_fixed:
-            # The variance of a single run is `len(runs_RC)` times the variance of the mean.
+            # The variance of the single run on the other side is added. It is `len(runs_RC)` times that of the mean.
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
     # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).
@@ -179,12 +179,19 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
         The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the verdict that
         states the reason.
     """
-    is_text_interval_missing = between_models.isin([TOO_FEW_TEXTS, NO_INTERVAL])
-    is_training_interval_missing = trainings == NO_INTERVAL
-    are_equal = between_models == trainings
-    cases: list[Any] = [is_text_interval_missing, is_training_interval_missing, are_equal]
-    verdicts: list[Any] = [between_models, NO_INTERVAL, between_models]
-    return np.select(cases, verdicts, INCONCLUSIVE)
+    verdicts = []
+    for over_texts, over_trainings in zip(between_models, trainings, strict=True):
+        has_text_interval = over_texts not in (TOO_FEW_TEXTS, NO_INTERVAL)
+        if not has_text_interval:
+            verdict = over_texts
+        elif over_trainings == NO_INTERVAL:
+            verdict = NO_INTERVAL
+        elif over_texts == over_trainings:
+            verdict = over_texts
+        else:
+            verdict = INCONCLUSIVE
+        verdicts.append(verdict)
+    return np.array(verdicts, dtype=object)
 
 
 def describe_assumption(side: Trainings) -> str:

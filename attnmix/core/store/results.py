@@ -230,18 +230,26 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     # X are the centred vectors, v is a principal direction with X'Xv = bv, and the coordinates along v are p = sXv with
     # an unknown factor s. Then |p|^2 = s^2 b and |X'p| = s b. Hence the eigenvalue is b = |X'p|^2 / |p|^2, and the
     # scale of the map is 1 / s = |X'p| / |p|^2.
-    lengths_2 = np.linalg.norm(centred_ND.T @ places_N2, axis=0)
+    products_D2 = centred_ND.T @ places_N2
+    lengths_2 = np.linalg.norm(products_D2, axis=0)
     eigenvalues_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
-    # The coordinates are principal components if p / s equals Xv, where v = X'p / |X'p|.
-    direction_D = centred_ND.T @ places_N2[:, 0] / lengths_2[0]
-    first_N = centred_ND @ direction_D
-    tolerance = COMPONENTS_TOLERANCE * np.abs(first_N).max()
-    if not np.allclose(first_N, scale * places_N2[:, 0], rtol=0, atol=tolerance):
+    if not _is_principal_component(centred_ND, places_N2[:, 0], lengths_2[0], scale):
         return None
-    total = np.square(centred_ND).sum()
-    first_share, second_share = (eigenvalues_2 / total).tolist()
+    total_variance = np.square(centred_ND).sum()
+    first_share, second_share = (eigenvalues_2 / total_variance).tolist()
     return Components(float(scale), (first_share, second_share))
+
+
+def _is_principal_component(centred_ND: Array, places_N: Array, length: float, scale: float) -> bool:
+    """Return True if the coordinates p = `places_N`, multiplied by `scale`, are the principal component Xv.
+
+    X are the centred vectors, and v = X'p / |X'p| with |X'p| = `length`.
+    """
+    direction_D = centred_ND.T @ places_N / length
+    component_N = centred_ND @ direction_D
+    tolerance = COMPONENTS_TOLERANCE * np.abs(component_N).max()
+    return np.allclose(component_N, scale * places_N, rtol=0, atol=tolerance)
 
 
 class PointVectors(NamedTuple):

@@ -64,8 +64,9 @@ class ShardWriter:
         if size > self.buffer.size:
             self.buffer = allocate_pages(size)
         for number, start in enumerate(starts):
-            index[number] = number * stride, stride
-            encoded = self.buffer[number * stride : (number + 1) * stride]
+            offset = number * stride
+            index[number] = offset, stride
+            encoded = self.buffer[offset : offset + stride]
             chunk = content[start : start + chunk_bytes]
             encoded[: chunk.size] = chunk
             encoded[chunk.size : chunk_bytes] = 0  # missing rows of the last chunk
