@@ -602,24 +602,36 @@ def same_vectors() -> str:
     sites = stored_sites(ACTIVATIONS)
     texts = len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
-    compared = []
-    for folder in sorted(PLAIN.iterdir()):
-        names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.npy")]
-        for site in sites:
-            if str(site) not in names:
-                continue
-            stored = read_features(ACTIVATIONS, site)
-            plain = np.load(folder / f"{site}.npy")
-            if not np.allclose(stored.astype(np.float64), plain, **ROUNDING):
-                raise AssertionError(f"{folder.name}, {site}: {np.abs(stored.astype(float) - plain).max()} apart")
-        compared.append(f"{folder.name.removesuffix(', numpy.save')} {len(names)}")
-    padded = f" ({texts * PADDED} with padding to {PADDED})" if tokens < texts * PADDED else ""
+    counts = []
+    for folder in sorted(PLAIN.iterdir()):  # one folder for each way that writes vectors
+        way = folder.name.removesuffix(", numpy.save")
+        counts.append(f"{way} {_count_equal_points(folder)}")
+    padding = ""
+    padded_tokens = texts * PADDED
+    if tokens < padded_tokens:
+        padding = f" ({padded_tokens:,} with padding to {PADDED})"
     stored_bytes = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*") if path.is_file())
     return (
-        f"{texts} texts have {tokens} tokens{padded}, and {len(sites)} points of {hidden} numbers occupy "
+        f"{texts:,} texts have {tokens:,} tokens{padding}, and {len(sites)} points of {hidden} numbers occupy "
         f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Number of points that equal those "
-        f"of the stage up to the last digit of float16: {', '.join(compared)}."
+        f"of the stage up to the last digit of float16: {', '.join(counts)}."
     )
+
+
+def _count_equal_points(folder: Path) -> int:
+    """Return the number of points in `folder`, all of which must equal those of the stage `capture`.
+
+    Raise `AssertionError` if they differ by more than `ROUNDING`.
+    """
+    names = [path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.npy")]
+    for site in stored_sites(ACTIVATIONS):
+        if str(site) not in names:
+            continue
+        stored = read_features(ACTIVATIONS, site).astype(np.float64)
+        written = np.load(folder / f"{site}.npy")
+        if not np.allclose(stored, written, **ROUNDING):
+            raise AssertionError(f"{folder.name}, {site}: {np.abs(stored - written).max()} apart")
+    return len(names)
 
 
 def capture_case(title: str, folder: str, ways: Mapping[str, Callable[[Inputs], None]]) -> Case:
@@ -764,8 +776,8 @@ def same_ratios() -> str:
         hidden_differences.append(float((sdpa[index, :tokens] - eager[index, :tokens]).abs().max()))
     lengths = [len(document) for documents in ready.batches for document in documents]
     return (
-        f"{len(lengths)} texts with {sum(lengths)} tokens in total are measured in {len(ready.batches)} batches. In "
-        f"the first batch, the parts sum to the model's vectors with a relative error of at most "
+        f"{len(lengths):,} texts with {sum(lengths):,} tokens in total are measured in {len(ready.batches)} batches. "
+        "In the first batch, the parts sum to the model's vectors with a relative error of at most "
         f"{max(identity_errors):.1e}, and hidden states of `sdpa` and eager attention differ by at most "
         f"{max(hidden_differences):.1e}."
     )
@@ -898,27 +910,40 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
     case = CASES[name]
     threads = arguments.threads
     size = SMALL if arguments.small else Size()
-    ways = list(case.ways)[: len(size.documents)] if case.growing else list(case.ways)
-    timings: dict[str, list[Timing]] = defaultdict(list)
+    ways = list(case.ways)
+    warm_up = ways
+    if case.growing:
+        ways = ways[: len(size.documents)]
+        warm_up = ways[:1]
+    if arguments.small:
+        warm_up = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "run")
         if case.folder != "clone":
             folder.mkdir()
         lay_out(case.folder, folder, size, arguments.arithmetic)
-        warm_up = ways[:1] if case.growing else ways
-        if arguments.small:
-            warm_up = []
         for way in warm_up:
             run_way(name, way, folder, threads)
-        checks_first = not (case.growing or arguments.small)  # otherwise, the results exist only after the timed runs
-        compared = check(name, folder, threads) if checks_first else ""
-        for _ in range(arguments.repeats):
-            for way in ways:
-                for timed_way, timing in run_way(name, way, folder, threads).items():
-                    timings[timed_way].append(timing)
-        compared = compared or check(name, folder, threads)
+        # The check needs the results of all ways. If some ways do not run before timing, the check runs after timing.
+        if warm_up == ways:
+            compared = check(name, folder, threads)
+            timings = _time_ways(name, ways, arguments.repeats, folder, threads)
+        else:
+            timings = _time_ways(name, ways, arguments.repeats, folder, threads)
+            compared = check(name, folder, threads)
     ending = IN_PORTABLE if arguments.arithmetic == PORTABLE else ""
-    return f"{TITLE}{case.title}{ending}\n\n{made_by}\n\n{compared}\n\n{table(timings, case.references)}\n"
+    title = f"{TITLE}{case.title}{ending}"
+    return f"{title}\n\n{made_by}\n\n{compared}\n\n{table(timings, case.references)}\n"
+
+
+def _time_ways(name: str, ways: Sequence[str], repeats: int, folder: Path, threads: int) -> dict[str, list[Timing]]:
+    """Run all ways of a case in turn, `repeats` times, and return the timings of the runs by way."""
+    timings: dict[str, list[Timing]] = defaultdict(list)
+    for _ in range(repeats):
+        for way in ways:
+            for timed_way, timing in run_way(name, way, folder, threads).items():
+                timings[timed_way].append(timing)
+    return timings
 
 
 def check(name: str, folder: Path, threads: int) -> str:
@@ -929,8 +954,15 @@ def check(name: str, folder: Path, threads: int) -> str:
 def replace_section(section: str) -> None:
     """Replace the section with the same title in RESULTS, or append a new section."""
     head, *sections = RESULTS.read_text(encoding="utf-8").split(f"\n{TITLE}")
-    by_title = {each.partition("\n")[0]: each.strip() for each in (*sections, section.removeprefix(TITLE))}
-    RESULTS.write_text("\n".join([head, *(f"{TITLE}{each}\n" for each in by_title.values())]), encoding="utf-8")
+    sections.append(section.removeprefix(TITLE))
+    by_title = {}  # the new section is last, so that it replaces an older section with the same title
+    for text in sections:
+        title, _, _ = text.partition("\n")
+        by_title[title] = text.strip()
+    parts = [head]
+    for text in by_title.values():
+        parts.append(f"{TITLE}{text}\n")
+    RESULTS.write_text("\n".join(parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -59,17 +59,24 @@ def _sections() -> dict[str, str]:
 
 
 def _row(work: Work, section: str) -> tuple[str, ...]:
-    pace = _number(r"(\d+) tokens", section) / _median(section, work.way)
+    """Return a row with the columns `PLAN`; `section` is the text of the work's section of the results."""
+    tokens = _number(r"([\d,]+) tokens", section)
     cores = _number(r"(\d+) cores", section)
-    kept = "sums"
-    if "capture" in work.name:
-        kept = f"{terabytes(work.section):.0f} TB ({_number(POINTS, section)} points)"
+    seconds = _median(section, work.way)
+    tokens_per_second = tokens / seconds
+    core_hours = cores * BILLION / tokens_per_second / SECONDS  # for a billion tokens
     if "forward" in work.name:
         kept = "nothing"
-    return work.name, f"{pace:,.0f}", f"{cores * BILLION / pace / SECONDS:,.0f}", kept
+    elif "capture" in work.name:
+        points = _number(POINTS, section)
+        kept = f"{terabytes(work.section):.0f} TB ({points} points)"
+    else:
+        kept = "sums"
+    return work.name, f"{tokens_per_second:,.0f}", f"{core_hours:,.0f}", kept
 
 
 def _number(pattern: str, section: str) -> int:
+    """Return the first number in a section that matches the group of a regular expression."""
     found = re.search(pattern, section)
     if not found:
         raise ValueError(f"{RESULTS}: no {pattern} in {section[:80]!r}")
@@ -77,5 +84,6 @@ def _number(pattern: str, section: str) -> int:
 
 
 def _median(section: str, way: str) -> float:
+    """Return the median seconds in the row of a way in the table of a section."""
     cells = next(line.split(" | ") for line in section.splitlines() if line.startswith(f"| {way} | "))
     return float(cells[1].partition(" ")[0])

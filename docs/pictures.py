@@ -117,27 +117,47 @@ def _card_picture(browser: Any) -> bytes:
 def _in_motion(browser: Any) -> list[bytes]:
     """Return screenshots of the page while a word and then up to `MOTION_LAYERS` layers are selected."""
     page = _open(browser, MOTION_SCREEN, 1)
-    words = page.get_by_role("listbox", name="Tokens of the text")
     slider = page.locator("label").filter(has_text=re.compile(r"^\s*Layer")).get_by_role("slider").first
-    last = int(slider.get_attribute("max"))
-    layers = sorted({round(1 + place * (last - 1) / (MOTION_LAYERS - 1)) for place in range(MOTION_LAYERS)})
+    words = page.get_by_role("listbox", name="Tokens of the text").get_by_role("option")
+    layers = _choose_layers(last=int(slider.get_attribute("max")))
+    # The first screenshot shows the first layer without a selected word.
     slider.fill(str(layers[0]))
-    options = words.get_by_role("option")
-    chosen = [n for n, word in enumerate(options.all_inner_texts()) if WORD.fullmatch(word)]
-    picture = page.locator("#grid")
-    top = f"picture.getBoundingClientRect().top - {BAR_PIXELS}"
-    place = f"picture => window.scrollBy({{ top: {top}, behavior: 'instant' }})"
-    page.keyboard.press("Escape")
-    picture.evaluate(place)
+    word = _find_first_word(words.all_inner_texts())
+    page.keyboard.press("Escape")  # deselects the word that is selected initially
+    _scroll_below_bar(page)
     pictures = [_still(page)]
-    options.nth(chosen[0] if chosen else 0).click()
-    page.mouse.move(0, 0)
+    # The other screenshots show the selected word in each layer.
+    words.nth(word).click()
+    page.mouse.move(0, 0)  # avoids hover effects
     for layer in layers:
         slider.fill(str(layer))
-        picture.evaluate(place)
+        _scroll_below_bar(page)
         pictures.append(_still(page))
     page.close()
     return pictures
+
+
+def _choose_layers(last: int) -> list[int]:
+    """Return at most `MOTION_LAYERS` equally spaced layers from 1 to `last`."""
+    layers = set()
+    for place in range(MOTION_LAYERS):
+        layer = 1 + place * (last - 1) / (MOTION_LAYERS - 1)
+        layers.add(round(layer))
+    return sorted(layers)  # without duplicates, if there are fewer layers
+
+
+def _find_first_word(texts: list[str]) -> int:
+    """Return the index of the first text that matches `WORD`; 0 if there is none."""
+    for index, text in enumerate(texts):
+        if WORD.fullmatch(text):
+            return index
+    return 0
+
+
+def _scroll_below_bar(page: Any) -> None:
+    """Scroll the picture of tokens by layers to a position directly below the sticky bar."""
+    distance = f"picture.getBoundingClientRect().top - {BAR_PIXELS}"
+    page.locator("#grid").evaluate(f"picture => window.scrollBy({{ top: {distance}, behavior: 'instant' }})")
 
 
 def _animate(pictures: list[bytes], output: Path) -> None:
@@ -165,10 +185,13 @@ def _gallery_shots(browser: Any) -> dict[str, bytes]:
     if page.locator("#weight").count():
         page.locator("#weight > summary").click()
     words = page.locator("#words span")
-    chosen = [n for n, word in enumerate(words.all_inner_texts()) if WORD.fullmatch(word)]
-    words.nth(chosen[0] if chosen else 0).click()
+    word = _find_first_word(words.all_inner_texts())
+    words.nth(word).click()
     page.mouse.move(0, 0)  # avoids hover effects
-    shots = {name: _shot(page, parts) for name, parts in GALLERY.items() if page.locator(parts[0]).is_visible()}
+    shots = {}
+    for name, parts in GALLERY.items():
+        if page.locator(parts[0]).is_visible():
+            shots[name] = _shot(page, parts)
     page.close()
     return shots
 
@@ -178,10 +201,13 @@ def _shot(page: Any, parts: tuple[str, ...]) -> bytes:
     page.locator(parts[0]).evaluate("part => part.scrollIntoView({ block: 'start', behavior: 'instant' })")
     _still(page)
     boxes = [page.locator(part).bounding_box() for part in parts]
-    left, top = (min(box[side] for box in boxes) - MARGIN for side in ("x", "y"))
-    right = max(box["x"] + box["width"] for box in boxes) + MARGIN
+    top = min(box["y"] for box in boxes) - MARGIN
     bottom = max(box["y"] + box["height"] for box in boxes) + MARGIN
-    left, right = max(left, 0), min(right, SCREEN["width"])
+    left = min(box["x"] for box in boxes) - MARGIN
+    right = max(box["x"] + box["width"] for box in boxes) + MARGIN
+    # The margins must not extend beyond the screen.
+    left = max(left, 0)
+    right = min(right, SCREEN["width"])
     clip = {"x": left, "y": top, "width": right - left, "height": bottom - top}
     return bytes(page.screenshot(clip=clip))
 

@@ -251,28 +251,43 @@ def _study_tests(read: Read) -> str:
 
 
 def _maps(read: Read) -> str:
+    """Return a table with the score of each layout (columns) by each measure (rows), and the chance level."""
     quality = read(f"{PLOTS}reduce/map_quality.csv").set_index(["measure", "layout"])
-    names = [name for name in LAYOUTS if name in quality.index.get_level_values("layout")]
+    measured_layouts = quality.index.get_level_values("layout")
+    layouts = [layout for layout in LAYOUTS if layout in measured_layouts]
     rows = []
     for measure, label in MAP_MEASURES.items():
-        # Layouts with a separate map for each point have no extra measures within points; all their measures are within
-        # points.
-        cells = [quality.loc[(measure, name)] if (measure, name) in quality.index else None for name in names]
-        shown = ("" if cell is None else f"{decimal(cell['value'])} ({decimal(cell['chance'])})" for cell in cells)
-        rows.append((label, *shown))
-    return _markdown(("", *names), rows)
+        cells = []
+        for layout in layouts:
+            if (measure, layout) in quality.index:
+                score = quality.loc[(measure, layout)]
+                cells.append(f"{decimal(score['value'])} ({decimal(score['chance'])})")
+            else:
+                # For example, only a common map of all points has additional measures within points.
+                cells.append("")
+        rows.append((label, *cells))
+    return _markdown(("", *layouts), rows)
 
 
 def planted(read: Read) -> str:
     """Return a table of the planted cases (rows) and the measures in `PLANTED` (columns); bold values are wrong."""
     table = read(f"{VALIDATION}planted.csv")
     table["measure"] = table["measure"].str.replace("_rollout", "")  # a case has values of either matrices or rollouts
+    is_wrong = table["fooled"]
     numbers = table["value"].map("{:.2f}".format).replace({"nan": "none", "-0.00": "0.00"})
-    table["cell"] = numbers.where(~table["fooled"], "**" + numbers + "**")
-    cells = table.pivot(index="case", columns="measure", values="cell").fillna("")[list(PLANTED.values())]
-    rows = [(f"`{case.name}`: {case.planted}", case.comes, *cells.loc[case.name]) for case in CASES]
-    fooled = [str(count) for count in cells.apply(lambda column: column.str.startswith("**")).sum()]
-    return _markdown(("case", "from others", *PLANTED), [*rows, ("wrong cases", "", *fooled)])
+    bold_numbers = "**" + numbers + "**"
+    table["cell"] = numbers.where(~is_wrong, bold_numbers)
+    all_cells = table.pivot(index="case", columns="measure", values="cell").fillna("")
+    cells = all_cells[list(PLANTED.values())]
+    rows = []
+    for case in CASES:
+        rows.append((f"`{case.name}`: {case.planted}", case.comes, *cells.loc[case.name]))
+    wrong_counts = []
+    for measure in cells:
+        is_bold = cells[measure].str.startswith("**")
+        wrong_counts.append(str(is_bold.sum()))
+    rows.append(("wrong cases", "", *wrong_counts))
+    return _markdown(("case", "from others", *PLANTED), rows)
 
 
 def render_parts(read: Read) -> dict[str, str]:
@@ -307,10 +322,14 @@ def parse_results(path: str, text: str) -> Any:
 def check_default_run() -> None:
     """Exit with an error if a stage in dvc.lock ran with a parameter value other than the default."""
     default = Parameters().model_dump()
-    for stage, entry in yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))["stages"].items():
-        for key, value in entry.get("params", {}).get("params.yaml", {}).items():
+    lock = yaml.safe_load(Path("dvc.lock").read_text(encoding="utf-8"))
+    for stage, entry in lock["stages"].items():
+        parameters = entry.get("params", {}).get("params.yaml", {})
+        for key, value in parameters.items():
             section, _, name = key.partition(".")
-            if value != (default[section][name] if name else default[section]):
+            # DVC stores whole sections (without a name), such as `umap`, and single keys, such as `umap.seed`.
+            default_value = default[section][name] if name else default[section]
+            if value != default_value:
                 sys.exit(f"error: {stage} ran with another {key} than the default; the tables are of the default run")
 
 

@@ -183,16 +183,22 @@ def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
 def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
     """Return the change in a metric by fine-tuning (after minus before) for each setting, as a series by seed.
 
-    Ratios are averaged over layers; other metrics are those of the last layer.
+    Ratios are averaged over layers; other metrics are those of the last layer. For `CLASS_SHARE`, the plan compares the
+    values after fine-tuning, so these are returned instead of changes.
     """
     rows = runs[runs["quantity"] == metric]
-    if metric not in (RATIO, RATIO_MINUS_CONTROL):
+    is_ratio = metric in (RATIO, RATIO_MINUS_CONTROL)
+    if not is_ratio:
         rows = rows[rows["layer"] == LAST_LAYER]
-    means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean().unstack("checkpoint")
-    changes = means["finetuned"]
+    means_over_layers = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean()
+    by_checkpoint = means_over_layers.unstack("checkpoint")  # a column for each checkpoint
+    compared = by_checkpoint["finetuned"]
     if metric != CLASS_SHARE:  # for the class share, the plan uses the values after fine-tuning
-        changes = changes - means["pretrained"]
-    return {str(setting): changes[setting] for setting in changes.index.unique("setting")}
+        compared = compared - by_checkpoint["pretrained"]
+    compared_by_setting = {}
+    for setting in compared.index.unique("setting"):
+        compared_by_setting[str(setting)] = compared[setting]
+    return compared_by_setting
 
 
 def sign_flip_p(differences: Doubles) -> float:

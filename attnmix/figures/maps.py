@@ -91,6 +91,13 @@ class ExampleText(NamedTuple):
     """The labels of some tokens at each site, by the indices of the tokens."""
 
 
+class Moment(NamedTuple):
+    """The positions of all tokens, and of the labels of some tokens, at one capture point of an animation."""
+
+    xy: Places
+    word_xy: Places
+
+
 class Scene(NamedTuple):
     """The figure of an animation: its background, and the artists that change between frames."""
 
@@ -126,8 +133,7 @@ def example_text(
     """Return the example text of a map, with its coordinates and labels at the sites of `points`.
 
     The example is the first user text or, if there is none, the first review. At most `max_labels` words that are far
-    from each other in the last map have a label. Sites in the same stack (encoder or decoder) share one dictionary of
-    labels.
+    from each other in the last map have a label. Sites in the same stack (encoder or decoder) have the same labels.
     """
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
@@ -549,29 +555,23 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
     """
     document, places, labels = example_text(table, captured, WORDS)
     scene = _create_scene(document, places, captured.encoder)
-    label_centres = {}
+    moments = {}
     for site, xy in places.items():
-        label_centres[site] = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
+        word_xy = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
+        moments[site] = Moment(xy, word_xy)
     frames: list[Image.Image] = []
     previous = next(iter(places))
     for number, site in enumerate(places):
-        has_same_tokens = labels[previous] is labels[site]  # sites in the same stack share the labels
+        has_same_tokens = captured.reading(previous) == captured.reading(site)
         origin = previous if has_same_tokens else site
         _mark_site(scene, site, number, captured.encoder)
-        words = _add_words(scene.axes, labels[site])
-        for progress in _list_transition_steps():
-            xy = _interpolate(places[origin], places[site], progress)
-            word_xy = _interpolate(label_centres[origin], label_centres[site], progress)
-            scene.dots.set_offsets(xy)
-            _move_words(scene, words, xy, word_xy)
-            frame = _draw_frame(scene, words.values())
-            frames.append(frame)
-        for word in words.values():
-            word.remove()
+        transition = _draw_transition(scene, labels[site], moments[origin], moments[site])
+        frames.extend(transition)
+        # Repeat the last frame for the rest of the display time.
         is_last = number == len(places) - 1
         display_time = LAST_POINT_TIME if is_last else 1
-        repetitions = FRAMES * display_time - MOVES - 1
-        frames.extend([frame] * repetitions)  # the last frame of the transition
+        repetitions = FRAMES * display_time - len(transition)
+        frames.extend([transition[-1]] * repetitions)
         previous = site
     _save_gif(frames, path)
 
@@ -666,6 +666,22 @@ def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> No
     scene.title.set_color(text_colour)
     scene.dots.set_color(style.darken_for_contrast(colour))
     scene.marker.set_data([number], [0])
+
+
+def _draw_transition(scene: Scene, labels: Mapping[int, str], start: Moment, end: Moment) -> list[Image.Image]:
+    """Return the frames in which the tokens and their labels move from `start` to `end`; the last frame shows `end`."""
+    words = _add_words(scene.axes, labels)
+    frames = []
+    for progress in _list_transition_steps():
+        xy = _interpolate(start.xy, end.xy, progress)
+        word_xy = _interpolate(start.word_xy, end.word_xy, progress)
+        scene.dots.set_offsets(xy)
+        _move_words(scene, words, xy, word_xy)
+        frame = _draw_frame(scene, words.values())
+        frames.append(frame)
+    for word in words.values():
+        word.remove()
+    return frames
 
 
 def _add_words(axes: Any, labels: Mapping[int, str]) -> dict[int, Any]:

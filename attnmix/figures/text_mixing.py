@@ -322,20 +322,18 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
     `shares` `[part, tokens]` contains the shares of all tokens in each shown token. The second column is omitted if the
     whole text is shown. Below each column is its mean in % and, in the last row of matrices, its name.
     """
+    columns = _list_side_columns(shares, part)
+    # All positions are in data coordinates, in which each cell of the matrix has a width and a height of 1.
     number = len(part)
-    rows = np.arange(number)
-    columns = {"itself": shares[rows, list(part)]}
-    if number < shares.shape[1]:
-        outside = np.delete(shares, part, axis=1)
-        columns["rest of text"] = outside.sum(axis=1)
-    # In data coordinates, each cell of the matrix has a width and a height of 1.
-    width = SIDE_COLUMN_WIDTH * number
-    left = number - 0.5 + width / 3
+    top = -0.5
     bottom = number - 0.5
+    matrix_right = number - 0.5
+    width = SIDE_COLUMN_WIDTH * number
+    left = matrix_right + width / 3  # a third of a column's width separates the columns from the matrix
     right = left + width * len(columns)
     cells = np.stack(list(columns.values()), axis=1)
     cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)
-    axes.imshow(cells, cmap, Normalize(0, 1), aspect="auto", extent=(left, right, bottom, -0.5))
+    axes.imshow(cells, cmap, Normalize(0, 1), aspect="auto", extent=(left, right, bottom, top))
     below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
     for place, (name, values) in enumerate(columns.items()):
         middle = left + (place + 0.5) * width
@@ -345,7 +343,21 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
             axes.annotate(f"{percent:.0f}", (middle, bottom), (0, -1.5), fontsize=4.5, **below)
         if is_last:
             axes.annotate(name, (middle, bottom), (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
-    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, -0.5))
+    # The limits leave space for two columns, so that the width of the matrix does not depend on their number.
+    axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, top))
+
+
+def _list_side_columns(shares: npt.NDArray[np.float32], part: range) -> dict[str, npt.NDArray[np.float32]]:
+    """Return, by the name of its column, the share of the token itself and of the tokens that are not shown.
+
+    `shares` `[part, tokens]` contains the shares of all tokens in each shown token.
+    """
+    shown, tokens = shares.shape
+    columns = {"itself": shares[np.arange(shown), list(part)]}
+    if shown < tokens:
+        shares_outside = np.delete(shares, part, axis=1)
+        columns["rest of text"] = shares_outside.sum(axis=1)
+    return columns
 
 
 def label_tokens(axes: Axes, labels: list[str], side: Any) -> None:

@@ -1,7 +1,7 @@
 """Captured tokens for display: their labels, and the words and sentences of the texts."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 from unicodedata import category
 
@@ -17,6 +17,8 @@ UNKNOWN = ("[UNK]", "<unk>")
 START_CLASS = "cls"
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥")  # noqa: RUF001  # full stops of other scripts
 CLOSING = ("Pe", "Pf")  # Unicode categories of closing brackets and quotes, which belong to the preceding sentence
+# The role of a token in a sentence: a special token between sentences, end marks and closing characters, or other text.
+SEPARATOR, ENDING, CONTENT = "separator", "ending", "content"
 MAX_LABEL = 16  # maximum length in characters; vocabularies can contain long tokens, such as a hundred dashes
 
 
@@ -245,18 +247,28 @@ def words(tokens: Sequence[DisplayToken]) -> list[str]:
     texts: list[str] = []
     start = 0  # index of the first token of the current word
     for place, token in enumerate(tokens):
-        text = ""
-        if not token.special and token.text != SAME_CHARACTER:
-            text = token.text.strip(SPACE + NEWLINE)
+        text = _select_word_text(token)
         continues_word = place > 0 and token.word >= 0 and token.word == tokens[place - 1].word
-        # Unknown tokens have no text that could be joined.
-        if continues_word and texts[start] and text not in UNKNOWN and texts[start] not in UNKNOWN:
+        if continues_word and _can_join(texts[start], text):
             texts[start] += text
-            text = ""
+            texts.append("")
         else:
             start = place
-        texts.append(text)
+            texts.append(text)
     return [_normalise_word(text) for text in texts]
+
+
+def _select_word_text(token: DisplayToken) -> str:
+    """Return the text of a token without spaces; it is empty for tokens that cannot be a part of a word."""
+    if token.special or token.text == SAME_CHARACTER:
+        return ""
+    return token.text.strip(SPACE + NEWLINE)
+
+
+def _can_join(word: str, text: str) -> bool:
+    """Return True if the `text` of a token can be appended to a word; unknown tokens have no text to append."""
+    has_unknown = word in UNKNOWN or text in UNKNOWN
+    return bool(word) and not has_unknown
 
 
 def _normalise_word(text: str) -> str:
@@ -276,24 +288,31 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
     as brackets. Special tokens separate sentences and belong to none.
     """
     complete = []
-    start = 0
-    has_ended = False  # True after the end mark of the current sentence
-    for place, token in enumerate(tokens):
-        can_end_sentence = all(character in SENTENCE_ENDS or category(character) in CLOSING for character in token.text)
-        begins_sentence = has_ended and not can_end_sentence
-        if has_ended and (token.special or begins_sentence):
-            complete.append(range(start, place))
-        if token.special:
-            start = place + 1
-            has_ended = False
-            continue
-        if begins_sentence:
-            start = place
-        has_end_mark = not SENTENCE_ENDS.isdisjoint(token.text)
-        has_ended = can_end_sentence and (has_ended or has_end_mark)
-    if has_ended:
-        complete.append(range(start, len(tokens)))
+    start = 0  # index of the first token of the current sentence
+    for role, group in groupby(range(len(tokens)), key=lambda place: _find_role(tokens[place])):
+        places = list(group)  # neighbouring tokens with the same role
+        stop = places[-1] + 1
+        if role == SEPARATOR:
+            start = stop
+        elif role == ENDING and any(_has_end_mark(tokens[place]) for place in places):
+            complete.append(range(start, stop))
+            start = stop
     return complete
+
+
+def _find_role(token: DisplayToken) -> str:
+    """Return the role of a token in a sentence: `SEPARATOR`, `ENDING` or `CONTENT`."""
+    if token.special:
+        return SEPARATOR
+    for character in token.text:
+        if character not in SENTENCE_ENDS and category(character) not in CLOSING:
+            return CONTENT
+    return ENDING
+
+
+def _has_end_mark(token: DisplayToken) -> bool:
+    """Return True if the text of a token contains an end mark, such as a full stop."""
+    return not SENTENCE_ENDS.isdisjoint(token.text)
 
 
 def short_part(tokens: Sequence[DisplayToken], limit: int) -> range:

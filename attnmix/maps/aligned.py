@@ -150,29 +150,31 @@ def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArr
     vectors at a point share a row; the ties of this row are averages over these tokens.
     """
     all_places = np.concatenate(places)
-    tokens = np.bincount(all_places)  # number of tokens of each row
-    shape = (len(tokens), len(tokens))
-    by_offset = strength.reshape(len(strength), len(places), -1)
-    rows = []
-    columns = []
+    tokens_of_row = np.bincount(all_places)  # number of tokens that share each row
+    shape = (len(tokens_of_row), len(tokens_of_row))
+    ties_by_offset = strength.reshape(len(strength), len(places), -1)  # [offsets, points, tokens]
+    # The lists contain an array for each pair of neighbouring points, with an entry for each tied token.
+    from_rows = []
+    to_rows = []
     values = []
     for point, other in permutations(range(len(places)), 2):
         offset = other - point
         if abs(offset) > WINDOW:
             continue
-        tie_T = by_offset[WINDOW + offset, point]
+        tie_T = ties_by_offset[WINDOW + offset, point]
         is_tied_T = tie_T > 0
-        tied_places = places[point][is_tied_T]
-        tied_others = places[other][is_tied_T]
-        rows.append(tied_places)
-        columns.append(tied_others)
-        values.append(tie_T[is_tied_T] / tokens[tied_places])
-    if not rows:
+        from_row = places[point][is_tied_T]
+        to_row = places[other][is_tied_T]
+        from_rows.append(from_row)
+        to_rows.append(to_row)
+        # The entries of tokens with a common row are summed below, so this division turns their sum into the average.
+        values.append(tie_T[is_tied_T] / tokens_of_row[from_row])
+    if not values:
         return scipy.sparse.csr_matrix(shape)
-    coordinates = (np.concatenate(rows), np.concatenate(columns))
+    coordinates = (np.concatenate(from_rows), np.concatenate(to_rows))
     all_values = np.concatenate(values)
     entries = scipy.sparse.coo_matrix((all_values, coordinates), shape=shape)
-    pulls = entries.tocsr()  # sums the entries of tokens that share their rows at both points
+    pulls = entries.tocsr()  # sums entries with equal coordinates
     pulls.sort_indices()
     return pulls
 
@@ -195,40 +197,42 @@ def _run_epochs(  # type: ignore[no-untyped-def]
 ):
     """Update the coordinates `xy` `[rows, 2]` in place by stochastic gradient descent over edges.
 
-    The similarity of two rows at the distance d is 1 / (1 + a d^(2 b)), as in UMAP. `heads` and `tails` `[edges]` are
-    the rows at the ends of each edge. An edge is sampled once every `epochs_per_sample` `[edges]` epochs. `tie_ends`,
-    `others` and `strengths` are the ties in CSR format. Negative samples of a row are drawn from the rows of its point:
-    `firsts` and `sizes` `[rows]` are the first row and the number of rows of this point. `state` is the state of the
-    random generator.
+    The forces are those of UMAP: they are the gradients of its cross entropy for the similarity 1 / (1 + a d^(2 b)) of
+    two rows at the distance d. `heads` and `tails` `[edges]` are the rows at the ends of each edge. An edge is sampled
+    once every `epochs_per_sample` `[edges]` epochs. `tie_ends`, `others` and `strengths` are the ties in CSR format.
+    Negative samples of a row are drawn from the rows of its point: `firsts` and `sizes` `[rows]` are the first row and
+    the number of rows of this point. `state` is the state of the random generator.
     """
-    next_sample = epochs_per_sample.copy()  # the epoch of the next sample of each edge
+    next_sample = epochs_per_sample.copy()  # the epoch in which each edge is sampled next
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES
-    next_negative = epochs_per_negative.copy()
+    next_negative = epochs_per_negative.copy()  # the epoch in which each edge has its next negative sample
     for epoch in range(n_epochs):
-        rate = 1.0 - epoch / n_epochs
+        learning_rate = 1.0 - epoch / n_epochs
         for edge in range(len(heads)):
-            if next_sample[edge] > epoch:
+            is_due = next_sample[edge] <= epoch
+            if not is_due:
                 continue
-            # Move both ends of the edge towards each other and towards their tied rows. The pull of the head is
-            # multiplied because AlignedUMAP repeats it with each negative sample.
             head = heads[edge]
             tail = tails[edge]
-            squared = rdist(xy[head], xy[tail])
-            force = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
+            # Attraction: move both ends of the edge towards each other and towards their tied rows. `clip` limits each
+            # step. The pull on the head is multiplied because AlignedUMAP repeats it with each negative sample.
+            squared = rdist(xy[head], xy[tail])  # the squared distance
+            attraction = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):
-                move = clip(force * (xy[head, axis] - xy[tail, axis]))
+                step = clip(attraction * (xy[head, axis] - xy[tail, axis]))
                 head_pull = (1 + NEGATIVE_SAMPLES) * _compute_pull(xy, tie_ends, others, strengths, head, axis)
-                xy[head, axis] += clip(move - head_pull) * rate
+                xy[head, axis] += clip(step - head_pull) * learning_rate
                 tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
-                xy[tail, axis] -= clip(move + tail_pull) * rate
+                xy[tail, axis] -= clip(step + tail_pull) * learning_rate
             next_sample[edge] += epochs_per_sample[edge]
-            # Move the head away from random rows of its point.
+            # Repulsion: move only the head, away from random rows of its point. The number of these negative samples is
+            # the number that became due since the edge was sampled last.
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])
             for _ in range(negatives):
                 other = firsts[head] + tau_rand_int(state) % sizes[head]
-                squared = rdist(xy[head], xy[other])
-                if squared > 0.0:
-                    force = 2.0 * b / ((0.001 + squared) * (a * pow(squared, b) + 1.0))
+                squared_to_other = rdist(xy[head], xy[other])
+                if squared_to_other > 0.0:
+                    repulsion = 2.0 * b / ((0.001 + squared_to_other) * (a * pow(squared_to_other, b) + 1.0))
                     for axis in range(2):
-                        xy[head, axis] += clip(force * (xy[head, axis] - xy[other, axis])) * rate
+                        xy[head, axis] += clip(repulsion * (xy[head, axis] - xy[other, axis])) * learning_rate
             next_negative[edge] += negatives * epochs_per_negative[edge]

@@ -186,20 +186,37 @@ def score_layout(layout: str, vectors: Mapping[Site, Vectors], maps: Maps, metri
     maps_by_seed = list(maps.values())
     tokens = len(next(iter(vectors.values())))
     if layout == "joint":
-        point_scores = _score_points(layout, vectors, maps_by_seed[:1], metric, seed)  # without stability
-        mean_over_points = point_scores.groupby("measure", sort=False).mean()
-        point_scores = point_scores.rename(index=WITHIN, level="measure")
-        mean_within_points = mean_over_points.rename(index=WITHIN).loc[list(WITHIN.values())]
-        among_all, scored_vectors = _score_among_all(vectors, maps_by_seed, metric, seed)
-        whole = pd.concat([among_all, mean_within_points])
+        layout_scores, point_scores, scored_vectors = _score_joint(vectors, maps_by_seed, metric, seed)
     else:
         point_scores = _score_points(layout, vectors, maps_by_seed, metric, seed)
-        whole = point_scores.groupby("measure", sort=False).mean()
-        scored_vectors = len(vectors) * min(tokens, MAX_SCORED_VECTORS)
-    table = pd.concat([whole.reset_index(), point_scores.reset_index()])
+        layout_scores = _average_over_points(point_scores)
+        scored_per_point = min(tokens, MAX_SCORED_VECTORS)
+        scored_vectors = len(vectors) * scored_per_point
+    # The scores of the layout have no layer and no point, so these columns are missing in their rows.
+    table = pd.concat([layout_scores.reset_index(), point_scores.reset_index()])
     table = table.assign(layout=layout)[QUALITY_COLUMNS].round(DIGITS)
     table = table.astype({"layer": "Int32", "point": "string"})
     return table.assign(tokens=tokens, points=len(vectors), scored_vectors=scored_vectors)
+
+
+def _score_joint(
+    vectors: Mapping[Site, Vectors], maps: Sequence[Mapping[Site, Coordinates]], metric: str, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame, int]:
+    """Return the scores of the joint map, the scores of its points, and the number of vectors scored together.
+
+    The scores of the map are those of the vectors of all points together, followed by the means of the scores `WITHIN`
+    single points.
+    """
+    first_map = maps[:1]  # with a single map, stability is not scored
+    point_scores = _score_points("joint", vectors, first_map, metric, seed).rename(index=WITHIN, level="measure")
+    means_within_points = _average_over_points(point_scores).loc[list(WITHIN.values())]
+    scores_among_all, scored_vectors = _score_among_all(vectors, maps, metric, seed)
+    return pd.concat([scores_among_all, means_within_points]), point_scores, scored_vectors
+
+
+def _average_over_points(point_scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean of each measure over the points for which it is defined."""
+    return point_scores.groupby("measure", sort=False).mean()
 
 
 def _score_points(

@@ -87,19 +87,29 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     is_kept = _select_sources(list(shares.values()), keep)
     counts = is_kept.sum(axis=-1)
+    # The kept cells are listed row by row. The last of their indices is the column, which is the source.
     sources = np.nonzero(is_kept)[-1]
     by_checkpoint = {}
     for checkpoint, checkpoint_shares in shares.items():
-        is_known = _is_known_row(checkpoint_shares)
-        clipped = np.clip(checkpoint_shares, 0, 1)
-        roots = np.where(is_known, np.sqrt(clipped), np.nan)
-        own = np.diagonal(checkpoint_shares, axis1=-2, axis2=-1)
-        by_checkpoint[checkpoint] = {"shares": quantise(roots[is_kept], 0, 1), "own": quantise(own, 0, 1)}
+        by_checkpoint[checkpoint] = _encode_shares(checkpoint_shares, is_kept)
     return {
         "counts": encode(counts.astype(np.uint16)),
         "sources": encode(sources.astype(np.uint16)),
         "checkpoints": by_checkpoint,
     }
+
+
+def _encode_shares(shares: Array, is_kept: npt.NDArray[np.bool_]) -> dict[str, str]:
+    """Return the encoded roots of the kept shares, row by row, and the encoded share of each token itself.
+
+    `shares` `[..., T, T]` are the shares in one checkpoint, and `is_kept` is a mask of the same shape.
+    """
+    is_known = _is_known_row(shares)
+    clipped = np.clip(shares, 0, 1)
+    roots = np.where(is_known, np.sqrt(clipped), np.nan)
+    kept_roots = roots[is_kept]
+    own = np.diagonal(shares, axis1=-2, axis2=-1)
+    return {"shares": quantise(kept_roots, 0, 1), "own": quantise(own, 0, 1)}
 
 
 def _select_sources(shares: Sequence[Array], keep: int) -> npt.NDArray[np.bool_]:

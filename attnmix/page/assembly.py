@@ -132,13 +132,19 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
     width_reason = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
     absent_in_aligned = absent.get("aligned", set())
     if "separate" in absent:
-        too_few = absent["separate"]
+        with_few_vectors = absent["separate"]
     elif "joint" in absent:
-        too_few = absent_in_aligned - absent["joint"]
-    else:  # the aligned map alone does not show which reason applies
-        return _note_absence(absent, absent_in_aligned, f"{width_reason}, or too few of them are distinct")
-    wide = set().union(*absent.values()) - too_few
-    return _note_absence(absent, wide, width_reason) + _note_absence(absent, too_few, number_reason)
+        # Points with another width are missing from the joint map, too, so the other points have too few vectors.
+        with_few_vectors = absent_in_aligned - absent["joint"]
+    else:
+        # The aligned map alone does not show which of the two reasons applies.
+        either_reason = f"{width_reason}, or too few of them are distinct"
+        return _note_absence(absent, absent_in_aligned, either_reason)
+    absent_from_any = set().union(*absent.values())
+    with_other_width = absent_from_any - with_few_vectors
+    width_notes = _note_absence(absent, with_other_width, width_reason)
+    number_notes = _note_absence(absent, with_few_vectors, number_reason)
+    return width_notes + number_notes
 
 
 def _note_absence(absent: Mapping[str, Set[str]], points: Set[str], reason: str) -> list[str]:

@@ -345,18 +345,23 @@ def _describe_edited_values(run: Results) -> list[str]:
     kept_by_layer = rows.pivot(index="layer", columns="group", values="mean")
     if not set(EDITS) <= set(kept_by_layer):
         return []
-    # Values are replaced in a layer and in all later layers. The sentence reports the replacement in the upper half of
-    # the layers.
+    # Each row is for values that are replaced in a layer and in all later layers. The sentence reports the row for the
+    # upper half of the layers.
     first_layer = len(kept_by_layer) // 2 + 1
-    predicted = run.table("faithfulness/margins")["predicted"]
-    shares_of_classes = predicted.value_counts(normalize=True)
-    constant = percent(shares_of_classes.max())
-    text_mean, corpus_mean, other_class = [percent(float(kept_by_layer[name][first_layer])) for name in EDITS]
+    kept = {}
+    for edit in EDITS:
+        share = float(kept_by_layer[edit][first_layer])
+        kept[edit] = percent(share)
+    # The constant prediction with the largest share is the most frequent class.
+    predicted_classes = run.table("faithfulness/margins")["predicted"]
+    class_frequencies = predicted_classes.value_counts(normalize=True)
+    kept_by_constant = percent(class_frequencies.max())
     return [
         "Replacing value vectors tests whether the prediction depends on the tokens that they come from. A constant "
-        f"prediction would keep {constant} of the predicted classes. If every value vector from layer {first_layer} on "
-        f"is replaced by the mean over its own text, {text_mean} are kept. With the mean over other texts, "
-        f"{corpus_mean} are kept, and with the mean over texts of the other class, {other_class}."
+        f"prediction would keep {kept_by_constant} of the predicted classes. If every value vector from layer "
+        f"{first_layer} on is replaced by the mean over its own text, {kept['text_mean']} are kept. With the mean over "
+        f"other texts, {kept['corpus_mean']} are kept, and with the mean over texts of the other class, "
+        f"{kept['other_class']}."
     ]
 
 

@@ -102,49 +102,11 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
     groups = _group_units(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
-    pass_cost = pass_cost_tokens(base.device)
     buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
-
-    # Threads write the units of a group while the model computes the next group. If there are several sets of buffers,
-    # the sets are used in turn. `RowBuffers` returns a buffer only after the buffer's previous content has been
-    # written.
-    marks: list[Future[None]] = []
-    rows_written = 0
-    device_seconds = 0.0
-    start = time.perf_counter()
-    with ThreadPoolExecutor(WRITING_THREADS) as threads:
-        thread_memory = ThreadMemory(deque(maxlen=RECENT_WRITES))
-        for group in tqdm(share, desc="capture", unit="group of shards", disable=None):
-            remaining = _list_remaining_units(folder, group)
-            if not remaining:
-                continue
-            # Batches include the texts of units that are already written, so that a resumed run has the same batches.
-            group_rows = _join_rows(group)
-            batches = list(_create_batches(ids, lengths, group_rows, padding, capture.batch_tokens, pass_cost))
-            buffers = buffer_sets[0]
-            buffer_sets.rotate()
-            device_seconds += fill_rows(base, batches, buffers, capture.precision)  # runs the model
-            # Submit the writes of each unit, followed by a task that waits for them and marks the unit as done.
-            for unit, rows in remaining:
-                buffer_rows = slice(rows.start - group_rows.start, rows.stop - group_rows.start)
-                write_unit = partial(_write_unit, rows=rows, memory=thread_memory, with_digest=capture.elsewhere)
-                writes = _submit_writes(threads, write_unit, stores, buffers, buffer_rows)
-                marks.append(threads.submit(_mark_written, folder, unit, writes))
-                rows_written += rows.stop - rows.start
-            _trim_heap()
-        computation_end = time.perf_counter()
-    for mark in marks:
-        mark.result()  # raises the error of a failed write
-    end = time.perf_counter()
-
-    # Log the rates, unless an interrupted run had already written all units of this process.
-    if rows_written:
-        seconds = end - start
-        disk_seconds = end - computation_end
-        for buffers in buffer_sets:
-            disk_seconds += buffers.waiting_seconds
-        limits = compute_limiting_shares(seconds, disk_seconds, device_seconds, base.device)
-        logging.info("%s", rate_sentence(rows_written, rows_written * row_bytes, seconds, thread_memory.rates, limits))
+    work = _CaptureWork(capture, base, padding, ids, lengths, stores, folder)
+    times = _capture_groups(work, share, buffer_sets)
+    if times.rows:  # 0 if an interrupted run had already written all units of this process
+        logging.info("%s", times.describe(row_bytes, base.device))
 
     # The main process publishes the stores after all processes have written their units.
     state.wait_for_everyone()
@@ -152,6 +114,100 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
         manifest_place = capture.store if capture.elsewhere else None
         _publish_stores(folder, run, manifest_place, len(units))
         logging.info("captured %d tokens of %d texts at %d points", plan.tokens, len(lengths), len(sites))
+
+
+class _CaptureWork(NamedTuple):
+    """The model, the texts and the stores that all groups of units have in common."""
+
+    capture: CaptureParameters
+    base: PreTrainedModel
+    padding: int
+    ids: npt.NDArray[np.int32]  # concatenated token IDs of all texts
+    lengths: npt.NDArray[np.int64]  # number of tokens of each text
+    stores: Mapping[Site, store.OpenStore]
+    folder: Path  # folder of the intermediate files
+
+
+class _CaptureTimes(NamedTuple):
+    """Amount and duration of this process's work, without the work of an interrupted earlier run."""
+
+    rows: int  # number of written rows, one for each token
+    seconds: float
+    disk_seconds: float  # time in which the computation waited for writes
+    device_seconds: float  # time in which the host waited for a GPU
+    rates: Sequence[float]  # speed of the latest single writes, in bytes per second
+
+    def describe(self, row_bytes: int, device: torch.device) -> str:
+        """Return the result of `rate_sentence`; `row_bytes` is the size of a token's vectors at all sites."""
+        limits = compute_limiting_shares(self.seconds, self.disk_seconds, self.device_seconds, device)
+        return rate_sentence(self.rows, self.rows * row_bytes, self.seconds, self.rates, limits)
+
+
+def _capture_groups(
+    work: _CaptureWork, groups: Sequence[Sequence[NumberedUnit]], buffer_sets: deque["RowBuffers"]
+) -> _CaptureTimes:
+    """Run the model on the texts of each group, and write the units that an interrupted run has not written.
+
+    Threads write the units of a group while the model computes the next group. If there are several sets of buffers,
+    the sets are used in turn. `RowBuffers` returns a buffer only after the buffer's previous content has been written.
+    """
+    marks: list[Future[None]] = []
+    rates: deque[float] = deque(maxlen=RECENT_WRITES)
+    rows_written = 0
+    device_seconds = 0.0
+    start = time.perf_counter()
+    with ThreadPoolExecutor(WRITING_THREADS) as threads:
+        memory = ThreadMemory(rates)
+        for group in tqdm(groups, desc="capture", unit="group of shards", disable=None):
+            remaining = _list_remaining_units(work.folder, group)
+            if not remaining:
+                continue
+            buffers = buffer_sets[0]
+            buffer_sets.rotate()
+            device_seconds += _compute_group(work, group, buffers)
+            first_row = _join_rows(group).start
+            for unit, rows in remaining:
+                marks.append(_submit_unit(work, unit, rows, threads, memory, buffers, first_row))
+                rows_written += rows.stop - rows.start
+            _trim_heap()
+        computation_end = time.perf_counter()
+    for mark in marks:
+        mark.result()  # raises the error of a failed write
+    end = time.perf_counter()
+    disk_seconds = end - computation_end
+    for buffers in buffer_sets:
+        disk_seconds += buffers.waiting_seconds
+    return _CaptureTimes(rows_written, end - start, disk_seconds, device_seconds, rates)
+
+
+def _compute_group(work: _CaptureWork, group: Sequence[NumberedUnit], buffers: "RowBuffers") -> float:
+    """Fill the buffers with the vectors of a group, and return the seconds spent waiting for a GPU.
+
+    The batches include the texts of units that are already written, so that a resumed run has the same batches.
+    """
+    batch_tokens = work.capture.batch_tokens
+    pass_cost = pass_cost_tokens(work.base.device)
+    batches = list(_create_batches(work.ids, work.lengths, _join_rows(group), work.padding, batch_tokens, pass_cost))
+    return fill_rows(work.base, batches, buffers, work.capture.precision)
+
+
+def _submit_unit(
+    work: _CaptureWork,
+    unit: int,
+    rows: slice,
+    threads: ThreadPoolExecutor,
+    memory: "ThreadMemory",
+    buffers: "RowBuffers",
+    first_row: int,
+) -> Future[None]:
+    """Start writing a unit, and return the future of the task that waits for its writes and marks the unit as done.
+
+    `rows` are the rows of the unit in the stores, and `first_row` is the row in the stores of the first buffer row.
+    """
+    buffer_rows = slice(rows.start - first_row, rows.stop - first_row)
+    write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=work.capture.elsewhere)
+    writes = _submit_writes(threads, write_unit, work.stores, buffers, buffer_rows)
+    return threads.submit(_mark_written, work.folder, unit, writes)
 
 
 @torch_state()

@@ -6,7 +6,7 @@ resumes.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -144,28 +144,38 @@ def _measure_texts(
     The matrices and the attention heads are written in their final format, the ratios to intermediate files.
     `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.
     """
-    in_float64 = Engine(engine.single.base, engine.methods, engine.batches.pad_token_id)  # with the float64 model copy
+    # `engine` computes ratios in float32, but matrices in a float64 copy of the model. The ratios of this stage are in
+    # float64, too, so a second engine uses the copy as its model.
+    float64_copy = engine.single.base
+    ratio_engine = Engine(float64_copy, engine.methods, engine.batches.pad_token_id)
     for number, document in _iterate_texts(run, share, f"{checkpoint}: captured texts"):
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():  # created last, after all other files of the text
             continue
         measurements = Measurements(Texts([document]))
-        in_float64.add_sums(measurements, [MEASURES])
+        ratio_engine.add_sums(measurements, [MEASURES])
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
         shares_1LT = token_shares(document)[None]
         ratios_MLT = np.concatenate([measurements.ratios[0], shares_1LT])  # the own share is the last method
         with atomic_path(_locate_ratios(folder, checkpoint, number)) as part, part.open("wb") as file:
             np.save(file, ratios_MLT)
-        contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
-        contributions.mkdir(parents=True, exist_ok=True)
-        for method, matrix in measurements.matrices[0].items():
-            attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
-            array = matrix.astype(np.float32)
-            writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
+        _write_matrices(measurements.matrices[0], checkpoint, document, folder)
         incomplete_heads = heads.with_name(f"{heads.name}.part")
         writers.write_heads(incomplete_heads, measurements.heads[0])
         incomplete_heads.rename(heads)
+
+
+def _write_matrices(
+    matrices: Mapping[str, npt.NDArray[Any]], checkpoint: str, document: Document, folder: Path
+) -> None:
+    """Write the matrices `[layers, tokens, sources]` of a text, by method, in their final format."""
+    contributions = arrays_folder("contributions", checkpoint, document.name, folder / PUBLISHED)
+    contributions.mkdir(parents=True, exist_ok=True)
+    for method, matrix in matrices.items():
+        attributes = {"method": method, "checkpoint": checkpoint, "document": document.name}
+        array = matrix.astype(np.float32)
+        writers.write_matrix(contributions, method, array, ("layer", "token", "source"), attributes)
 
 
 def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, seed: int) -> None:

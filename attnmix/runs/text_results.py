@@ -165,28 +165,37 @@ class TextMeasurer:
         captured = measurements[self.captured]
         matrices = self._select_matrices(with_heads)
         matrices_by_text = _select_matrices_by_text(matrices, len(captured.texts), detailed)
+        # A model can run only one forward pass at a time. Jobs can therefore run in parallel if they use different
+        # models: the sums use each model itself, the matrices its float64 copy, and the predictions the classifier.
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            # A model and its float64 copy can each run one forward pass at a time. `lacks_matrices` creates the copies,
-            # which must exist before any forward pass runs.
-            without_matrices = []
-            for name, engine in self.engines.items():
-                if engine.lacks_matrices(measurements[name], matrices, with_heads):
-                    without_matrices.append(name)
+            incomplete = self._prepare_matrices(measurements, matrices, with_heads)  # before any forward pass runs
             sums_jobs = {}
             for name, engine in self.engines.items():
                 sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
-            jobs = list(sums_jobs.values())
-            for name in without_matrices:
+            matrix_jobs = []
+            for name in incomplete:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
-                jobs.append(pool.submit(_add_matrices, *arguments))
+                matrix_jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
-            # The maps need forward passes of the captured model itself. This model is in use until its job for the sums
-            # is complete. The matrices are computed in the model's float64 copy.
+            # The maps use the captured model itself, which is in use until its job for the sums is complete.
             sums_jobs[self.captured].result()
-            jobs.append(pool.submit(self._add_layouts, captured, tokens))
-            for job in jobs:
-                job.result()
+            layouts_job = pool.submit(self._add_layouts, captured, tokens)
+            for job in (*sums_jobs.values(), *matrix_jobs, layouts_job):
+                job.result()  # raises the error of a failed job
             return predictions.result()
+
+    def _prepare_matrices(
+        self, measurements: Mapping[str, Measurements], matrices: Sequence[str], with_heads: bool
+    ) -> list[str]:
+        """Return the names of the models with missing matrices, after creating the float64 copies of these models.
+
+        No forward pass may run in the meantime (see `DocumentMeasurer.create_copy`).
+        """
+        incomplete = []
+        for name, engine in self.engines.items():
+            if engine.lacks_matrices(measurements[name], matrices, with_heads):  # also creates the copy
+                incomplete.append(name)
+        return incomplete
 
     def _select_matrices(self, with_heads: bool) -> list[str]:
         """Return the names of the matrices to compute.

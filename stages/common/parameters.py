@@ -5,6 +5,7 @@ invalid values.
 """
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -73,21 +74,47 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 def _explain(problem: ErrorDetails) -> str:
     """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
-    if not problem["loc"]:  # from a validator of several sections; its message includes the keys
+    location = problem["loc"]
+    if not location:  # from a validator of several sections; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
-    # A location contains the section, the names within it, and indices of lists. `sections` maps each section to its
-    # allowed keys.
-    section, *names = (part for part in problem["loc"] if isinstance(part, str))
-    sections = {key: list(value) for key, value in Parameters().model_dump().items() if isinstance(value, dict)}
+    # A location contains the section, the names within it, and indices of lists.
+    section, *names = [part for part in location if isinstance(part, str)]
+    indices = [part for part in location if isinstance(part, int)]
     if section == "finetune" and names[:1] == ["lora"]:
-        section, names = "finetune.lora", names[1:]
-        sections[section] = list(settings.LoraParameters.model_fields)
-    # For a union or constrained type, pydantic appends the type to the key: `train_limit`, `int`.
-    key = ".".join([section, *names[:1]] if section in sections else [section])
-    key += "".join(f"[{part}]" for part in problem["loc"] if isinstance(part, int))
+        section = "finetune.lora"
+        names = names[1:]
     if problem["type"] == "extra_forbidden":
-        allowed = sections[section] if names else list(Parameters.model_fields)
-        close = difflib.get_close_matches(names[-1] if names else key, allowed, n=1)
-        hint = f"did you mean {'.'.join([section, *close] if names else close)}? " if close else ""
-        return f"{key} is unknown; {hint}allowed: {', '.join(allowed)}"
+        return _explain_unknown_key(section, names)
+    key = section
+    if names and section in _list_keys_by_section():
+        # Only the first name belongs to the key. For a union or constrained type, pydantic appends the name of the
+        # type, as in `train_limit`, `int`. The same applies to keys outside sections, such as `seed`, `int`.
+        key = f"{section}.{names[0]}"
+    for index in indices:
+        key += f"[{index}]"
     return f"{key}: {settings.problem_text(problem)}"
+
+
+def _explain_unknown_key(section: str, names: Sequence[str]) -> str:
+    """Return a message for an unknown key; `names` is the path of the key within a section, or empty for a section."""
+    if names:
+        key = names[-1]
+        prefix = f"{section}."
+        allowed = _list_keys_by_section()[section]
+    else:
+        key = section
+        prefix = ""
+        allowed = list(Parameters.model_fields)
+    hint = ""
+    for similar_key in difflib.get_close_matches(key, allowed, n=1):  # one key, or none
+        hint = f"did you mean {prefix}{similar_key}? "
+    return f"{prefix}{key} is unknown; {hint}allowed: {', '.join(allowed)}"
+
+
+def _list_keys_by_section() -> dict[str, list[str]]:
+    """Return the allowed keys of each section, including the nested section `finetune.lora`."""
+    keys_by_section = {"finetune.lora": list(settings.LoraParameters.model_fields)}
+    for name, value in Parameters().model_dump().items():
+        if isinstance(value, dict):
+            keys_by_section[name] = list(value)
+    return keys_by_section
