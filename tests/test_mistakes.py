@@ -145,6 +145,15 @@ def test_invalid_parameter_file_is_one_error(tmp_path: Path, content: bytes | No
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "key"), [("5: 3", "5"), ("umap: {5: 3}", "umap.5"), ("finetune: {lora: {5: 3}}", "finetune.lora.5")]
+)
+def test_number_as_key_is_an_unknown_key(tmp_path: Path, content: str, key: str) -> None:
+    (tmp_path / "params.yaml").write_text(content)
+    with pytest.raises(InputError, match=rf"params\.yaml: {key} is unknown; allowed: "):
+        read_parameters(tmp_path / "params.yaml")
+
+
 def test_parameters_are_checked_before_heavy_imports(tmp_path: Path) -> None:
     write_parameters(tmp_path, render={"formts": ["png"]})
     for heavy in ("torch", "transformers", "pandas", "numba", "matplotlib"):

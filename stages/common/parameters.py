@@ -77,13 +77,15 @@ def _explain(problem: ErrorDetails) -> str:
     location = problem["loc"]
     if not location:  # from a validator of several sections; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "invalid_key":  # a number as a key; in other locations, numbers are indices of lists
+        location = tuple(str(part) for part in location)
     # A location contains the section, the names within it, and indices of lists.
     section, *names = [part for part in location if isinstance(part, str)]
     indices = [part for part in location if isinstance(part, int)]
     if section == "finetune" and names[:1] == ["lora"]:
         section = "finetune.lora"
         names = names[1:]
-    if problem["type"] == "extra_forbidden":
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
         return _explain_unknown_key(section, names)
     key = section
     if names and section in _list_keys_by_section():
