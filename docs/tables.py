@@ -21,14 +21,13 @@ import pandas as pd
 import yaml
 from transformers import AutoConfig
 
-from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS
+from attnmix.core.names import DECODER_INPUT, EMBEDDING_POINTS, LAYOUTS, POINTS, SAME_MINUS_OTHER
 from attnmix.core.store.files import read_results
 from attnmix.figures.labels import CHECKPOINTS, MAP_MEASURES, POINT_MARKS, RATIO_MARKS
 from attnmix.measures.controls import CONTROLS
 from attnmix.measures.identities import IDENTITIES
 from attnmix.measures.matrices import RESULT_MATRICES
 from attnmix.measures.ratios import RATIOS
-from attnmix.measures.sample_tables import SAME_MINUS_OTHER
 from attnmix.models.families import FAMILIES, Family, family_of
 from docs import measured
 from docs.number_formats import change, decimal, interval, percent

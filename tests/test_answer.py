@@ -96,7 +96,7 @@ def create_own_shares(own: float, documents: int) -> pd.DataFrame:
     """Return the rows of `exchange.csv` for the own share, which grows linearly with the layer."""
     values = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
     rows = []
-    for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9)):
+    for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9), ("same_minus_other", 0.2)):
         for layer in (0, 1, 2):
             for checkpoint, value in values.items():
                 mean = size * value * layer / 2
@@ -193,15 +193,29 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "Before and after, it is 55% and 22% with {donors} of the same predicted class, otherwise 45% and 18%."
+        "Difference between {donors} of the same and of another predicted class: "
+        "+10.0 points before and +4.0 points after fine-tuning."
     )
-    assert ": it is 15% before and 25% after fine-tuning, averaged over layers, 40 reviews" in ratio
+    assert ": it is 15% before and 25% after fine-tuning, mean over layers and tokens, 40 reviews" in ratio
     for sentence in (change, by_class, ratio):
         assert len(sentence.split()) <= MAX_WORDS
     for sentence in (change, by_class, ratio):
         terms = re.findall(r"\{(.*?)\}", sentence)
         assert terms
         assert all(re.search(rf'^  "?{term.lower()}"?:', GLOSSARY, re.MULTILINE) for term in terms), terms
+
+
+@pytest.mark.parametrize(("low", "expected"), [(1.01, True), (0.99, False)])
+def test_total_effect_above_1_is_a_caution(low: float, expected: bool) -> None:
+    run = planted()
+    excess = {"checkpoint": "pretrained", "donor": "all", "quantity": "total_own", "layer": 2, "mean": 1.07}
+    rows = pd.DataFrame([excess | {"simultaneous_low": low}])
+    run.tables["measure/exchange"] = pd.concat([run.tables["measure/exchange"], rows])
+    run.layouts = []
+    columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
+    run.tables["measure/derivatives"] = pd.DataFrame(columns=columns)
+    caution = "In the pretrained model, exchanging single tokens displaces vectors after layer 2 further than"
+    assert (caution in list_cautions(Subject("a model"), run).answer) == expected
 
 
 def test_no_class_sentences_without_classes() -> None:

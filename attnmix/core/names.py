@@ -59,6 +59,11 @@ DONOR_KINDS = {
     NEUTRAL: "neutral sentences of the library, for a single text",
 }
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
+SAME_MINUS_OTHER = "same_minus_other"
+"""The value of the column `donor` in rows that contain differences of own shares between two kinds of donors.
+
+The difference is the own share with donors of the same class minus the own share with donors of another class.
+"""
 INPUT_PARTS = "parts"
 """The matrices with the contribution of each input embedding to each vector."""
 PARTS_RULE_NAMES = ("chord", "tangent")

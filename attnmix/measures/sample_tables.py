@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, PARTS_RULE_NAMES, SAME_CLASS
+from attnmix.core.names import (
+    ALL_DONORS,
+    OTHER_CLASS,
+    OWN_SHARE,
+    PARTS_RULE_NAMES,
+    SAME_CLASS,
+    SAME_MINUS_OTHER,
+)
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
 from attnmix.measures.derivatives import FORMS, REFERENCES
@@ -25,11 +32,6 @@ from attnmix.measures.mixing_tables import (
 )
 from attnmix.measures.swaps import DONORS, SWAPS
 
-SAME_MINUS_OTHER = "same_minus_other"
-"""The value of the column `donor` in rows that contain differences of own shares between two kinds of donors.
-
-The difference is the own share with donors of the same class minus the own share with donors of another class.
-"""
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 """Quantities whose divisor is the squared displacement if all tokens are replaced, instead of the number of tokens."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnmix.core.names import ALL_DONORS, OTHER_CLASS, OWN_SHARE, SAME_CLASS
+from attnmix.core.names import ALL_DONORS, OWN_SHARE, SAME_MINUS_OTHER
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Verdict, verdict
 from attnmix.core.store.results import Results, TextResults
 from attnmix.figures.labels import RATIO_MARKS
@@ -176,11 +176,16 @@ def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     if len(shares):
         share_term = SHARE.lower()
         last = shares.iloc[-1]
-        sample = _format_count(run, last["documents"])
-        if "tokens" in shares:
-            sample = f"{last['tokens']:.0f} tokens of {sample}"
-        notes[share_term] = f"Here it is the mean over {sample}."
+        notes[share_term] = f"Here it is the mean over {_describe_sample(run, last)}."
     return notes
+
+
+def _describe_sample(run: Results, share: pd.Series) -> str:
+    """Return the sample size of an own share, such as “320 tokens of 40 reviews”; `share` is a row of `own_shares`."""
+    texts = _format_count(run, share["documents"])
+    if "tokens" not in share:
+        return texts
+    return f"{share['tokens']:.0f} tokens of {texts}"
 
 
 def _describe_mean(run: Results, shares: pd.DataFrame) -> str:
@@ -208,7 +213,7 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
     last_row = int(rows["layer"].argmax())
     last = rows.iloc[last_row]
     change = points(last["mean"])
-    texts = _format_count(run, last["documents"])
+    texts = _describe_sample(run, last)
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:
         few = too_few(last["documents"], wording_of(run).texts)
         return f"{SHARE_LINK}: it changes by {change} points; {few} for an {INTERVAL_LINK} and a verdict."
@@ -223,14 +228,17 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
 
 
 def _describe_shares_by_class(run: Results) -> str:
-    """Return a sentence on the own share with donors of the same and of another class; empty if either is missing."""
-    same = _select_last_layer(own_shares(run, SAME_CLASS))
-    other = _select_last_layer(own_shares(run, OTHER_CLASS))
-    if same.empty or other.empty:
+    """Return a sentence on the difference between the own shares with donors of the same and of another class.
+
+    The sentence is empty if there are no such donors.
+    """
+    differences = _select_last_layer(own_shares(run, SAME_MINUS_OTHER))
+    if differences.empty:
         return ""
-    same_class = " and ".join(percent(same["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
-    others = " and ".join(percent(other["mean"][checkpoint]) for checkpoint in ("pretrained", "finetuned"))
-    return f"Before and after, it is {same_class} with {DONORS_LINK} of the same predicted class, otherwise {others}."
+    before = points(differences["mean"]["pretrained"])
+    after = points(differences["mean"]["finetuned"])
+    states = model_wording_of(run).states.format(before=f"{before} points", after=f"{after} points")
+    return f"Difference between {DONORS_LINK} of the same and of another predicted class: {states}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:
@@ -248,7 +256,7 @@ def _describe_ratio_change(run: Results) -> str:
     after = percent(means["finetuned"])
     texts = _format_count(run, _count_measured_texts(run))
     states = model_wording_of(run).states.format(before=before, after=after)
-    return f"{RATIO_LINK}: it is {states}, averaged over layers, {texts}."
+    return f"{RATIO_LINK}: it is {states}, mean over layers and tokens, {texts}."
 
 
 def headline(curves: pd.DataFrame) -> str:

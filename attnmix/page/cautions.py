@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from attnmix.core.names import ALL_DONORS
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
+from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.matrices import ROLLOUTS
 from attnmix.page.sentences import Subject, most_and_least
 from attnmix.page.verdicts import counted, signed
@@ -55,7 +57,27 @@ def _describe_scope(subject: Subject, run: Results) -> str:
         cautions.append(
             f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
         )
+    cautions.extend(_describe_total_effects(run))
     return " ".join(cautions)
+
+
+def _describe_total_effects(run: Results) -> list[str]:
+    """Return a sentence on exchanges of some tokens that displace vectors further than exchanges of all tokens.
+
+    The list is empty if there are no such exchanges, according to simultaneous intervals. If there are several, the
+    sentence describes the one with the largest ratio.
+    """
+    table = run.table("measure/exchange")
+    is_total_effect = table["quantity"].isin(TOTAL_EFFECTS) & (table["donor"] == ALL_DONORS)
+    rows = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
+    rows = rows[rows["simultaneous_low"] > 1] if len(rows) else rows
+    if rows.empty:
+        return []
+    row = rows.loc[rows["mean"].idxmax()]
+    model = CHECKPOINTS[row["checkpoint"]].lower()
+    exchange = f"exchanging {TOTAL_EFFECTS[row['quantity']]}"
+    effect = f"{exchange} displaces vectors after layer {row['layer']} further than exchanging all tokens"
+    return [f"In the {model} model, {effect}, so texts with exchanged tokens may be unlike real texts."]
 
 
 def _describe_ratio(run: Results) -> str:
