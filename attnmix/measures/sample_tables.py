@@ -31,7 +31,7 @@ SAME_MINUS_OTHER = "same_minus_other"
 The difference is the own share with donors of the same class minus the own share with donors of another class.
 """
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities whose divisor is the squared displacement if all tokens are replaced, instead of the number of tokens."""
+"""Quantities that are divided by the squared displacement after exchange of all tokens, not by a number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
