@@ -9,12 +9,12 @@ An edit is a function of three arguments: the layer number (from 1; decoder laye
 layers), the attention weights `[B, H, queries, keys]` and the values `[B, H, keys, d]`. Values that several heads share
 are repeated. The edit returns the weights and the values, changed or unchanged. The product of weights and values is
 the output of the heads. Without a cache of keys, the numbers of queries and keys are equal. Cross-attention is not
-edited. Layers, heads and tokens that do not exist raise `InputError`: layers when the intervention begins, heads and
-tokens in the first forward pass.
+edited. Layers that do not exist raise `InputError` when the intervention begins; heads and tokens that do not exist
+raise it in the first forward pass.
 
-An edit applies to every call while its context is open: calls of the whole network, of an encoder or decoder alone, of
-`generate`, and from other threads. Nested contexts apply their edits in sequence. Gradients are computed through the
-edited network. The measures of attnmix describe unedited models and raise `InputError` inside an intervention.
+While its context is open, an edit applies to every call of the whole network, of an encoder or decoder alone, and of
+`generate`, in all threads. Nested contexts apply their edits in sequence. Gradients are computed through the edited
+network. The measures of attnmix describe unedited models and raise `InputError` inside an intervention.
 Shapes: B texts, H heads, d head width.
 """
 
@@ -43,13 +43,13 @@ MIN_VARIANCE = 1e-10  # relative to the largest variance of any direction; small
 
 @dataclass(frozen=True)
 class EditedCall:
-    """The arguments of an edit: one call of a layer's self-attention."""
+    """The arguments of an edit for one call of a layer's self-attention."""
 
     layer: int
     weights: Tensor  # [B, H, queries, keys]
     value: Tensor  # [B, H, keys, d]
     first_query: int | None = 0
-    """Position of the first query among the keys; above 0 with a cache; None if the cache does not contain all keys."""
+    """Position of the first query among the keys, above 0 after cached keys; None without one key per token."""
 
     @property
     def first_row(self) -> int:
@@ -470,7 +470,7 @@ class Eraser:
 
 
 def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
-    """Return the map with the smallest change to the vectors that prevents linear classification (LEACE, closed form).
+    """Return the map that prevents linear classification with the smallest change to the vectors (LEACE, closed form).
 
     x' = x - W^+ P W (x - mean), where W is the inverse square root of the covariance (on the span of the vectors), Z
     the one-hot classes, and P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023, theorem
@@ -549,7 +549,7 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
 
 
 def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
-    """Return the share `[R]` of each direction's variance to erase, for a total erased variance of `total`.
+    """Return the share `[R]` of each direction's variance that is erased; the erased variance sums to at most `total`.
 
     Directions are erased completely in their order, until the remainder of `total` is smaller than the variance of the
     next direction. Of this direction, only the remainder is erased.

@@ -24,7 +24,7 @@ from attnmix.measures.matrices import select_layer_matrices
 from attnmix.models.families import Family
 
 RANDOM_REMOVAL = "random"
-REFERENCE = "gradient_norm"  # the scores of all other methods are rank-correlated with these
+REFERENCE = "gradient_norm"  # all other methods' scores are rank-correlated with the scores of this method
 RANDOM_DRAWS = 1
 
 

@@ -46,7 +46,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
     for edit, weights_NN in _weigh_texts(predicted_N, second_N).items():
         sums_N = weights_NN.sum(-1)
-        is_defined_N = sums_N > 0  # False if no text is predicted as the second class of this text
+        is_defined_N = sums_N > 0  # False if this text's second most probable class is predicted for no text
         if not is_defined_N.any() or len(documents) < 2:
             continue
         shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
@@ -63,7 +63,7 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 
 
 def _weigh_texts(predicted_N: Tensor, second_N: Tensor) -> dict[str, Tensor]:
-    """Return, by edit, weights `[N, N]`: a text's values (row) are replaced by a weighted mean over texts (columns).
+    """Return, by edit, weights `[N, N]`; row n weights the texts in the mean that replaces the values of text n.
 
     `predicted_N` and `second_N` are the most probable and the second most probable class of each text.
     """

@@ -221,7 +221,7 @@ class Classifier:
         logits_C = output.logits[0].detach()
         last_1TD = outputs[-1]
         read_D = last_1TD[0, read]
-        # The rules apply to the layers' backward pass, so the whole vector that the head reads is one part.
+        # The layers' backward pass follows the rules, so the vector that the head reads remains a single part.
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
         head = FixedFactorScores(self, read, parts_JD, read_D.detach())
@@ -330,7 +330,7 @@ class FixedFactorScores:
         """Return, for each token `[T]`, input times gradient of the score of class `label` at the first layer's input.
 
         `input_TD` is this input. The gradient is that of the score's part from the tokens, without the part from the
-        biases. Return None if `logits` does not support the head.
+        biases. Return None if the head is not supported (see `logits`).
         """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
@@ -342,7 +342,7 @@ class FixedFactorScores:
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
-        """Return the parts `[J, C]` of the logits; None unless the head is one Linear or two around an activation.
+        """Return the parts `[J, C]` of the logits; None unless the head is one Linear, or two joined by an activation.
 
         `calls` are the calls of the head's Linears, and `logits_C` the model's logits. Raise `InputError` if the parts
         do not sum to the logits.
@@ -394,7 +394,7 @@ class FixedFactorScores:
 
 
 class Decomposition:
-    """The parts of a text's vectors (tokens and biases), propagated layer by layer from the first layer's input.
+    """Parts of a text's vectors, from tokens and from biases, propagated layer by layer from the first layer's input.
 
     In the last layer, only the vector of the token that the head reads is decomposed.
     """

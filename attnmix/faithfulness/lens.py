@@ -1,4 +1,4 @@
-"""The classification head, and linear probes on held-out texts, applied to single token vectors."""
+"""Predictions from single token vectors by the classification head, and by linear probes tested on held-out texts."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from attnmix.faithfulness.lens import head_scores, probe_predictions
 from attnmix.measures.documents import Document, position_groups
 from attnmix.models.capture_points import recording
 
-OTHER_TOKENS = 16  # maximum number of equally spaced tokens per text, in addition to the token that the head reads
+OTHER_TOKENS = 16  # maximum number of equally spaced tokens per text minus 1; the head usually reads one of them
 PROBE_TEXTS = 64  # maximum number of training texts
 FREQUENT_TOKENS = 8  # number of the most frequent tokens of the training texts, used as labels
 TARGETS = (

@@ -55,9 +55,9 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 
 
 def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
-    """Return the modules with a rule (norms, activations, factors of products), each with the hook of its rule.
+    """Return the modules with a propagation rule (norms, activations, factors of products), each with the rule's hook.
 
-    An activation module that several layers share is listed once.
+    An activation module that several layers share is listed once for each of its rules.
     """
     like = next(base.parameters())  # a tensor with the dtype and the device of the model
     rules: list[tuple[Module, Hook]] = []
@@ -90,7 +90,7 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
 
 def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the rules of a feed-forward network: for the activation and, if the network is gated, for the product.
+    """Return the propagation rules of a feed-forward network: for its activation and, if it is gated, for both factors.
 
     A gated network multiplies the activation by a second factor. This factor is the output of a separate Linear, or the
     second half of the output of the first Linear.
@@ -115,7 +115,7 @@ def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the factor of a product that a module returns; a forward hook of this module."""
+    """Halve the gradient of a module's output, which is one factor of a product; a forward hook of this module."""
     return _scale_gradient(output, HALF)
 
 

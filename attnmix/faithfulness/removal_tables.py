@@ -1,9 +1,9 @@
 """The effect of the highest-scored tokens on the predicted class's probability; tables of the stage `faithfulness`.
 
-Comprehensiveness is the probability drop after these tokens are replaced; sufficiency is the drop after all other
-tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] (deleted if there is
-no mask token) or by a token of another text. The mean of these drops over `SHARES` is the area over the perturbation
-curve (AOPC; Samek et al., 2017).
+Comprehensiveness is the probability drop after the highest-scored tokens are replaced; sufficiency is the drop after
+all other tokens except special tokens are replaced (DeYoung et al., ACL 2020). A token is replaced by [MASK] (deleted
+if there is no mask token) or by a token of another text. The mean of these drops over `SHARES` is the area over the
+perturbation curve (AOPC; Samek et al., 2017).
 
 Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens, K classes.
 """
@@ -256,11 +256,11 @@ def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[floa
 def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> tuple[float, float, float]:
     """Return the mean of the rank correlations of several classes and the ends of its 95 % interval, ignoring NaN.
 
-    The mean is computed by Fisher's transformation z = artanh r, which has the variance (1 + r^2 / 2) / (n - 3) for
-    Spearman's r of n texts (Bonett and Wright, Psychometrika 2000), with n - 4 instead of n - 3 for a partial
-    correlation. `freedom` contains n - 3 or n - 4 for each class; these numbers are the weights of the mean.
-    Correlations with `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m), where
-    m is `freedom` + 3. This limit is half a step below 1 for Spearman's r of m texts.
+    The mean is computed by Fisher's transformation z = artanh r. For Spearman's r of n texts, z has the variance
+    (1 + r^2 / 2) / (n - 3) (Bonett and Wright, Psychometrika 2000); for a partial correlation, n - 4 replaces n - 3.
+    `freedom` contains n - 3 or n - 4 for each class; these numbers are the weights of the mean. Correlations with
+    `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m), where m is
+    `freedom` + 3. This limit is halfway between 1 and the next lower r of m texts without ties.
     """
     is_known = ~np.isnan(correlations) & (freedom >= 1)
     if not is_known.any():

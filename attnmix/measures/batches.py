@@ -146,7 +146,7 @@ def stack_sums(documents: Sequence[DocumentSums]) -> dict[str, Sums]:
 
 
 def _create_sums(values: npt.NDArray[Any], counts: npt.ArrayLike) -> Sums:
-    """Return the `Sums` of `values` and `counts`. Counts are converted to float64 and to as many axes as `values`."""
+    """Return the `Sums` of `values` and `counts`. Counts are converted to float64, with as many axes as `values`."""
     counts_as_values = np.array(counts, dtype=np.float64, ndmin=values.ndim)
     return Sums(values, counts_as_values)
 
@@ -431,7 +431,7 @@ class BatchPass:
         layer_pass: LayerPass,
         control_values: Future[tuple[ControlValues, AttendedValues]] | None,
     ) -> RatioMeasures:
-        """Return the ratios, the attention to the first token, and the requested statistics derived from the splits.
+        """Return the ratios, the attention to the first token, and the requested statistics based on `LayerSplits`.
 
         The splits divide each vector into the parts from the token itself and from other tokens. Three groups of
         statistics are also computed from the splits, as sums over tokens: the part of the other tokens and the lengths

@@ -341,7 +341,7 @@ class DocumentMeasurer:
 
         `level`       [references, layers, forms, tokens]: share of other tokens in the derivative of a token, for all
                       `REFERENCES` and `FORMS`; NaN for a token with zero derivatives
-        `swap`        [layers, donors * swaps, tokens]: swap ratios with the inputs of each text in `donors`; NaN for
+        `swap`        [layers, donors * swaps, tokens]: swap ratios with inputs from each text in `donors`; NaN for
                       tokens beyond the end of the shorter text
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
                       other tokens have the same direction, NaN if there are none

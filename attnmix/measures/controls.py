@@ -1,4 +1,4 @@
-"""Controls of the mixing ratios: each control computes the ratios without a property that should affect the ratios.
+"""Control conditions: each computes the mixing ratios without a property that should affect the ratios.
 
 If a control reproduces a ratio, the ratio does not reflect the removed property. Four controls reuse the forward pass
 that computes the ratios: three replace the values v_j = x_j W_V + b_V, and one excludes special tokens (sinks) from the
@@ -98,7 +98,7 @@ class CorpusValues:
         return cls(sums_LGE, counts_G, names)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
-        """Return the mean value `[B, T, E]` over the other texts for each token of `micro_batch` in one layer.
+        """Return, for each token of `micro_batch`, a layer's mean value vector over the other texts, `[B, T, E]`.
 
         The mean of a token covers the tokens of its group in the other sampled texts or, if there are none, the tokens
         of its token class. The mean is NaN if no other sampled text has a token of this class. `value_BTE` contains the
@@ -326,9 +326,9 @@ def _split_attention(
 def _compute_head_sums(
     layer_pass: LayerPass, values: ControlValues, attended: AttendedValues, names: Collection[str]
 ) -> dict[str, HeadSums]:
-    """Return, by control, the attention outputs that the control substitutes or subtracts.
+    """Return, by control, the weighted sums that replace the attention output or are subtracted from it.
 
-    `text_mean_value` substitutes the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
+    `text_mean_value` inserts the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
     `without_special_sources` subtracts the contributions of special tokens. For `text_mean_value` and
     `without_value_bias`, the sums for the token itself and for the other tokens are separate.
     """
@@ -348,7 +348,7 @@ def _compute_head_sums(
 def _stack_layer_splits(
     splits: LayerSplits, controls: Mapping[str, _AttentionSplit], head_sums: Mapping[str, HeadSums]
 ) -> Split:
-    """Return the splits of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`."""
+    """Return the `Split` of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`."""
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
     if "corpus_value" in controls:
         corpus_value = controls["corpus_value"]
@@ -357,7 +357,7 @@ def _stack_layer_splits(
 
 
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return the split of the layer's output under the control `name`.
+    """Return the `Split` of the layer's output under the control `name`.
 
     `sums` is the result of `_compute_head_sums` for this control. The returned split equals the property `layer` of the
     control's `LayerSplits`, but is faster to compute (see `HeadSums`).

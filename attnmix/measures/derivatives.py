@@ -1,10 +1,10 @@
 """Derivatives as a reference for the mixing ratios: sensitivity of a layer's output at token i to the input of token j.
 
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3). The
-norm is computed with the model's own layers and explicit attention. Derivatives with respect to word embeddings use
-forward mode: tangents are propagated through all layers once, whereas backward mode would need separate passes for each
-layer. Derivatives within a layer use backward mode. All tokens are backpropagated together through the operations after
-attention, because these are token-wise; attention requires a separate backpropagation for each token.
+norm is computed with the model's own layers and explicitly computed attention weights. Derivatives with respect to word
+embeddings use forward mode: tangents are propagated through all layers once, whereas backward mode would need separate
+passes for each layer. Derivatives within a layer use backward mode. All tokens are backpropagated together through the
+operations after attention, because these are token-wise; attention requires a separate backpropagation for each token.
 
 With fewer random directions than dimensions, the norms are bias-corrected estimates (`_compute_norm`). The norms are
 computed from |J r_k| for random directions r_k of the inputs, or from |r_k J| for random directions of the outputs. All
@@ -99,7 +99,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:
-    """Return the layer, with an equivalent activation if `torch.func` does not support the family's activation."""
+    """Return `call`, or a call of an equivalent layer if `torch.func` does not support the family's activation."""
     equivalent_name = call.stack.activation
     if equivalent_name is None:
         return call

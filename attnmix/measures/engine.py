@@ -633,7 +633,8 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
 
-    The sums with the name `OWN_SHARE` cover all donors. The result also contains the `TOTAL_EFFECTS` of all donors.
+    The sums with the name `OWN_SHARE` cover all donors. The result also contains the `TOTAL_EFFECTS`, measured with all
+    donors.
     """
     kinds, displacements = _exchange_tokens(engine, measurements, max_length, number)
     by_quantity = exchange_sums(displacements, PRECISION)
@@ -678,8 +679,8 @@ def _measure_own_share_by_parts(
 ) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by decomposing the vectors into parts.
 
-    The shares of all input tokens are stored in `measurements` if the text has at most `max_length` tokens, because the
-    page also displays these shares.
+    The shares of all input tokens are stored in `measurements` if the text has at most `max_length` and
+    `MAX_PARTS_TOKENS` tokens, because the page also displays these shares.
     """
     document = measurements.texts.document(number)
     truncated = document.cut(max_length)

@@ -8,16 +8,16 @@ For the vector y_i of token i after a layer, and a donor text x' with the same s
     own share = o_i / (o_i + a_i)
 
 The model itself is unchanged and attention is recomputed. No rules for activations, norms or biases are needed, and all
-families are supported. Tokens common to both texts cause no displacement. The own share compares two displacements; it
-is not additive, because tokens interact and are not independent. Ratios of squared displacements have the form of the
-indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) for two groups of inputs, token i and the
-other tokens. o^2 / j^2 is the total effect of token i, a^2 / j^2 is the total effect of the other tokens, and
-1 - a^2 / j^2 is the first-order effect of token i. The ratios equal the indices only if token i is independent of the
-other tokens, and if donors have the same distribution as the text.
+families are supported. Equal tokens at the same position of both texts cause no displacement. The own share compares
+two displacements; it is not additive, because tokens interact and are not independent. Ratios of squared displacements
+have the form of the indices of variance-based sensitivity analysis (Sobol', 2001; Jansen, 1999) for two groups of
+inputs, token i and the other tokens. o^2 / j^2 is the total effect of token i, a^2 / j^2 is the total effect of the
+other tokens, and 1 - a^2 / j^2 is the first-order effect of token i. The ratios equal the indices only if token i is
+independent of the other tokens, and if donors have the same distribution as the text.
 
-Special tokens are not exchanged. The own share is undefined (NaN) for special tokens, for tokens common to both texts,
-and for a token that is the only one in which the texts differ. A donor shorter than the text is extended with the next
-donor of its kind.
+Special tokens are not exchanged. The own share is undefined (NaN) for special tokens, for tokens that are equal in both
+texts, and for a token that is the only one in which the texts differ. A donor shorter than the text is extended with
+the next donor of its kind.
 
 An exchanged text is the text after all its words have been replaced by those of a donor. A hybrid takes one token from
 the text and all other tokens from an exchanged text, or vice versa.
@@ -91,7 +91,8 @@ class Displacements(NamedTuple):
 def choose_positions(document: Document, number: int, seed: int) -> Ids:
     """Return at most `number` positions of tokens that are not special, spread evenly over the text.
 
-    One position is drawn from each of `number` sections of equal length.
+    If more than `number` tokens are not special, one position is drawn from each of `number` sections of about equal
+    length.
     """
     places = np.flatnonzero(document.words >= 0).astype(np.int32)
     if number >= len(places):
@@ -202,8 +203,8 @@ def measure_exchange(
         batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
-        Means over the donors of each kind that differ from the document at the position and at another position; NaN if
-        there is no such donor.
+        For each kind, means over the exchanged texts that differ from the document at the position and at another
+        position; NaN if there is no such text.
     """
     exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -400,7 +401,7 @@ def _measure_squares(
     batch_rows = max(1, batch_tokens // len(ids_T))
     reader = _Reader(base, positions)
 
-    # The complete texts share a forward pass with the first hybrids, because a pass with few rows is almost as slow.
+    # Complete texts share a pass with the first hybrids, because short passes take almost as long as full ones.
     in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
     first_places = hybrids.places_R[:in_first_pass]
     # By level, `complete` contains the vectors [1 + X, S, D] of the text and its exchanged texts, and `hybrid_vectors`

@@ -145,8 +145,8 @@ def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of clouds, `[..., measures]` in float64.
 
-    `start` is the layer's input. `words` is None if the word embeddings differ from the vectors in width or in tokens.
-    Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
+    `start` is the layer's input. `words` is None if the word embeddings have another width or belong to other tokens
+    than the vectors. Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3), computed with the

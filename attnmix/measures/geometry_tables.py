@@ -115,8 +115,8 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
     """Return mean cosines with their intervals, `[3, 3]`: mean, low and high for three kinds of pairs of texts.
 
-    The pairs consist of any texts, of texts of the same class, and of texts of different classes. `units` contains the
-    moments of vectors of norm 1 at one site.
+    The pairs consist of any two texts, of two usable texts (`is_usable_N`) of the same class, and of two usable texts
+    of different classes. `units` contains the moments of vectors of norm 1 at one site.
     """
     one_class_N = np.zeros(len(classes_N))  # a single class, so that pairs of the same class are all pairs
     whole, without = products(units, one_class_N)
@@ -132,8 +132,8 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
     """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
 
-    For each checkpoint, the first rows contain the 95 % quantile of the share of classes over random permutations of
-    the classes. The next rows contain the shares of each checkpoint and of the difference between checkpoints. There
+    The first rows contain, for each checkpoint, the 95 % quantile of the share `class` over random permutations of the
+    texts' classes. The next rows contain the shares of each checkpoint and of the difference between checkpoints. There
     are no rows if fewer than two classes have three or more texts. `attention` contains the values of the columns
     `layer` and `point`.
     """
@@ -164,7 +164,7 @@ def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classe
     `numbers` contains the indices of the texts, and `classes_N` their classes.
     """
     known_classes = np.unique(classes_N[classes_N >= 0])
-    if len(known_classes) < 2:  # The contributions of other tokens may not have been measured.
+    if len(known_classes) < 2:  # In this case, the sums of contributions may be missing.
         return False
     # The numbers of tokens are the same for all checkpoints.
     tokens_N = np.ravel(measured.first["others"].counts[numbers])

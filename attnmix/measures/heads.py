@@ -171,8 +171,8 @@ def _read_norms(block: Block) -> dict[str, Tensor]:
 def _find_reach(call: AttentionCall, where: str) -> Tensor:
     """Return the positions of the first and last visible key of each token, `[T, 2]`.
 
-    Raise `InputError` if the visible keys of a token are not contiguous, or if the mask contains numbers other than 0
-    and large negative numbers, for example biases of attention scores. The message begins with `where`.
+    Raise `InputError` if the visible keys of a token are not contiguous, or if the mask contains biases of attention
+    scores or other numbers besides 0 and large negative numbers. The message begins with `where`.
     """
     tokens = torch.arange(call.key.shape[-2], device=call.key.device)
     if call.mask is None:

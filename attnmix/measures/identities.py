@@ -97,7 +97,7 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
     is_same_memory = computed_BTD.data_ptr() == true_BTD.data_ptr() and computed_BTD.stride() == true_BTD.stride()
     if is_same_memory:
         return true_BTD.new_zeros(true_BTD.shape[:-2])
-    # The error and the true vectors are stacked, because each operator on a GPU requires a kernel launch.
+    # Errors and true vectors are stacked to save operators, each of which launches a kernel on a GPU.
     error_and_true = torch.stack([computed_BTD - true_BTD, true_BTD])
     largest_2BT = error_and_true.abs().amax(-1)
     largest_2B = (largest_2BT * mask_BT).amax(-1)
@@ -186,8 +186,7 @@ def _compare_vectors(
 ) -> dict[str, Tensor]:
     """Return the errors `[B]` of the `expected` vectors, by capture point; points not in `features` are omitted.
 
-    Vectors with the shape of their feature are stacked and compared at once, because each operator on a GPU requires a
-    kernel launch.
+    Vectors with the shape of their feature are stacked and compared together, which saves kernel launches on a GPU.
     """
     errors = {}
     equal_shapes = []

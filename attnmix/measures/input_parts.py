@@ -50,10 +50,9 @@ QUANTITIES = (
 )
 """Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""A decomposition is ill-conditioned if the cosine between two vectors is smaller than this value.
+"""Below this cosine of the other tokens' summed parts and the biases' part, a decomposition is ill-conditioned.
 
-The two vectors are the sum of the other tokens' parts, and the part of the biases. If they are nearly opposite, they
-cancel at least in part.
+Nearly opposite vectors cancel at least in part.
 """
 POINTS = ("attention_output", PROJECTED, "layer_output")
 
@@ -336,7 +335,8 @@ class PartsReader:
         """Return measures of the parts of one text, by name; `batch` contains this text without padding.
 
         At each of K levels (the embeddings, then each layer), the vector y_i of token i is the sum of the part P_ij of
-        each source token j and the part b_i of the biases. The callback `advance` runs after each of the `steps`.
+        each source token j and the part b_i of the biases. The callback `advance` is called `steps` times, once per
+        layer and block of sources.
 
         `length`           |P_ij| `[K, T, T]`, token by source
         `projection`       P_ij . y_i / |y_i|^2 `[K, T, T]`
@@ -507,7 +507,7 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # The sum of the other tokens' parts is nearly opposite to the part of the biases. NaN (one is 0) counts as False.
+    # True if the other tokens' summed parts are nearly opposite to the biases' part; False if either is 0 (cosine NaN).
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

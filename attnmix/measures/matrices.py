@@ -167,7 +167,7 @@ _EXCHANGE = Matrix(
 RESULT_MATRICES: dict[str, Matrix] = {**MATRICES, EXCHANGE: _EXCHANGE}
 """Matrices that `Measures.matrix` returns: `MATRICES` and `exchange`, which also needs donor texts."""
 TOKEN_POSITIONS = 128
-"""Maximum number of tokens per text whose own shares are measured by exchange; of longer texts, tokens are sampled."""
+"""Maximum number of a text's tokens whose own shares are measured by exchange; in longer texts, these are sampled."""
 
 
 def sort_matrices(names: Collection[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """Micro-batches: texts of a padded batch that are measured together, with tensors that describe their tokens.
 
-On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches run in threads. On other devices, a
-micro-batch contains up to `ratios.DEVICE_TOKENS` tokens (usually the whole batch), because the time of an operation
-hardly depends on the number of texts.
+On a CPU, the vectors of a micro-batch fit into the cache, and micro-batches can be measured in parallel. On other
+devices, a micro-batch contains up to `ratios.DEVICE_TOKENS` tokens (usually the whole batch), because the time of an
+operation hardly depends on the number of texts.
 
 Shapes: B texts of a micro-batch, T tokens of its longest text, G groups of tokens, S special tokens of a text.
 """

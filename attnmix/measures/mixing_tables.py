@@ -86,7 +86,7 @@ CHUNK_DOCUMENTS = 256  # number of texts in memory at a time
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusMeasures:
-    """Measures of the texts that are used for the statistics, by checkpoint."""
+    """Measures of all texts, or of a sample of the texts, by checkpoint."""
 
     sums: Mapping[str, CorpusSums]
     """Sums of the texts by checkpoint and quantity; the quantities include the measured controls."""
@@ -388,7 +388,7 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add the table `mixing_controls`: ratios under each measured control, and true ratios minus these ratios.
+    """Add the table `mixing_controls`: ratios under each measured control, and ratios without a control minus these.
 
     `true_means` contains the means of the ratios without a control, by checkpoint.
     """
@@ -562,7 +562,7 @@ def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubl
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return a function that creates the columns of true means minus control means, paired by text."""
+    """Return a function that creates columns: means without a control minus means under a control, paired by text."""
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         """Return the columns for the means of a control; {} if the checkpoint has no true means."""

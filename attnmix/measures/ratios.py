@@ -87,7 +87,7 @@ RATIOS = {
 }
 """All mixing ratios by name, ordered by the part of a layer that they cover.
 
-The order determines which ratio is used in sentences and in initial views (`preferred_ratio`).
+The order determines which ratio is used in generated sentences and in initial views (`preferred_ratio`).
 """
 
 
@@ -235,7 +235,7 @@ def chunk_tokens(device: Any) -> int:
 
 
 def split_layer(layer_pass: LayerPass) -> LayerSplits:
-    """Return the splits of all tokens of a text or of a batch, including padding."""
+    """Return the `LayerSplits` of all tokens of a text or of a batch, including padding."""
     tokens = layer_pass.x[..., 0].numel()
     (chunk,) = _split_by_chunk(layer_pass, layer_pass.features, tokens)
     return chunk.splits
@@ -306,7 +306,7 @@ def ratio_points(methods: Iterable[str]) -> list[str]:
 
 
 def preferred_ratio(methods: Iterable[str]) -> str:
-    """Return the ratio in `methods` that is used in sentences and in initial views.
+    """Return the ratio in `methods` that is used in generated sentences and in initial views.
 
     It is the last ratio in `RATIOS` that covers the attention block or, if there is none, the whole layer.
     """

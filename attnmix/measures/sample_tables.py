@@ -33,7 +33,7 @@ from attnmix.measures.mixing_tables import (
 from attnmix.measures.swaps import DONORS, SWAPS
 
 _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
-"""Quantities whose divisor is the squared displacement if all tokens are replaced, instead of the number of tokens."""
+"""Quantities that are divided by the squared displacement after exchange of all tokens, not by a number of tokens."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:

@@ -179,9 +179,9 @@ def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Ten
 
 
 def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tensor) -> Tensor:
-    """Return derivatives `[2, T, D]` of each token's output: for moves of the other tokens, and of the token itself.
+    """Return derivatives `[2, T, D]` of each token's output along changes of the other tokens' inputs and of its own.
 
-    `move_1TD` contains the direction in which the input of each token moves.
+    `move_1TD` contains the change of each token's input.
     """
     others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, move_1TD)
     inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
@@ -196,10 +196,10 @@ def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tens
 
 
 def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return derivatives `[1, T, E]` of each token's head outputs: for moves of other tokens, and of the token itself.
+    """Return derivatives `[1, T, E]` of each token's head outputs along changes of other tokens' inputs and of its own.
 
-    Derivatives are linear in the direction, so the derivative for moves of the other tokens is that for moves of all
-    tokens minus that for a move of the token itself.
+    Derivatives are linear in the direction, so the derivative along the changes of the other tokens is that along all
+    changes minus that along the token's own change.
     """
     own_T1T1 = _mark_own_tokens(move_1TD)
     own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
