@@ -144,7 +144,7 @@ def _format_tables(result: attnmix.Measures) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Start the server for the models in the options; by default for the run in this folder, or for `DEFAULT_MODEL`."""
+    """Serve pages for the models in the options; default: the run in this folder or, without a run, `DEFAULT_MODEL`."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():
@@ -159,7 +159,7 @@ def _serve(options: argparse.Namespace) -> None:
         if options.model is None and options.against is None and is_run:
             serve(run_checkpoints, ["the classifier of the run in this folder"], listener, options.allow_host)
             return
-        # One model, or two compared models, by the option that names them.
+        # The sources of one model, or of two compared models, by command-line option.
         sources = {"--model": options.model or DEFAULT_MODEL}
         if options.against is not None:
             sources["--against"] = options.against

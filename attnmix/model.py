@@ -204,7 +204,7 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
-    """When the context ends, remove the permanent hooks that transformers has added to a network within it."""
+    """At the end of the context, remove the permanent hooks that transformers added to a network within the context."""
     hooks_before = {module: set(module._forward_hooks) for module in network.modules()}
     hooked_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
     try:

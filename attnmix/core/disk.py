@@ -13,8 +13,8 @@ from attnmix.core.errors import InputError
 def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
-    The size of existing files in `folder`, from an interrupted run, is subtracted. The message begins with
-    `demand`, and advises the user to reduce the settings in `parameters`.
+    Existing files in `folder`, from an interrupted run, count towards `size`. The message begins with `demand`, and
+    advises the user to reduce the settings in `parameters`.
     """
     existing = check_writable(folder)
     free = shutil.disk_usage(existing).free

@@ -13,7 +13,7 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
     """Return the sorted indices of `size` random rows, or of all rows if there are fewer.
 
     `labels` contains the class of each row. Up to rounding, the sample has the class shares of all rows. If `size` is
-    at least the number of classes, the sample includes every class, if necessary with fewer rows of the largest ones.
+    at least the number of classes, the sample includes every class; the largest classes may then have fewer rows.
     """
     if size >= len(labels):
         return np.arange(len(labels))
@@ -29,11 +29,11 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Split the rows; return the indices of the remaining rows, and of a part with about `fraction` of the rows.
+    """Split the rows; return the indices of both parts, of which the second has about `fraction` of the rows.
 
     `labels` and `groups` contain the class and the group of each row. Rows of the same group are never separated, and
-    the class shares of the part are close to those of all rows. If `fraction` is small, the part has about as many rows
-    as there are classes.
+    the class shares of the second part are close to those of all rows. If `fraction` is small, the second part has
+    about as many rows as there are classes.
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)

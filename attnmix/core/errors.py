@@ -55,7 +55,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Begin each `InputError` with `key` instead of `model.name`, and replace the local `folder` in it by `name`."""
+    """Begin the message of each `InputError` with `key` instead of `model.name`, and replace `folder` by `name`."""
     try:
         yield
     except InputError as error:

@@ -283,7 +283,7 @@ def _list_column_names(given: Any) -> list[str]:
 
 
 def _describe_table(given: Any, names: Sequence[str]) -> str:
-    """Return a description of a mapping or table, with the column that probably contains the texts."""
+    """Return a description of a mapping or table, with advice on what to pass instead."""
     type_name = type(given).__name__
     if names == [""]:
         return f"an empty {type_name}; {CALLS}"

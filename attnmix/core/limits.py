@@ -1,4 +1,4 @@
-"""Shares of the disk, the computation and the host in the run time of a stage, for a log message."""
+"""The shares of a stage's run time that the disk, the computation and the host take, for a log message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def compute_limiting_shares(
     seconds: float, disk_seconds: float, device_seconds: float, device: torch.device, work: str = "forward pass"
 ) -> dict[str, float]:
-    """Return the share of each limiting factor in the time of a run, in descending order.
+    """Return the share of the run time that each limiting factor takes, in descending order.
 
     Args:
         seconds: Duration of the run.
@@ -32,7 +32,7 @@ def compute_limiting_shares(
 
 
 def describe_limits(limits: Mapping[str, float]) -> str:
-    """Return a description of the shares of `compute_limiting_shares`, with the largest as the limiting factor.
+    """Return a log message with the factor that has the largest share, and all shares of `compute_limiting_shares`.
 
     Example:
         >>> describe_limits({"disk": 0.75, "host": 0.25})

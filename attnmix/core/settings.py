@@ -52,7 +52,7 @@ def _convert_digits(value: Any) -> Any:
 
 
 def _convert_empty_string(value: Any) -> Any:
-    """Return None for an empty string, set by `-S dataset.test_split=`; an empty value in YAML is already None."""
+    """Convert an empty string, as set by `-S dataset.test_split=`, to None; an empty value in YAML is already None."""
     return None if value == "" else value
 
 

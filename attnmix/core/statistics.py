@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return the sums of `texts` texts: these sums for the texts with indices `numbers`, and 0 for all others."""
+        """Return the sums for `texts` texts: `self` for the texts with indices `numbers`, and 0 for all other texts."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values

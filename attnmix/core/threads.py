@@ -19,7 +19,7 @@ ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Let this thread use one OpenMP thread if a forward pass has few `tokens`, unless waiting OpenMP threads sleep."""
+    """Limit this thread to one OpenMP thread if a forward pass has few `tokens`, unless `OMP_WAIT_POLICY=passive`."""
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield
         return

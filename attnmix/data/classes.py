@@ -260,7 +260,7 @@ def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each unique label, in the order of the source's categories, otherwise sorted by class."""
+    """Return the class of each unique label, in the order of the categories if these are strings, else sorted."""
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories

@@ -27,7 +27,7 @@ def read_file(
 ) -> pd.DataFrame:
     """Return the `columns` (default: all) of a file, with rows counted from 1; fields of csv and tsv are strings.
 
-    `shown` is the name of the file in messages, and `separator` overrides the separator of the suffix. Raise
+    `shown` is the name of the file in messages, and `separator` replaces the suffix's default separator. Raise
     `InputError` with the file, the row and the problem.
     """
     shown = shown or str(path)

@@ -37,7 +37,7 @@ READER_CONFIGS = {
     ".parquet": ("datasets.packaged_modules.parquet.parquet", "ParquetConfig"),
     ".arrow": ("datasets.packaged_modules.arrow.arrow", "ArrowConfig"),
 }
-"""Module and class that declare the reader options in `datasets`, by format."""
+"""The module and class of `datasets` that declare the reader options for each format."""
 KNOWN_OPTIONS = ("name", "version", "data_dir", "data_files", "description", "sep", "delimiter", "features")
 """Options of a description that select files or are supported by this module."""
 SPEED_OPTIONS = ("chunksize", "batch_size", "block_size", "low_memory", "memory_map", "use_threads")
@@ -281,8 +281,8 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the data files of each split.
 
-    The splits are those of `data_files` in the `options` of a description. If `options` is empty and `save_to_disk`
-    wrote folders, these folders are the splits. In all other cases, the splits follow from the file names.
+    If the `options` of a description contain `data_files`, the splits are those of `data_files`. If `options` is empty
+    and `save_to_disk` wrote folders, these folders are the splits. Otherwise, the splits follow from the file names.
     """
     from datasets.data_files import sanitize_patterns
 

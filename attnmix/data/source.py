@@ -76,9 +76,9 @@ def _draw_splits(tables: Tables, dataset: DatasetParameters, seed: int) -> Table
         train, test = _split_rows(train, dataset.validation_fraction, seed)
     train = _draw_at_most(train, dataset.train_limit, seed)
     test = _draw_at_most(test, dataset.test_limit, seed)
-    # All samples have the same seed, so they are not independent: without limits, rows of this sample are near rows of
-    # a test sample slightly more often than by chance. The splits are disjoint, because each sample is removed from
-    # train before the next one is drawn.
+    # All samples have the same seed and are not independent: without limits, rows of this sample and of a test sample
+    # are close to each other slightly more often than by chance. The splits are disjoint, because each sample is
+    # removed from train before the next one is drawn.
     train, validation = _split_rows(train, dataset.validation_fraction, seed)
     return {"train": train, "validation": validation, "test": test}
 
@@ -332,7 +332,7 @@ def _check_tables(
 
 
 def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: str) -> dict[tuple[str, ...], Reading]:
-    """Return the interpretation of the column `label` (codes or names) in all files with the same class names.
+    """Return, by class names, whether the column `label` contains codes or names in the files with these class names.
 
     The keys are the class names; files without class names are ignored.
     """

@@ -44,7 +44,7 @@ def check_adapter(name: str, values: Mapping[str, Any]) -> None:
 def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     """Write the model in the folder `base`, merged with the adapter in the folder `adapter`, to `output`.
 
-    Weights of the classification head that neither folder contains are not saved. Raise `InputError` if the adapter
+    Weights of the classification head are not saved if neither folder contains them. Raise `InputError` if the adapter
     `name` does not match the base model.
     """
     require_extra("pipeline", LORA)

@@ -164,7 +164,7 @@ class _Recorder:
             self._record_point(module, point, side)
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
-        """Set the current layer; in the first layer of a stack, also record the layer's input as that of the stack.
+        """Set the current layer; if it is the first layer of a stack, also record its input as the input of the stack.
 
         `call` is the call of the layer. Layers are numbered from 1, across the encoder and the decoder.
         """

@@ -1,4 +1,4 @@
-"""The table of model families (`families.yaml`) with the modules that contribute to the residual stream, by role."""
+"""The table of model families (`families.yaml`): the modules that contribute to the residual stream, by role."""
 
 import logging
 import re
@@ -144,7 +144,7 @@ class Family:
             )
 
     def absent(self) -> dict[str, str]:
-        """Return the reason for each capture point, ratio and matrix that this family lacks, by name.
+        """Return the capture points, ratios and matrices that this family lacks, with the reason for each.
 
         `HEADS` is included if queries and keys cannot be recorded.
         """

@@ -33,7 +33,7 @@ from attnmix.models.encoding import check_words, encode, padded
 from attnmix.models.families import check_config, family_of, find_layers, stack_layers
 from attnmix.models.segments import check_segments, read_segments
 
-POOLER = "pooler"  # counts as part of the classification head, which is initialised and trained if weights are missing
+POOLER = "pooler"  # part of the classification head; missing weights of the head are initialised and trained
 SINGLE_LABEL = "single_label_classification"
 """The `problem_type` of a single-label classifier."""
 REGRESSION = "regression"
@@ -42,7 +42,7 @@ VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0
 """Maximum allowed difference between the vectors of two forward passes, relative to their length, by dtype."""
 PROBE_TOKENS = 16  # number of tokens from all parts of the vocabulary in a trial forward pass
 UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
-"""The alternative to replaced methods that error messages suggest."""
+"""The alternative to a replaced `forward` method in error messages."""
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 """Arguments of T5 models that define the decoder input."""
 CHECKED_TEXTS = 1000  # maximum number of texts in the vocabulary check
@@ -357,7 +357,7 @@ def _check_finite(name: str, base: PreTrainedModel) -> None:
 def probe_ids(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Return token IDs `[1, T]` for a trial forward pass: a short text, and tokens from all parts of the vocabulary.
 
-    Different tokens produce different attention weights, so the output reveals a deviating attention function.
+    Different tokens have different attention weights, so a different attention function changes the output.
     """
     embeddings: Any = base.get_input_embeddings()
     padding_ids = {base.config.pad_token_id, tokenizer.pad_token_id}
@@ -442,7 +442,7 @@ def _has_replaced_forward(module: torch.nn.Module) -> bool:
 
 
 def _find_weight_problems(base: PreTrainedModel) -> Iterator[_Problem]:
-    """Yield a problem for each weight that is not an ordinary floating-point tensor, and one for several devices."""
+    """Yield a problem for each weight that is not an ordinary float tensor, and one if there are several devices."""
     dtypes = ", ".join(_name_dtype(dtype) for dtype in VECTOR_TOLERANCES)
     for path, weight in base.named_parameters():
         tensor = weight.data
@@ -467,7 +467,7 @@ def _name_dtype(dtype: torch.dtype) -> str:
 def _list_table_paths(base: PreTrainedModel) -> list[str]:
     """Return the paths of all modules of a base model that the table of model families requires.
 
-    If the model has no layers, the paths of a first layer are included.
+    If the model has no layers, the paths of a possible first layer are included.
     """
     family = family_of(base.config)
     modules = dict(base.named_modules(remove_duplicate=False))

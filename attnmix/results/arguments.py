@@ -127,7 +127,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of texts whose own shares the method `by` computes; raise `InputError` for invalid values.
+    """Return the sample of texts and the method `by` for `own_share`; raise `InputError` for invalid values.
 
     `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. `arguments` are
     the names of these two arguments in error messages; pass them if the user's call has other names.

@@ -1,4 +1,4 @@
-"""Functions that write the sentences below the table of a comparison, about the scope and limitations of its rows."""
+"""Functions that write the paragraphs below the table of a comparison: the scope and limitations of the rows."""
 
 from __future__ import annotations
 

@@ -54,8 +54,9 @@ def compare(
 
     The printed comparison contains the most important rows: the own share (by exchange) after the last layer, and the
     mean over layers of the ratio that covers most of the attention block. If controls were measured, it also contains
-    this ratio minus each control, `swap` and `class_share`. `Comparison.by_layer` and `Comparison.all_rows` return the
-    other rows. The documentation of `Comparison` explains the verdicts.
+    the measured shares (`swap`, `class_share`), and this ratio minus each other control except `random_weights`.
+    `Comparison.by_layer` and `Comparison.all_rows` return the other rows. The documentation of `Comparison` explains
+    the verdicts.
 
     A difference between two models is not evidence about how they were trained, because two training runs with the
     same settings and different seeds also differ. For evidence about training, compare lists of three or more models

@@ -68,7 +68,7 @@ class Comparison:
                              20 texts
     `between_seeds_low`, `between_seeds_high`
                              the interval over training runs, if several are compared
-    `mixing`                 `more` or `less` mixing if `between_models` is `higher` or `lower`, otherwise
+    `mixing`                 `more` or `less` if `between_models` is a direction (`higher` or `lower`), otherwise
                              `inconclusive`. More mixing means a lower own share, a higher ratio or a higher `swap`; the
                              column is empty for other measures.
     `between_models`         `higher` or `lower` if the simultaneous interval excludes 0. This verdict is valid for
@@ -105,7 +105,7 @@ class Comparison:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The most important rows: the own share after the last layer, the preferred ratio, and its controls."""
+        """The most important rows: own share after the last layer, preferred ratio, ratio minus controls, shares."""
         return self._tabulate_cells([self.cells.index(cell) for cell in self.preferred])
 
     def by_layer(self, measure: str) -> pd.DataFrame:
@@ -213,14 +213,14 @@ class Comparison:
     def show(self, whole: bool = False) -> Any:
         """Show the page that `to_html` writes: in a notebook below the cell, otherwise in a web browser.
 
-        In a notebook, attention heads and matrices are omitted unless `whole` is True.
+        In a notebook, attention heads and usually most matrices are omitted unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page, without attention heads and matrices if `whole` is False."""
+        """Return the HTML of the page, without attention heads and usually most matrices if `whole` is False."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 

@@ -83,8 +83,8 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
 
     For each name in `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
-    text: the values if only some tokens are exchanged, and the counts if all tokens are exchanged. The warning depends
-    on the sum of the values over texts, divided by the sum of the counts.
+    text: as values after the exchange of some tokens, and as counts after the exchange of all tokens. The warning
+    depends on the sum of the values over texts, divided by the sum of the counts.
     """
     for name, exchanged_tokens in TOTAL_EFFECTS.items():
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:

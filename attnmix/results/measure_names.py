@@ -34,7 +34,7 @@ CLASS_SHARE_PERMUTED = f"{CLASS_SHARE}_permuted"
 CONTROL_NAMES = (*CONTROLS, *SHARES)
 """The names that `measure(model, texts, controls=[...])` accepts."""
 PARTS_VARIABLES = ("parts", "length", "projection", "bias_projection", "coherence", "biases")
-"""The names that refer to `result.parts()`: the name of the method, and variables that no other result has."""
+"""The names that refer to `result.parts()`: the name of the method, and variables that only this method returns."""
 
 
 def is_share(name: str) -> bool:

@@ -20,7 +20,7 @@ from attnmix.runs.text_results import SLOW_MATRICES, TextMeasurer
 from attnmix.runs.tokens import TokenizedTexts
 
 LEFT_OUT = "{owner}.show(whole=True) and {owner}.to_html(path) create the whole page, with heads and all matrices."
-"""The sentence on a small page about the data that it omits."""
+"""The sentence about the omitted data on a small page."""
 
 
 def models_page(
@@ -43,7 +43,7 @@ def models_page(
         tokenized: The texts.
         methods: The mixing ratios common to all models.
         owner: The name of the object that creates the page: `result` or `comparison`.
-        whole: False to omit attention heads and matrices, for a small page.
+        whole: False to omit attention heads and usually most matrices, for a small page.
         note: A sentence on data that the page does not show.
         known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
             these measurements.
@@ -80,7 +80,7 @@ def _measure_results(
     """Return the content of a page that shows one model, or two compared models.
 
     `known` contains the existing measurements of each model, which are not computed again. If `whole` is False,
-    attention heads and matrices are omitted.
+    attention heads and the matrices that `TextResults.without_heads` removes are omitted.
     """
     last = models[-1]
     with ExitStack() as stack, quiet():

@@ -58,7 +58,7 @@ def compare_results(
 
 
 def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
-    """Compute the own share of all results in a sample of texts; return the reason if this is not possible, or None."""
+    """Compute the own share of each result in a sample; return why it cannot be computed or compared, or None."""
     obstacles = [result.own_share_obstacle(sample) for result in results]
     for obstacle in filter(None, obstacles):
         return obstacle

@@ -345,7 +345,7 @@ class Measures:
         return self.measured_model.obstacle()
 
     def quantities(self, methods: Sequence[str]) -> dict[str, Sums]:
-        """Return the sums for `compare`: the ratios `methods`, these ratios minus controls, swaps, and class shares."""
+        """Return the sums for `compare`: swaps, class shares, the ratios `methods`, and these ratios minus controls."""
         return sum_quantities(self.measurements, self.methods, self.control_names, methods)
 
     @contextmanager
@@ -512,15 +512,15 @@ class Measures:
     def show(self, whole: bool = False) -> Any:
         """Show the interactive page of the texts: in a notebook below the cell, otherwise in a web browser.
 
-        Notebooks store the page with their other outputs. Attention heads and matrices are therefore omitted in a
-        notebook unless `whole` is True.
+        Notebooks store the page with their other outputs. Attention heads and usually most matrices are therefore
+        omitted in a notebook unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page, without attention heads and matrices if `whole` is False."""
+        """Return the HTML of the page, without attention heads and usually most matrices if `whole` is False."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()

@@ -37,7 +37,7 @@ def select_method(sums: Sums, place: int) -> Sums:
 
 
 def subtract_control(ratio: Sums, control: Sums) -> Sums:
-    """Return the sums `[N, L]` of a ratio minus its control. Texts without a value of the control count as 0 tokens."""
+    """Return the sums `[N, L]` of a ratio minus its control; counts are 0 for texts without a value of the control."""
     has_control = control.counts > 0
     differences = ratio.values - control.values
     return Sums(np.where(has_control, differences, 0), control.counts)
@@ -48,7 +48,7 @@ def sum_quantities(
 ) -> dict[str, Sums]:
     """Return the sums `[N, L]` of all compared quantities by name.
 
-    The quantities are the `compared` ratios, each of these ratios minus each control, the swaps, and the class shares.
+    The quantities are the swaps, the class shares, the `compared` ratios, and each of these ratios minus each control.
     The control `random_weights` is not subtracted, because it describes another model.
 
     Args:

@@ -27,7 +27,7 @@ NO_MIXING_MEASURE = ""
 TOO_FEW_TEXTS = "too few texts"
 TOO_FEW_RUNS = "too few runs"
 NO_INTERVAL = "no interval"
-MIN_TRAININGS = 3  # per side with several runs, because two similar runs would underestimate the variance
+MIN_TRAININGS = 3  # per side with several runs; two runs that are similar by chance would underestimate the variance
 VERDICTS = {
     INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
     TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
@@ -96,7 +96,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
         is_fixed = before.fixed or after.fixed
         if not is_fixed:
-            # The variance of the single run on the other side is added. It is `len(runs_RC)` times that of the mean.
+            # The variance of the single run is added; it is `len(runs_RC)` times the variance of the runs' mean.
             variance_C = variance_C * (len(runs_RC) + 1)
     error_C = np.sqrt(variance_C)
     # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).

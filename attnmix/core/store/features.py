@@ -72,7 +72,7 @@ class _Location(NamedTuple):
 
     place: Place
     digests: dict[str, str]
-    """The digest of each array, by site; empty for arrays in the features folder, which has no manifest."""
+    """The digest of each array, by site; empty if the arrays are in the features folder, without a manifest."""
 
 
 def _locate_arrays(root: Path) -> _Location:
@@ -124,7 +124,7 @@ def create_stores(place: Place, widths: Mapping[Site, int], plan: StorePlan) -> 
 
 
 def check_fits(block: Array, site: Site, dtype: str) -> None:
-    """Raise `InputError`, prefixed with `site`, for NaN, infinity or values beyond the range of `dtype` in `block`."""
+    """Raise `InputError`, prefixed with `site`, if `block` contains NaN, infinity or values too large for `dtype`."""
     if not np.isfinite(block).all():
         raise InputError(f"{site}: the model's features contain NaN or infinite values")
     limit = np.finfo(dtype).max
@@ -152,7 +152,7 @@ def open_to_write(place: Place, site: Site) -> OpenStore:
 def write_unit(
     store: OpenStore, rows: slice, block: Array, writer: ShardWriter | None = None, with_digest: bool = False
 ) -> str:
-    """Write the vectors `block` of a unit of rows; return their hash if `with_digest`, otherwise an empty string.
+    """Write the vectors `block` of a unit of rows; return their hash if `with_digest` is True, else an empty string.
 
     A unit is a complete shard, or a chunk of an array without shards. A `writer` can be reused within one thread.
     Raise `InputError` if writing fails.

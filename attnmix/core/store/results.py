@@ -88,7 +88,7 @@ class Results(Protocol):
         """Return the metrics of a stage."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table `name`, in the form `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
+        """Return a table by its `name`, `<stage>/<table>`; `options` are those of `pandas.read_csv`."""
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:
         """Return the ratios of all tokens of `documents`.
@@ -117,7 +117,7 @@ class MixingTables:
     """Base class of `Run` (result files) and `TextResults` (memory), with properties derived from `table`."""
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table `name`, in the form `<stage>/<table>`."""
+        """Return a table by its `name`, `<stage>/<table>`."""
         raise NotImplementedError
 
     @property
@@ -142,9 +142,9 @@ class TextResults(MixingTables):
     documents: pd.DataFrame
     tokens: pd.DataFrame
     computed_on: str
-    """The device and its arithmetic, as in the metrics of `measure`."""
+    """The device and the arithmetic, as in the metrics of `measure`."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """Tables by name, which has the form `<stage>/<table>`."""
+    """The tables by name; a name has the form `<stage>/<table>`."""
     ratios: pd.DataFrame = field(default_factory=pd.DataFrame)
     matrices_by_text: dict[tuple[str, str], dict[str, Array]] = field(default_factory=dict)
     """Matrices by checkpoint and text, then by method."""
@@ -191,7 +191,7 @@ class TextResults(MixingTables):
         return {"computed_on": self.computed_on}
 
     def table(self, name: str, **_options: Any) -> pd.DataFrame:
-        """Return the table `name`, in the form `<stage>/<table>`."""
+        """Return a table by its `name`, `<stage>/<table>`."""
         return self.tables[name]
 
     def captured_ratios(self, documents: Sequence[str]) -> pd.DataFrame:

@@ -179,7 +179,7 @@ class Run(MixingTables):
         return read_json(self.metrics_folder / f"{stage}.json", stage)
 
     def table(self, name: str, **options: Any) -> pd.DataFrame:
-        """Return the table `name` (csv), in the form `<stage>/<table>`; `options` are those of `read_results`."""
+        """Return a csv table by its `name`, `<stage>/<table>`; `options` are those of `read_results`."""
         stage, _, _ = name.partition("/")
         with reading(self.tables / f"{name}.csv", stage) as file:
             table: pd.DataFrame = read_results(file, **options)
@@ -352,7 +352,7 @@ class Features:
         from dask import array
 
         def read_block(site: Site, block_info: Any) -> Array:
-            """Return the rows `[rows, hidden]` of one block; dask passes its location in `block_info[None]`."""
+            """Return the rows `[rows, hidden]` of one block; dask passes the block's location in `block_info[None]`."""
             row_range, _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(*row_range))
 

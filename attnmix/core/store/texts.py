@@ -1,4 +1,4 @@
-"""Labelled texts of the stage `download`, and truncated, tokenized texts of `tokenize` for all later stages.
+"""Files of labelled texts, written by the stage `download`, and of truncated, tokenized texts, written by `tokenize`.
 
 Labelled texts are in one parquet file per split, with the columns text, label (from 0) and label_name; `text_pair` is
 the second text of a pair.

@@ -105,7 +105,7 @@ def write_heads(folder: Path, parts: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]], folder: Path) -> None:
-    """Write the table that `columns_by_site` returns as `<name>.parquet`."""
+    """Write the result of `columns_by_site` to `<name>.parquet` in `folder`."""
     write_table(folder / f"{name}.parquet", columns_by_site(tokens, columns))
 
 

@@ -20,7 +20,7 @@ TIME_LIMIT_SECONDS = 120.0  # maximum time without progress
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 TEMPORARY_STATUSES = (408, 429, 500, 502, 503, 504)
-# Before the first response of a server, these errors are considered permanent; the request is not retried.
+# Until a server has answered for the first time, requests that fail with these errors are not retried.
 UNREACHABLE = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 
 
