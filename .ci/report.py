@@ -1,8 +1,8 @@
-"""Print changes in metrics, parameters and plots since a commit as Markdown: `python .ci/report.py BASE FOLDER`.
+"""Print, as Markdown, changes in metrics, parameters and plots since a commit: `python .ci/report.py BASE FOLDER`.
 
 `dvc plots diff` draws each changed plot, before and after the change, into FOLDER. FOLDER is created only if plots have
-changed. GitHub displays pictures by their address: `--pictures ADDRESS` is the future address of FOLDER/static. Without
-this option, the report lists pictures by name, but does not display them.
+changed. `--pictures ADDRESS` is the address at which FOLDER/static will be published. Without this option, the report
+lists pictures by name, but does not display them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def picture(name: str, arguments: argparse.Namespace) -> str:
-    """Return the Markdown that displays a picture; DVC draws only pictures that are in its cache or remote."""
+    """Return the Markdown that displays a picture, or `not in the cache` if DVC did not draw the picture."""
     found = (arguments.folder / "static" / name).is_file()
     return f"![]({arguments.pictures}/{name})" if found else "not in the cache"
 

@@ -1,4 +1,4 @@
-"""Print stages that differ from dvc.lock in code, parameters or results as Markdown, and fail if there are any.
+"""Print, as Markdown, stages that differ from dvc.lock in code, parameters or results, and fail if there are any.
 
 The check runs no stage and needs only files in git; the data tracked by DVC may be missing.
 """

@@ -128,7 +128,7 @@ class Opened:
         return list(csv.DictReader(content.decode("utf-8").splitlines(keepends=True)))
 
     def file(self, pane: str, kind: str) -> tuple[str, bytes]:
-        """Return the name and content of a csv, SVG or PNG file of a pane."""
+        """Save a pane as a csv, SVG or PNG file, and return the name and content of the file."""
         button = self.page.locator(f"#{pane} > .title").get_by_role("button", name=kind, exact=True)
         self.page.evaluate(f"window.savedFiles || ({KEEP_SAVED_FILES})()")
         button.click()

@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use one worker more than processors, because tests of the page wait for browsers."""
+    """Use one more worker than there are processors, because tests of the page wait for browsers."""
     return (os.cpu_count() or 1) + 1
 
 
@@ -126,7 +126,7 @@ def toy_reviews(number: int, seed: int) -> pd.DataFrame:
 
 
 def plain_logits(folder: Path, texts: Iterable[Any], max_length: int = 40) -> torch.Tensor:
-    """Return a checkpoint's logits for texts or pairs one by one, computed with transformers only."""
+    """Return a checkpoint's logits for texts or pairs, computed one at a time with transformers only."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"truncation": True, "max_length": max_length, "return_tensors": "pt"}
@@ -195,7 +195,7 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and the stage modules `stages` in the current folder; without predictions, use the labels."""
+    """Run `tokenize` and the modules `stages` in the current folder; write labels as predictions if there are none."""
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]
@@ -205,7 +205,7 @@ def run_tokenized(*stages: Any) -> None:
 
 
 def run_capture(folder: Path, checkpoint: Path) -> Path:
-    """Run `capture` in a folder with parameters, and return the folder."""
+    """Write the inputs of `capture` into a folder that contains parameters, run `capture`, and return the folder."""
     from stages import capture  # this import takes a second, and most test modules do not need it
 
     with chdir(prepared_for_capture(folder, checkpoint)):
@@ -366,7 +366,7 @@ DEFAULTS: dict[str, Any] = yaml.load((REPOSITORY / "params.yaml").read_text(enco
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:
-    """Write the default params.yaml with changes (`section={"key": value}`) and all ratios."""
+    """Write params.yaml with the defaults, the `changes` (`section={"key": value}`) and, unless changed, all ratios."""
     values = DEFAULTS | {section: DEFAULTS[section] | keys for section, keys in changes.items()}
     values["measure"] = DEFAULTS["measure"] | {"methods": list(RATIO_NAMES)} | changes.get("measure", {})
     text = yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False)

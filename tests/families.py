@@ -26,7 +26,7 @@ from attnmix.models.families import Family, family_of
 TINY: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tiny_families.yaml").read_text("utf-8"))
 REFUSED = TINY.pop("refused")
 FAMILIES = tuple(TINY)
-# One family of each kind, for long tests; `pytest -m families`, part of .ci/run, runs the remaining families.
+# Default families of slow tests; `pytest -m families`, part of .ci/run, runs these tests for the other families.
 KINDS = ("gpt_neox", "qwen3", "bart")
 # Properties of a stack, in addition to its norms, that determine how a layer adds vectors.
 ALGEBRA_PROPERTIES = ("parallel", "own_attention", "cross_attention", "gated")

@@ -148,7 +148,7 @@ def first_of(config: Any, *keys: str, default: Any = None) -> Any:
 
 
 def normalised(matrix: Array) -> Array:
-    """Return rows normalised to sum 1, with identity rows for tokens without contributions."""
+    """Return the matrix with each row scaled to a sum of 1; rows without a positive sum become rows of the identity."""
     sums = matrix.sum(-1, keepdims=True)
     return np.where(sums > 0, matrix / np.where(sums > 0, sums, 1), np.eye(matrix.shape[-1]))
 
@@ -307,7 +307,7 @@ def deberta_scores(config: Any, state: dict[str, Array]) -> PositionScores:
         return min(max(distance + middle, 0), 2 * middle - 1)
 
     def disentangled(w: Weights, query: Array, key: Array) -> Array:
-        # Version 2 may use the projections of the contents for the positions, too.
+        # In version 2, contents and positions may share their projections.
         query_role = "position_query" if "position_query" in w.arrays else "query"
         key_role = "position_key" if "position_key" in w.arrays else "key"
         position_query = w.split(query_role, table)

@@ -1,4 +1,4 @@
-"""A fake hub on the loopback interface, which serves listings and files, and can fail in several ways.
+"""A fake hub, which serves listings and files on the loopback interface, and can fail in several ways.
 
 Large files are redirected to a second origin, as on the real hub. That origin supports range
 requests and rejects requests with access tokens.
@@ -35,8 +35,9 @@ class Trouble(NamedTuple):
     """A failure of the first `times` requests to `place`, or of all requests if `times` is None.
 
     `place`: `info` (of a revision), `tree` (the listing), `file` (at the hub) or `storage` (at the second origin).
-    `cut`, `stall` and `reset` end, pause or reset the body at byte `CUT`. `further` resets it `CUT` bytes after the
-    start of the requested range. `drip` and `endless` repeat a space or the content without end.
+    At byte `CUT`, `cut` ends the body, `stall` pauses it, and `reset` resets the connection. `further` resets the
+    connection `CUT` bytes after the start of the requested range. `drip` repeats a space without end, and `endless`
+    the content.
     """
 
     place: str
@@ -117,7 +118,7 @@ def _break_off(kind: str, piece: bytes, connection: socket.socket, closing: thre
 
 
 def _repeat(piece: bytes, closing: threading.Event) -> Iterator[bytes]:
-    """Yield a piece of a body repeatedly, in chunks of undeclared total length."""
+    """Yield a piece of a body repeatedly until `closing` is set."""
     while not closing.is_set():
         yield piece
 

@@ -89,7 +89,7 @@ def make_run(folder: Path) -> Path:
 
 
 def _write_token_scores(run: Run) -> None:
-    """Write random scores of the captured tokens, without a score for the first token, which is special."""
+    """Write random scores of the captured tokens; the first token of each text is special and has no score."""
     scores = run.tokens[["document", "position"]].assign(method="leave_one_out")
     scores["score"] = np.random.default_rng(0).normal(size=len(scores))
     scores.loc[scores["position"] == 0, "score"] = np.nan

@@ -30,7 +30,7 @@ NAME = torch.accelerator.current_accelerator().type if REAL_GPU else "second"
 # Device types of DLPack, https://dmlc.github.io/dlpack/latest/c_api.html: `kDLCPU` and `kDLExtDev`.
 DLPACK_CPU, DLPACK_SECOND = 1, 12
 DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # offset of the device type, after the data pointer
-# As on CUDA, index tensors of these operators may be on the CPU, but indexed tensors may not.
+# As on CUDA, these operators allow indices on the CPU for a tensor on the device, but not the reverse.
 INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
 # On CUDA, the CPU waits for these operators, because their result size depends on values or they call a host library.
 WAITING = {
@@ -288,7 +288,7 @@ def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def _as_cpu_does(name: str) -> Any:
-    """Return the CPU version of an operator that only changes metadata, for both devices."""
+    """Return the CPU version of an operator, for use on both devices; the operator must only change metadata."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

@@ -1,4 +1,4 @@
-"""Run stages in separate processes that are killed at defined events instead of times.
+"""Run stages in separate processes that are killed at defined events instead of at defined times.
 
 The process sends SIGKILL, or another signal, to itself just before it opens, removes or renames a file if the event
 and the path match a pattern such as `open .unfinished/capture/4f0c/done/3`. The position of the interruption therefore
@@ -58,7 +58,7 @@ def run_stage(
 
 
 def stage_command(launcher: Sequence[str], stage: str, constants: dict[str, int] | None, *kill: object) -> list[str]:
-    """Return the command that runs this module with `launcher`; `kill` are arguments of `main`."""
+    """Return the command by which `launcher` runs this module; `kill` are the arguments of `main` after `constants`."""
     return [*launcher, "-m", "stage_process", stage, json.dumps([constants or {}, *kill])]
 
 

@@ -106,7 +106,7 @@ def create_own_shares(own: float, documents: int) -> pd.DataFrame:
 
 
 def create_class_use() -> pd.DataFrame:
-    """Return `class_use.csv` with equal effects of all replaced values, and with the head's agreement in layer 2."""
+    """Return rows of `class_use.csv`: equal effects of all replaced values, and the lens agreement in layer 2."""
     edits = ("text_mean", "corpus_mean", "other_class")
     rows = [("class_kept", name, layer, 0.9) for name in edits for layer in (1, 2)]
     rows.append(("lens_agreement", "others", 2, 0.94))

@@ -231,7 +231,7 @@ BELONGS = {
     "tangent": r"a rule of result\.parts\(rule='tangent'\)",
     "ffn_output": r"a capture point: capture\(model, texts, points=\['ffn_output'\]\)",
 }
-"""One name of each kind, and its explanation in the error message of an argument that expects another kind."""
+"""Names of several kinds, each with its explanation in the error message for an argument that expects another kind."""
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def attention(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return results of torch's transformations of functions: vmap, jvp and the gradient."""
+    """Return results of vmap, of a Jacobian-vector product, and of a gradient."""
     square = numbers(3, 4, 4, dtype=dtype)
     leaf = numbers(4, 4, dtype=dtype).requires_grad_()
     (leaf @ leaf).exp().log1p().sqrt().sum().backward()
@@ -98,7 +98,7 @@ def derivatives(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def decompositions(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return factors of the QR decomposition and eigenvalues."""
+    """Return the factors of a QR decomposition, and the eigenvalues and eigenvectors of a symmetric matrix."""
     tall = numbers(40, 12, dtype=dtype)
     q, r = torch.linalg.qr(tall)
     values, vectors = torch.linalg.eigh(tall.T @ tall)
@@ -238,7 +238,7 @@ def test_results_name_their_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Allow two cores for task threads, which are new in each test."""
+    """Set the number of cores to two, and use new task threads during the test."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     kernels._get_task_threads.cache_clear()
     threads = torch.get_num_threads()

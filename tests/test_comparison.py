@@ -140,9 +140,9 @@ def test_separate_pass_controls_match_changed_inputs(model: attnmix.Model, resul
 
 
 def corpus_ratios(model: attnmix.Model, result: attnmix.Measures) -> dict[int, Any]:
-    """Return, by text, the ratios of all tokens in the first layer with mean values of other texts, computed in loops.
+    """Return, by text, the ratios of all tokens in the first layer if each value vector is a mean over other texts.
 
-    Texts with a token class that occurs in no other text are omitted.
+    The means are computed in loops. Texts with a token class that occurs in no other text are omitted.
     """
     layer = AutoModel.from_pretrained(model.source).eval().encoder.layer[0]
     classes = []  # by text: the class of each token
@@ -185,7 +185,7 @@ def test_corpus_value_is_mean_over_other_texts(model: attnmix.Model, result: att
 
 PLAIN_TEXTS = [text.replace(" .", "") for text in TEXTS]
 ALONE = {"subword": "the films good", "punctuation": "the film , so good"}
-"""By token class, a text with this class; no other text contains a token of the class."""
+"""For two token classes, a text that contains a token of this class, unlike all of `PLAIN_TEXTS`."""
 
 
 @pytest.mark.parametrize("token_class", ALONE)
@@ -574,7 +574,7 @@ def test_interval_of_fixed_model_is_student(result: attnmix.Measures, first: boo
     assert "one fixed model" in compared.caution
 
 
-# One false claim in 20 is expected. More than `most` have a probability below 1 in 1,000.
+# In at most 5 % of repeats, a false claim is expected. More than `most` such repeats have a probability below 0.1 %.
 @pytest.mark.parametrize(
     ("trainings", "fixed", "column", "repeats", "most"),
     [

@@ -114,7 +114,7 @@ def test_invalid_like_model_is_one_error(tiny_bert: Path, tmp_path: Path, like: 
 
 
 class Code:
-    """Creates a folder if pickle loads it, to detect code execution."""
+    """An object that creates a folder when pickle loads it, to detect code execution."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("code-ran",)

@@ -291,7 +291,7 @@ def test_other_errors_are_not_out_of_memory(error: BaseException) -> None:
 
 
 def logged(guard: TrainingGuard, fp16: bool, **logs: float) -> None:
-    """Report the values of a training step to the guard."""
+    """Pass values logged during training to `guard`, as the Trainer does."""
     arguments: Any = SimpleNamespace(fp16=fp16, learning_rate=1e-4)
     guard.on_log(arguments, TrainerState(), TrainerControl(), logs=logs)
 

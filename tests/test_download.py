@@ -370,7 +370,7 @@ def test_default_weights_have_published_digest(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def own(workspace: Workspace, tiny_bert: Path) -> Path:
-    """Return an editable model folder, in a working folder with some reviews and parameters for this model."""
+    """Create a working folder with parameters, reviews and a copy of a model, and return the folder of this copy."""
     folder = workspace(dataset={"name": "reviews.csv"}, model={"name": "own"})
     toy_reviews(61, 0).to_csv("reviews.csv", index=False)
     return shutil.copytree(tiny_bert, folder / "own")

@@ -1,4 +1,4 @@
-"""Feature stores outside the run (`capture.store`) have the same arrays, and arrays of other runs are rejected."""
+"""Feature stores outside the run (`capture.store`) equal stores inside it, and arrays of other runs are rejected."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ POSITIONS = np.array([1, 4, 7], np.int32)
 
 
 def document(ids: Any, name: str = "text", special: Any = (0, -1)) -> Document:
-    """Return a text in which all tokens are words, except for the special positions."""
+    """Return a text whose tokens are words, except for special tokens at the positions `special`."""
     ids = np.array(ids, np.int32)
     words = np.arange(len(ids), dtype=np.int32)
     words[list(special)] = -1

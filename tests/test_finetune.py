@@ -84,7 +84,7 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # Each end of Wilson's interval is 1.96 of its own standard errors from the observed share.
+    # Each end of Wilson's interval is 1.96 standard errors, computed at this end, from the observed share.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge
@@ -217,7 +217,7 @@ def test_two_processes_train_like_one(tmp_path: Path, tiny_bert: Path) -> None:
     (name,) = (key for key in start if key.endswith("embeddings.word_embeddings.weight"))
     change = (one["bert.embeddings.word_embeddings.weight"] - start[name]).abs().max()
     assert change > 1e-2
-    # The softmax is invariant to a key's bias. Its gradient is therefore a rounding error, which Adam scales up.
+    # The softmax is invariant to a key's bias, so the gradient of this bias is a rounding error, which Adam scales up.
     compared = [key for key in one if not key.endswith("key.bias")]
     assert max(float((one[key] - two[key]).abs().max()) for key in compared) < 1e-4
 

@@ -105,7 +105,7 @@ def _columns(base: Any, heads: Sequence[int], width: int) -> list[slice]:
 
 
 def _zero_input(base: Any, output: nn.Module, heads: Layers) -> None:
-    """Set the inputs of a shared W_O to 0 for the heads of each call."""
+    """In each call of a W_O shared by all layers, set the inputs from the heads of the current layer to 0."""
     calls: list[int] = []
     base.register_forward_pre_hook(lambda *_: calls.clear())
 
@@ -188,7 +188,7 @@ def test_single_layer_is_edited_by_its_number(family: str) -> None:
 
 
 def generating_class(family: str) -> Any:
-    """Return the text generation class of a family, or None; encoders with a causal variant do not count."""
+    """Return the text generation class of a family, or None if it has none or is a family of encoders."""
     kind = type(AutoConfig.for_model(family))
     for name in ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_FOR_CAUSAL_LM_MAPPING"):
         mapping = getattr(transformers, name)
@@ -239,7 +239,7 @@ def test_generation_is_edited_with_and_without_cache(family: str) -> None:
 
 
 def _from(kind: Any) -> Any:
-    """Return a class with `from_config`, like the auto classes."""
+    """Return a class whose `from_config` creates a network of the class `kind`, like an auto class of transformers."""
     return type("Kind", (), {"from_config": staticmethod(lambda config: kind(config))})
 
 

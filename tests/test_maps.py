@@ -165,7 +165,7 @@ def test_aligned_maps_match_umap_graphs_and_quality(chain: list[Any]) -> None:
 
 
 def test_ties_follow_shared_neighbours(chain: list[Any]) -> None:
-    """A tie of a token is the Jaccard index of its neighbours at two points, weighted by the distance of the points.
+    """A tie is the Jaccard index of a token's neighbours at two points, times a weight that falls with the offset.
 
     The first axis of `strength` is the signed offset between the points, from -3 to 3.
     """

@@ -49,14 +49,14 @@ def test_sums_and_means_exclude_padding() -> None:
 
 
 def measured(base: Any) -> list[DocumentMeasures]:
-    """Return the measures of the documents, including all identities for every second document."""
+    """Return the measures of the texts; `SAMPLED_IDENTITIES` are checked only in every second text."""
     measurer = BatchMeasurer(base, list(RATIOS), 0)
     measurer.read_corpus([documents()])
     return measurer.measures(documents(), [number % 2 == 0 for number in range(len(LENGTHS))])
 
 
 def test_error_stops_later_tasks(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first task of the ratios fails, at most one task of the identities starts."""
+    """If the first task that computes ratios fails, at most one task that checks identities starts."""
     begun: list[int] = []
     arrived = Event()
 
@@ -98,7 +98,7 @@ def test_fetched_effective_ranks_match_cpu(monkeypatch: pytest.MonkeyPatch) -> N
     mask = torch.arange(7) < torch.tensor(lengths)[:, None]
     cloud = Cloud(vectors, mask[:, None])
     ranks = effective_ranks(cloud, lengths).result()
-    monkeypatch.setattr("attnmix.measures.geometry.SOLVED_NUMBERS", 1)  # texts of equal length are not solved together
+    monkeypatch.setattr("attnmix.measures.geometry.SOLVED_NUMBERS", 1)  # one text per eigenvalue call
     torch.testing.assert_close(_fetch_ranks(cloud.gram_NN, lengths), ranks, rtol=0, atol=0)
     for text, tokens in enumerate(lengths):
         for point in range(3):

@@ -50,7 +50,7 @@ HOLD = "from stages.common.resume import lock_stage\nwith lock_stage('render'): 
 
 
 def keys(values: dict[str, Any]) -> dict[str, str]:
-    """Return each `section.key` with its value in Python notation, because 4 is not 4.0 and True is not 1."""
+    """Return the `repr` of each value by `section.key`, because 4 == 4.0 and True == 1 in Python."""
     sections = {name: value if isinstance(value, dict) else {"": value} for name, value in values.items()}
     return {f"{name}.{key}": repr(value) for name, section in sections.items() for key, value in section.items()}
 

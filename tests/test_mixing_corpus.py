@@ -237,7 +237,7 @@ def cost(batches: list[list[int]], lengths: list[int]) -> int:
 
 
 def fits(batch: list[int], lengths: list[int], most: int) -> bool:
-    """Return True if a batch has at most `most` tokens, including padding, or only one text."""
+    """Return True if a batch contains only one text, or at most `most` tokens including padding."""
     return len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= most
 
 

@@ -499,7 +499,7 @@ def test_captured_texts_have_own_share_by_exchange(finished: Path) -> None:
 
 
 def squared_moves(base: Any, ids: Any, donor: Any, position: int) -> tuple[Any, Any]:
-    """Return squared relative displacements `[layers]` of a vector if its own or all other tokens are exchanged."""
+    """Return squared relative displacements `[layers]` of a vector if its own token or all others are exchanged."""
 
     def compute_vectors(text: Any) -> Any:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Planted models have the stated dependences, and measures reach the expected verdicts on them."""
+"""Planted models have the stated dependences, and the values of measures are wrong in exactly the expected cases."""
 
 from __future__ import annotations
 

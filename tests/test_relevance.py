@@ -52,7 +52,7 @@ FACTORS = {
         ".up_proj": (HALF,),
     },
 }
-"""Factors of the gradient at module outputs, one for each section of equal width; a product halves the gradient."""
+"""Multipliers of gradients at module outputs, one per section of equal width; each product halves the gradient."""
 WITHOUT_ATTNLRP = ("mpnet", "deberta-v2", "deberta", "gpt_neo", "bloom", "gpt_neox", "bart", "t5", "mt5", "umt5")
 """Families without hookable queries and keys, with parallel sublayers, or with an encoder and a decoder."""
 
@@ -92,7 +92,7 @@ def gradient_scaler(factors: tuple[float, ...]) -> Callable[[Any, Any, Tensor], 
 
 @contextmanager
 def plain_rules(model: Any, through_softmax: bool) -> Iterator[None]:
-    """Make backward passes of a model propagate relevance by CP-LRP or, through the softmax, by AttnLRP."""
+    """Make backward passes propagate relevance by CP-LRP or, if `through_softmax`, by AttnLRP."""
     name = model.config.model_type
     softmax = torch.nn.functional.softmax
 

@@ -89,7 +89,7 @@ def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 @pytest.fixture(params=[True, False], ids=["float64", "no_float64"])
 def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, second_device: torch.device) -> Any:
-    """Return the device, with float64 and, like Apple's GPU, without float64."""
+    """Return the second device; each test runs with float64 and, except on a real GPU, without float64."""
     if REAL_GPU and not request.param:
         pytest.skip("this GPU has float64")
     monkeypatch.setattr(DEVICE_RULES, "float64", request.param)

@@ -39,8 +39,8 @@ def shares(seed: int) -> Any:
 def cells(root: Any) -> dict[tuple[float, float], float]:
     """Return the share encoded by each cell's colour, by the position of the cell's corner.
 
-    Shares below 0.5 have a mixture of the colours of 0 and 0.5 (`--m`), larger shares a mixture of the colours of 0.5
-    and 1 (`--e`). The percentage is 200 times the share or, for `--e`, 200 times its excess over 0.5.
+    Shares below 0.5 are drawn in a mixture of the colours of 0 and 0.5 (`--m`), and larger shares in a mixture of the
+    colours of 0.5 and 1 (`--e`). The percentage of `--m` is 200 share, and that of `--e` is 200 (share - 0.5).
     """
     found = {}
     for path in root.iter(f"{SVG}path"):

@@ -1,4 +1,4 @@
-"""Pages of typed texts need only displayed values and state their limits; their curves match a loop over table rows."""
+"""Pages of typed texts need only the values that they show, and state their limits; curves match a loop over rows."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     python -m tools.accept
 
-The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders, with the code of the last commit and of
-the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that the existing results
-belong to the current code, and no stage runs again. Otherwise, the first difference in each output is printed, the exit
-status is 1, and `dvc.lock` does not change. Parameters and data must not have changed since the last commit, because
-such changes require a run.
+The pipeline runs on small input (`profiles/tiny.txt`) in two temporary folders: once with the code of the last commit
+and once with that of the working tree. If all outputs are identical, `dvc commit --force` records in `dvc.lock` that
+the existing results belong to the current code, and no stage runs again. Otherwise, the first difference in each output
+is printed, the exit status is 1, and `dvc.lock` does not change. Parameters and data must not have changed since the
+last commit, because such changes require a run.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def check_tree(tree: Path) -> None:
 
 
 def check_lock(commit: Path) -> None:
-    """Raise `SystemExit` if the `dvc.lock` of the clone `commit` does not match the code of the current clone."""
+    """Raise `SystemExit` if `dvc.lock` does not match the other files in `commit`, a clone of the last commit."""
     run = subprocess.run([sys.executable, STALE], cwd=commit, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"error: dvc.lock of the last commit is already stale\n{run.stdout}{run.stderr}".rstrip())
 
 
 def copy_changes(tree: Path, clone: Path) -> None:
-    """Copy the uncommitted changes of the working tree to a clone of the last commit, including untracked files."""
+    """Copy the uncommitted changes of the working tree, including untracked files, to a clone of the last commit."""
     changed = git(tree, "diff", "--name-only", "--no-renames", "-z", "HEAD")
     new = git(tree, "ls-files", "--others", "--exclude-standard", "-z")
     for name in (changed + new).split("\0"):  # the option -z ends each name with a null character

@@ -40,7 +40,8 @@ from attnmix.models.attention import attention_by, explicit
 from attnmix.models.families import PROJECTED
 from validation.planted_cases import CASES, RECEIVER, TOKENS, WIDTH, Case, planted_model
 
-TEXTS, MEASURED, DERIVED = 2000, 64, 8  # numbers of texts: swaps and probes; ratios and matrices; derivatives
+# Numbers of texts: for swaps, probes and the conditional derivative; for ratios, matrices and parts; for derivatives.
+TEXTS, MEASURED, DERIVED = 2000, 64, 8
 NOISE = 0.05  # standard deviation of noise added to the input of probes, so that they cannot decode very weak signals
 LIMIT = 0.02
 ROUNDING = 1e-12  # vectors of a smaller length are rounding errors
@@ -133,10 +134,10 @@ def scores(case: Case, generator: torch.Generator) -> dict[str, float]:
 
 
 def ratio_scores(base: Any, ids_BT: Tensor, value_bias_E: Tensor) -> dict[str, Tensor]:
-    """Return, for a model with one layer, each ratio `[B, T]`, the ratio minus each control, and the ratio without b_V.
+    """Return, for a one-layer model, each ratio `[B, T]`, each ratio without b_V, and each ratio minus each control.
 
-    If all contributions are rounding errors, `attn_n` and its controls are set to 0, because their ratio is
-    meaningless. `value_bias_E` is b_V.
+    The control `without_special_sources` is omitted. If all contributions are rounding errors, `attn_n` and its
+    controls are set to 0, because their ratio is meaningless. `value_bias_E` is b_V.
     """
     methods = list(RATIOS)
 
@@ -227,7 +228,7 @@ def parts_scores(case: Case, base: Any, ids_BT: Tensor) -> dict[str, Tensor]:
     """Return the share of other tokens `[B, T]` in the last layer's output, by the length and projection of its parts.
 
     A vector is the sum of a part from each source token and a part from the biases. If the case concerns the
-    contribution of token i-2, the share by length is relative to the sum of the lengths of all parts.
+    contribution of token i-2, the share by length is relative to the sum of the lengths of the source tokens' parts.
     """
     reader = PartsReader(base)
     by_length = []

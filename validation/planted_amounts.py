@@ -3,10 +3,11 @@
     python -m validation.planted_amounts [--seed 0] [--to docs/measures]
 
 In each model, the vector of token i after the last layer is a x_i + b x_{i-1} + c, up to a factor from the norm. The
-contents x have equal length and are independent between tokens and texts; c is a constant. The own share by lengths is
-a / (a + b). If several other tokens contribute, b is the length of the sum of their independent contributions. Contents
-of three consecutive tokens are orthogonal and have mean 0. All vectors therefore have the same mean and standard
-deviation, and the norms are linear. Attention depends only on positions, not on contents.
+contents x have equal length (in one model, that of token 0 is 0) and are independent between tokens and texts; c is a
+constant. The own share by lengths is a / (a + b). If several other tokens contribute, b is the length of the sum of
+their independent contributions. Contents of three consecutive tokens are orthogonal and have mean 0. The vectors of the
+measured tokens therefore have the same mean and standard deviation, and the norms are linear. Attention depends only on
+positions, not on contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """
@@ -119,7 +120,7 @@ def amounts_table(seed: int) -> pd.DataFrame:
 
 
 def draw_contents(case: Amounts, generator: torch.Generator) -> Tensor:
-    """Return random contents `[B, T, C]` of equal length.
+    """Return random contents `[B, T, C]` of equal length; that of token 0 is 0 if `case.silent_first` is True.
 
     The position determines one of `GROUPS` groups of four dimensions, which contain (u, -u) for a random point u on a
     circle. The other dimensions are 0.
@@ -145,7 +146,7 @@ def own_shares(base: Any) -> dict[str, float]:
 
 
 def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
-    """Return the own share measured by exchanging tokens with all other texts, from lengths and squared lengths."""
+    """Return own shares from lengths and from squared lengths, measured by exchanging tokens with all other texts."""
     totals = []
     for text in range(MEASURED):
         words = np.arange(TOKENS, dtype=np.int32)
