@@ -26,10 +26,11 @@ from transformers import AutoModel, AutoTokenizer
 import attnmix
 from attnmix.core import statistics
 from attnmix.core.errors import InputError
+from attnmix.core.names import TOTAL_EFFECTS
 from attnmix.core.statistics import Sums
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.engine import SAMPLED, SEED
-from attnmix.measures.exchange import TOTAL_EFFECTS, choose_donors, choose_positions, exchange_words
+from attnmix.measures.exchange import choose_donors, choose_positions, exchange_words
 from attnmix.models.attention import OBSERVED
 from attnmix.models.loading import load_classifier
 from attnmix.results import compare as compare_module

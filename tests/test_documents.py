@@ -108,7 +108,7 @@ def test_repeated_facts_agree_between_documents() -> None:
     words = {name: " ".join((REPOSITORY / name).read_text("utf-8").split()) for name in documents}
     everything = " ".join(words.values())
     for pattern, expected in {
-        r"make repro[^.]*?(\w+ to \w+ minutes) on 2 cores": {"four to ten minutes"},
+        r"make repro[^.]*?(\w+ to \w+ minutes) on 2 cores": {"four to nine minutes"},
         r"(\d+) families": {str(len(FAMILIES))},
         r"Python (3\.\d+ to 3\.\d+)": {"3.11 to 3.13"},
         r"CPU build has ([\d.]+) GB|CPU build \(([\d.]+) GB\)": {"0.2"},

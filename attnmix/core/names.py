@@ -59,6 +59,8 @@ DONOR_KINDS = {
     NEUTRAL: "neutral sentences of the library, for a single text",
 }
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
+TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
+"""The total effects by name, each with a description of the tokens whose effect it measures."""
 SAME_MINUS_OTHER = "same_minus_other"
 """The value of the column `donor` in rows that contain differences of own shares between two kinds of donors.
 

@@ -33,6 +33,7 @@ from attnmix.core.names import (
     OTHER_TEXTS,
     OWN_SHARE,
     SAME_CLASS,
+    TOTAL_EFFECTS,
 )
 from attnmix.core.progress import look_ahead, show_progress, track
 from attnmix.core.settings import BATCH_TOKENS
@@ -43,7 +44,6 @@ from attnmix.measures.contributions import DocumentMeasurer
 from attnmix.measures.controls import random_model, shuffled_words
 from attnmix.measures.documents import Corpus, Document, Texts
 from attnmix.measures.exchange import (
-    TOTAL_EFFECTS,
     Displacements,
     choose_positions,
     draw_exchanged_texts,

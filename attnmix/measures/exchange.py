@@ -63,8 +63,6 @@ QUANTITIES = (
     "first_order_own",
 )
 """Quantities that `exchange_sums` computes from the displacements."""
-TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
-"""The total effects by name, each with a description of the tokens whose effect it measures."""
 ATTENTION_OUTPUT = "attention_output"
 ROUNDING = 32  # smallest significant displacement, relative to the vector, in multiples of the dtype's precision
 Ids = npt.NDArray[np.int32]

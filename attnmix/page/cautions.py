@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attnmix.core.names import ALL_DONORS
+from attnmix.core.names import ALL_DONORS, TOTAL_EFFECTS
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
-from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.matrices import ROLLOUTS
 from attnmix.page.sentences import Subject, most_and_least
 from attnmix.page.verdicts import counted, signed

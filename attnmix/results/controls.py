@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from attnmix.core.errors import InputError
+from attnmix.core.names import TOTAL_EFFECTS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
 from attnmix.measures.controls import classes_without_others
 from attnmix.measures.documents import Document, Texts
 from attnmix.measures.engine import SEED, Measurements, corpus_sample
-from attnmix.measures.exchange import TOTAL_EFFECTS
 from attnmix.measures.geometry_tables import attention_moments
 from attnmix.measures.sinks import SINK_MEASURES
 from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, draw_texts, products
