@@ -248,7 +248,7 @@ export const GLOSSARY = {
   "own share":
     "The own share is the displacement of the vector if its own token is replaced by one of another text, divided by the sum of this displacement and the displacement if all other tokens are replaced. Attention weights are recomputed for the replaced tokens. Special tokens are not replaced and have no own share.",
   "exact parts":
-    "Exact parts decompose a vector into a sum of one part for each input token and one part for the biases. The own share is the length of the token's own part, divided by the sum of this length and the length of all other tokens' summed parts. The rest is divided among the other tokens in proportion to the lengths of their parts.",
+    "Exact parts decompose a vector into a sum of one part for each input token and one part for the biases. The own share is the length of the token's own part, divided by the sum of this length and the length of all other tokens' summed parts. The rest is divided among the other tokens in proportion to the lengths of their parts. If the parts of other tokens and the biases are nearly opposite, which fine-tuning can cause in the last layer, the shares are not meaningful.",
   "shared value":
     "In this control, every token has the same value vector, the mean over its text, which contains no information about single tokens.",
   "other texts' values":
