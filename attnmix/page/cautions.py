@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnmix.core.names import ALL_DONORS, TOTAL_EFFECTS
 from attnmix.core.store.results import Results
@@ -66,10 +66,11 @@ def _describe_total_effects(run: Results) -> list[str]:
     The list is empty if there are no such exchanges, according to simultaneous intervals. If there are several, the
     sentence describes the one with the largest ratio.
     """
-    table = run.table("measure/exchange")
+    table: Any = run.table("measure/exchange")
     is_total_effect = table["quantity"].isin(TOTAL_EFFECTS) & (table["donor"] == ALL_DONORS)
     rows = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
-    rows = rows[rows["simultaneous_low"] > 1] if len(rows) else rows
+    if len(rows):  # otherwise, the table may lack the column
+        rows = rows[rows["simultaneous_low"] > 1]
     if rows.empty:
         return []
     row = rows.loc[rows["mean"].idxmax()]
