@@ -156,7 +156,7 @@ class Positions:
             if has_negative or given.step == 0:
                 raise InputError(f"{argument}: {given}; allowed: bounds of 0 or more, and a step of 1 or more")
             return cls(argument, given)
-        if hasattr(given, "dtype"):
+        if hasattr(given, "dtype"):  # a tensor or an array, which contains positions unless its dtype is bool
             mask = torch.as_tensor(given)
             if mask.dtype == torch.bool:
                 return cls._create_from_mask(argument, mask)
@@ -259,7 +259,7 @@ def without_edges(
 
     def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
         """Set the attention weights `[B, H, queries, keys]` from targets to sources to 0."""
-        if torch._C._functorch.is_batchedtensor(call.weights):
+        if torch._C._functorch.is_batchedtensor(call.weights):  # The values of such a tensor cannot be read.
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
@@ -288,7 +288,8 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     """
     if call.weights.masked_select(cut).any():
         return
-    if named or not call.weights.triu(1).any():
+    is_causal = not call.weights.triu(1).any()  # no token attends to a later one
+    if named or is_causal:
         problem = f"no target attends to them in layer {call.layer}"
         raise InputError(f"without_edges: sources: {problem}; pass tokens that a target attends to")
 

@@ -100,14 +100,15 @@ class DocumentMeasures:
         """Return the statistic `name` as `Sums`, with the counts by which the sums are divided to obtain means.
 
         The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
-        values of `geometry` and `sinks` have a sum and a count of 0. If any value of the control `corpus_value` is
-        undefined, all its sums and its count are 0.
+        values of `geometry` and `sinks` have a sum and a count of 0. A text with an undefined value of the control
+        `corpus_value` is excluded from this control: all its sums and its count are 0.
         """
         if name in ("geometry", "sinks"):
             is_defined = ~np.isnan(values)
             return _create_sums(np.nan_to_num(values), is_defined)
         if name in PAIR_SOURCES:
             assert self.document.segments is not None
+            # These ratios are summed over the tokens of both texts of a pair, without special tokens (segment -1).
             is_in_text = self.document.segments >= 0
             return _create_sums(values, int(is_in_text.sum()))
         if name == "corpus_value" and np.isnan(values).any():
@@ -193,7 +194,7 @@ class BatchMeasurer:
 
         `name` is the name of a control, and `documents` are the texts as modified for this control.
         """
-        batch = MicroBatch(documents, slice(None), self.base.device)
+        batch = MicroBatch(documents, slice(None), self.base.device)  # all documents, for sums without padding
         ratios_LMBT = self.ratios(documents)
         ratios_BTLM = ratios_LMBT.permute(2, 3, 0, 1)
         sums_BLM = batch.sums(ratios_BTLM).cpu().numpy()
@@ -227,8 +228,9 @@ class BatchMeasurer:
     ) -> list[DocumentMeasures]:
         """Return the ratios and `statistics` of each document of one padded batch.
 
-        The identities in `SAMPLED_IDENTITIES` are checked only in documents for which `sampled` is True (default: all).
-        Raise `InputError` if an identity fails or a ratio is not finite.
+        An identity is an equation that the model's vectors and attention weights must satisfy. The identities in
+        `SAMPLED_IDENTITIES` are checked only in documents for which `sampled` is True (default: all). Raise
+        `InputError` if an identity fails or a ratio is not finite.
         """
         return self.start(documents, sampled, statistics).wait_for_results()
 
@@ -351,9 +353,10 @@ class BatchPass:
         self.constants = measurer.layer_constants if needs_constants else []
 
     def read_layer(self, layer_pass: LayerPass, features: Mapping[Site, Tensor]) -> None:
-        """Measure one layer after its forward pass, in micro-batches.
+        """Measure one layer after its forward pass, in micro-batches (groups of texts of the batch).
 
-        `features` contains the vectors captured so far, by site.
+        `features` contains the vectors captured so far, by site (layer and capture point). Sites captured since the
+        previous layer are measured with this layer.
         """
         if not self.layers:
             self._read_embedding(layer_pass.call.stack, features)
@@ -376,12 +379,16 @@ class BatchPass:
     def _submit_tasks(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> MicroBatchTasks:
-        """Submit a layer's tasks for the micro-batch with index `number`, including the geometry of `new_sites`."""
+        """Start the tasks that measure the micro-batch with index `number` in one layer.
+
+        A task runs in a thread or, if this is faster, immediately. The task `vectors` includes the geometry of
+        `new_sites`, which are the layers and capture points measured together with this layer.
+        """
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
         pass_of_texts = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
-        if self.controls:
+        if self.controls:  # The task `ratios` waits for the result of this task.
             control_values = submit(self._compute_control_values, micro_batch, pass_of_texts)
         return MicroBatchTasks(
             control_values,
@@ -393,7 +400,8 @@ class BatchPass:
     def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Store the errors of the embeddings' identities and, if the geometry is measured, the word embeddings.
 
-        `stack` is the stack (encoder or decoder) that contains the first layer.
+        An identity is an equation that the captured vectors must satisfy. `stack` is the stack (encoder or decoder)
+        that contains the first layer.
         """
         base = self.measurer.base
         ids_BT = self.inputs["input_ids"]
@@ -410,7 +418,10 @@ class BatchPass:
     def _compute_control_values(
         self, micro_batch: MicroBatch, layer_pass: LayerPass
     ) -> tuple[ControlValues, AttendedValues]:
-        """Return the `ControlValues` of one layer, and the result of their method `attended`."""
+        """Return the tensors of one layer for computing controls, and sums of control values weighted by attention.
+
+        A control is a condition under which the ratios are computed for comparison, such as other value vectors.
+        """
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
@@ -487,7 +498,7 @@ class BatchPass:
 
     @torch.inference_mode()
     def _measure_identity_errors(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor:
-        """Return the errors of the identities `[B, I]`.
+        """Return the errors `[B, I]` of the identities: equations that the tensors of a layer must satisfy.
 
         The computation includes padding, so that attention scores have the same rounding errors as in the forward pass.
         """
@@ -503,25 +514,29 @@ class BatchPass:
         values: ControlValues,
         attended: AttendedValues,
     ) -> dict[str, Tensor]:
-        """Return the sums of the ratios over tokens `[B, M]`, by control.
+        """Return the sums of the M ratios over the tokens of each text `[B, M]`, by control.
 
-        The sums are NaN for `corpus_value` if there are no corpus values.
+        A control is a condition under which the ratios are computed for comparison. The sums are NaN for `corpus_value`
+        if there are no corpus values.
         """
         methods = self.measurer.methods
-        ratios = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
+        ratios_by_control = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
-        if ratios:
-            ratios_CMBT = torch.stack(list(ratios.values()))
+        if ratios_by_control:
+            ratios_CMBT = torch.stack(list(ratios_by_control.values()))
             ratios_BTCM = ratios_CMBT.permute(2, 3, 0, 1)
             sums_BCM = micro_batch.sums(ratios_BTCM)
-            sums.update(zip(ratios, sums_BCM.unbind(1), strict=True))
+            sums.update(zip(ratios_by_control, sums_BCM.unbind(1), strict=True))
         if "corpus_value" in self.controls and self.measurer.corpus is None:
             shape = (len(micro_batch.documents), len(methods))
             sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
         return {name: sums[name] for name in self.controls}
 
     def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
-        """Return the sums of the ratios over tokens `[B, M]` for each of `PAIR_SOURCES`; {} if a text is not a pair."""
+        """Return the sums of the ratios over tokens `[B, M]` for each of `PAIR_SOURCES`; {} if a text is not a pair.
+
+        `PAIR_SOURCES` are three groups S of source tokens: the token's own text, the other text, and special tokens.
+        """
         segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
         if segments_BT is None:
             return {}
@@ -532,7 +547,10 @@ class BatchPass:
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
     def _is_shifted(self, layer_pass: LayerPass) -> bool:
-        """Return True for the decoder layers of an encoder-decoder model; their inputs are shifted right by one."""
+        """Return True for the decoder layers of an encoder-decoder model; their inputs are shifted right by one.
+
+        The decoder is the second stack of such a model; other models have a single stack.
+        """
         return layer_pass.call.stack != self.measurer.family.stacks[0]
 
     def _measure_sites(
@@ -543,11 +561,11 @@ class BatchPass:
         words_BTD: Tensor,
         words: Words,
     ) -> list[SiteMeasures]:
-        """Return the geometry of the vectors `[B, T, D]` at each site in `vectors`.
+        """Return the geometry of the vectors `[B, T, D]` at each site (layer and capture point) in `vectors`.
 
-        The vectors are compared with the layer's input or, before the first layer of an encoder or decoder, with word
-        embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes are measured together. `words`
-        contains the distinct word embeddings of each text.
+        The vectors are compared with reference vectors: the layer's input or, at sites before the first layer of an
+        encoder or decoder, the word embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes
+        are measured together, stacked on an axis X. `words` contains the distinct word embeddings of each text.
         """
         groups: dict[tuple[bool, torch.Size], list[Site]] = {}
         for site, vectors_BTD in vectors.items():
@@ -578,6 +596,7 @@ class BatchPass:
     def wait_for_results(self) -> list[DocumentMeasures]:
         """Wait for the measures of each document, and return them."""
         start = time.perf_counter()
+        # `_join` concatenates the micro-batches, and stacks the layers along a new axis with the index `axis`.
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), axis=2)
         errors_BLI = self._collect_errors(ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), axis=1)
@@ -601,9 +620,9 @@ class BatchPass:
         statistics = {}
         first_micro_batch = self.layers[0][0]  # All layers and micro-batches have the same statistics.
         for name in first_micro_batch.statistics:
-            if name == "by_head":
+            if name == "by_head":  # Layers can differ in their number of heads.
                 statistics[name] = self._join_heads()
-            elif name in self.statistics:
+            elif name in self.statistics:  # Others were only computed together with a requested one.
                 statistics[name] = self._join_statistic(name)
         if self.has_geometry:
             statistics["geometry"], statistics["unit_sums"] = self._join_sites()
@@ -626,10 +645,11 @@ class BatchPass:
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry `[B, X, m]` and the sums of unit vectors `[B, X, largest width]` of all sites.
 
-        Sums of vectors that are narrower than the largest width are padded with zeros.
+        A site (axis X) is a layer and a capture point. Sums of vectors that are narrower than the largest width are
+        padded with zeros.
         """
         computed_sites: list[Site] = []
-        measures = []  # by group of sites, for the texts of all micro-batches
+        measures = []  # by group of sites that were measured together, for the texts of all micro-batches
         ranks = []
         unit_sums = []
         for parts in self._list_site_groups():
@@ -645,7 +665,10 @@ class BatchPass:
         return measures_BXm[:, computed_places].numpy(), unit_sums_BXD[:, computed_places].numpy()
 
     def _list_site_groups(self) -> list[list[SiteMeasures]]:
-        """Return, for each group of sites of each layer, the geometry of the group in each micro-batch."""
+        """Return, for each group of sites of each layer, the geometry of the group in each micro-batch.
+
+        A group consists of the sites (layers and capture points) that were measured together.
+        """
         groups = []
         for micro_batches_of_layer in self.layers:
             # All micro-batches of a layer have the same groups of sites.
@@ -657,11 +680,13 @@ class BatchPass:
     def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return the errors of the identities in the embeddings (index 0) and in each layer, `[B, 1 + L, I]`.
 
-        Raise `InputError` if an error is too large or a ratio is not finite.
+        An identity is an equation that the model's vectors must satisfy. Raise `InputError` if an error is too large or
+        a ratio is not finite.
         """
-        hidden_states = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, axis=1)
-        layer_errors_BLI[..., hidden_states] = torch.stack(self._compare_hidden_states(), 1)
+        # The identity `hidden_states` could not be checked layer by layer, because it concerns the model's output.
+        hidden_states_index = list(IDENTITIES).index("hidden_states")
+        layer_errors_BLI[..., hidden_states_index] = torch.stack(self._compare_hidden_states(), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         errors_BLI = all_errors_BLI.double().cpu().numpy()
@@ -715,7 +740,10 @@ class BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise an `InputError` if an error exceeds the tolerance; it names the document with the largest error."""
+        """Raise an `InputError` if an error exceeds the tolerance; it names the document with the largest error.
+
+        `errors_BI` contains the errors of the identities `IDENTITIES` in `layer`; layer 0 is the embeddings.
+        """
         for (identity, meaning), errors_B in zip(IDENTITIES.items(), errors_BI.T, strict=True):
             known_errors_B = np.nan_to_num(errors_B, nan=-1, posinf=np.inf)  # NaN: not checked
             worst = int(known_errors_B.argmax())
@@ -762,7 +790,7 @@ def _sum_contributions(micro_batch: MicroBatch, splits: LayerSplits) -> dict[str
     `others` is the sum over tokens i of c_i = sum_{j != i} F_ij, the contribution of all other tokens to token i.
     `lengths` contains the sums of |c_i|^2, of |c_i| and of |F_ii + x_i|, where x_i is the layer's input at token i.
     """
-    shape = micro_batch.mask_BT.shape
+    shape = micro_batch.mask_BT.shape  # The splits have a single axis for the tokens of all texts.
     others_BTD = splits.attention.others.double().unflatten(0, shape)
     own_BTD = splits.residual.own.double().unflatten(0, shape)
     lengths = [

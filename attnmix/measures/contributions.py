@@ -47,10 +47,12 @@ def contributions(
 ) -> dict[str, Tensor]:
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
-    `by_layer` contains the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is
-    NaN if its sum before normalisation is below the matrix's `min_raw_sum`; the rollout uses the normalised row
-    instead. If the rows of a matrix are made to sum to 1, rows of zeros are replaced by rows of the identity. A rollout
-    restarts at each layer index in `starts`, because the encoder and the decoder have different tokens.
+    Row i of a matrix contains the contributions of all source tokens to token i in one layer. A rollout is the product
+    of the matrices of a layer and of all previous layers of the same stack (encoder or decoder). `by_layer` contains
+    the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is NaN if its sum before
+    normalisation is below the matrix's `min_raw_sum`; the rollout uses the normalised row instead. If the rows of a
+    matrix are made to sum to 1, rows of zeros are replaced by rows of the identity. A rollout restarts at each layer
+    index in `starts`, because the encoder and the decoder have different tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
@@ -70,6 +72,7 @@ def contributions(
 def _roll_out_stacks(matrix: LayerMatrix, rows_LTT: Tensor, starts: Sequence[int]) -> Tensor:
     """Return the rollout `[L, T, T]` of a normalised matrix, separately for each stack of layers.
 
+    The rollout is the product of the matrices of a layer and of all previous layers of its stack (encoder or decoder).
     `starts` contains the index of the first layer of each stack. If `matrix.rollout` is "with identity", the mean of
     the matrix and the identity is rolled out; the identity represents the skip connection.
     """
@@ -103,8 +106,9 @@ def rollout(matrices_LTT: Tensor) -> Tensor:
 def layer_contributions(declared: Sequence[LayerMatrix], layer_pass: LayerPass) -> dict[str, Tensor]:
     """Return the matrices `declared` `[T, T]` of one text in one layer before normalisation; the keys are their names.
 
-    `layer_pass` is in float64. Columns are computed in chunks, because the contribution vectors of a single source
-    already have `T * D` elements.
+    Each row belongs to a token, and each column to a source token, which contributes to all tokens. `layer_pass` is in
+    float64. Columns are computed in chunks of J sources, because the contribution vectors of a single source already
+    have `T * D` elements.
     """
     tokens = len(layer_pass.x)
     layer_sources = LayerSources(layer_pass)
@@ -235,14 +239,14 @@ class _ComparedMeasures(NamedTuple):
     coherence_LT: Tensor
 
     def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
-        """Return the rank correlations `[L, M]` of all M ratios and matrices with derivatives.
+        """Return the rank correlations `[L, M]` of all M ratios and matrices with derivatives, in L layers.
 
         Each ratio is correlated with `others_LT`, the share of other tokens in a token's derivative. Each row of a
         matrix is correlated with the same row of `entries_LTT`, the norms of the derivatives by source.
         """
         correlations = []
         for ratios_LT in self.ratios_LMT.unbind(1):
-            ratios_L1T = ratios_LT[:, None]
+            ratios_L1T = ratios_LT[:, None]  # a single row per layer, so that nothing is averaged over rows
             correlations.append(_average_spearman(ratios_L1T, others_LT[:, None]))
         for matrix_LTT in self.matrices.values():
             correlations.append(_average_spearman(matrix_LTT, entries_LTT))
@@ -339,37 +343,45 @@ class DocumentMeasurer:
     ) -> dict[str, Doubles]:
         """Return the measures of a text that are based on derivatives, and measures for comparison, by name.
 
-        `level`       [references, layers, forms, tokens]: share of other tokens in the derivative of a token, for all
-                      `REFERENCES` and `FORMS`; NaN for a token with zero derivatives
-        `swap`        [layers, donors * swaps, tokens]: swap ratios with inputs from each text in `donors`; NaN for
-                      tokens beyond the end of the shorter text
+        J_ij is the derivative of a layer's output at token i with respect to a vector of token j: its word embedding or
+        the layer's input at j (`REFERENCES`). The share of other tokens in token i's derivatives is others / (others +
+        |J_ii|); the `FORMS` are three ways to combine the J_ij of the other tokens j into the number `others`. F_ij is
+        the contribution of token j to the attention output of token i. A rollout R is the product of the contribution
+        matrices of a layer and of the previous layers of its stack.
+
+        `level`       [references, layers, forms, tokens]: share of other tokens in a token's derivatives; NaN for a
+                      token with zero derivatives
+        `swap`        [layers, donors * swaps, tokens]: swap ratios, which compare the effects of exchanging the layer
+                      inputs of other tokens and of the token itself with those of each text in `donors`; NaN for tokens
+                      beyond the end of the shorter text
         `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
                       other tokens have the same direction, NaN if there are none
         `ratio`       [layers, methods, tokens]: the mixing ratios of the text's tokens
-        `from_input`  [layers, rollouts and forms, tokens]: 1 - R_ii of each rollout R, then `level` for word embeddings
+        `from_input`  [layers, rollouts and forms, tokens]: share of the other input tokens, first 1 - R_ii of each
+                      rollout R, then `level` for word embeddings in each form
         `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, then with
                       matrices and rollouts; NaN if undefined
 
         In `agreement`, a ratio is correlated with the form `sum_of_norms` of `level` over the tokens of the text. Each
-        row of a matrix is correlated with the norms of the same token's derivatives by source, and the correlations are
-        averaged over the rows.
+        row of a matrix is correlated with the norms |J_ij| of the same token i, and the correlations are averaged over
+        the rows. The derivatives are estimated with `directions` random directions, drawn with `seed`.
         """
         compared = self._measure_ratios_and_matrices(ids)
-        chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])
-        level = []
+        chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])  # recorded layers of each stack
+        levels_by_reference = []
         agreement = []
         for reference in REFERENCES:
             with torch.no_grad():
                 norms = derivative_norms(chains, reference, directions, seed)
-                shares_LFT = levels(norms)
-            level.append(shares_LFT.cpu().numpy())
-            sum_of_norms_LT = shares_LFT[:, FORMS.index("sum_of_norms")]
+                level_LFT = levels(norms)  # F forms
+            levels_by_reference.append(level_LFT.cpu().numpy())
+            sum_of_norms_LT = level_LFT[:, FORMS.index("sum_of_norms")]
             agreement.append(compared.correlate(sum_of_norms_LT, norms.entries_LTT))
         swaps = [self._measure_swaps(ids, donor_ids) for donor_ids in donors]
-        word_embedding_level = level[REFERENCES.index("word_embedding")]
+        word_embedding_level = levels_by_reference[REFERENCES.index("word_embedding")]
         from_input = [*compared.compute_rollout_mixing(), word_embedding_level]
         return {
-            "level": np.stack(level),
+            "level": np.stack(levels_by_reference),
             "swap": np.concatenate(swaps, axis=1),
             "coherence": compared.coherence_LT[:, None].cpu().numpy(),
             "ratio": compared.ratios_LMT.cpu().numpy(),
@@ -398,6 +410,7 @@ class DocumentMeasurer:
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return the swap ratios `[L, swaps, T]` of a text, computed with the layer inputs of a donor text.
 
+        A swap ratio compares the effects of exchanging the layer inputs of the other tokens and of the token itself.
         The ratios are NaN for positions beyond the end of the donor text. If there is no donor text, `donor_ids` is
         empty, and all ratios are NaN.
         """

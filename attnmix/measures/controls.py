@@ -77,11 +77,12 @@ class CorpusValues:
 
     @classmethod
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
-        """Sum the values over the texts of all `batches`, with one forward pass per batch.
+        """Sum the value vectors of each layer and group of tokens over all `batches`, with one forward pass per batch.
 
-        Return None if `batches` is empty. `pad` is the ID of the padding token.
+        A group is a combination of token class and group of positions. Return None if `batches` is empty. `pad` is the
+        ID of the padding token.
         """
-        sums_LGE = torch.zeros(())
+        sums_LGE = torch.zeros(())  # replaced by a tensor `[L, G, E]` when the first batch is added
         counts_G = torch.zeros(())
         names = set[str]()
         for documents in batches:
@@ -145,8 +146,9 @@ def _sum_by_group(members_NG: Tensor, layer_pass: LayerPass) -> Tensor:
 def classes_without_others(documents: Sequence[Document], sample: Collection[int]) -> dict[int, str]:
     """Return a token class for each text that `corpus_value` excludes; the keys are the indices of these texts.
 
-    A text is excluded if one of its token classes occurs in no other text of the sample for `CorpusValues`. The first
-    such class is returned. `sample` contains the indices of the sampled texts.
+    The control `corpus_value` replaces the value of a token by a mean over tokens of the same class in other texts. A
+    text is therefore excluded if one of its token classes occurs in no other text of the sample for `CorpusValues`. The
+    first such class is returned. `sample` contains the indices of the sampled texts.
     """
     counts = [np.bincount(document.classes, minlength=len(CLASSES)) for document in documents]
     counts_NC = np.stack(counts)  # number of tokens by text and class
@@ -184,9 +186,11 @@ class ControlValues(NamedTuple):
     def attended(self, layer_pass: LayerPass, controls: Collection[str] = SAME_PASS) -> "AttendedValues":
         """Return the sums of control values, weighted by the layer's attention, and the sums of the attention weights.
 
-        The control values are the layer's values without b_V, and the corpus values. If the layer's values consist of
-        b_V alone, a subtraction of b_V after the weighted sum instead of before it would leave rounding errors, and
-        therefore a meaningless ratio of 1.
+        The control values replace the layer's values under a control: the values without b_V, or the corpus values. The
+        weighted sums are multiplied by W_O, and split into the part from the token itself and that from other tokens.
+
+        b_V is subtracted before the weighted sum, because a subtraction after the sum would leave rounding errors if
+        the layer's values consist of b_V alone. These rounding errors would result in a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
         values_by_control = {}
@@ -198,7 +202,7 @@ class ControlValues(NamedTuple):
             _no_sums, row_sums_BHT = layer_pass.attention.weighted_sums([])
             return AttendedValues({}, row_sums_BHT.transpose(1, 2))
         values_CBTE = torch.stack(list(values_by_control.values()))
-        attended_CBTE, row_sums_BTH = _attend(layer_pass, values_CBTE)
+        attended_CBTE, row_sums_BTH = _attend(layer_pass, values_CBTE)  # sums over all sources of each token
         own_CBTE = scaled_heads(layer_pass.diagonal, values_CBTE)
         own_CBTD = own_CBTE @ W_ED
         others_CBTD = attended_CBTE @ W_ED - own_CBTD
@@ -248,7 +252,11 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Propagate the sums to the second skip connection and into the feed-forward network, as a `NetworkPart`."""
+        """Propagate the sums to the second skip connection and into the feed-forward network, as a `NetworkPart`.
+
+        The few vectors are propagated first, and then summed with each token's weights. `splits` contains the rest of
+        the layer, and the whole output of W_O, from which the divisor of a norm is computed.
+        """
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
@@ -280,7 +288,7 @@ def control_ratios(
     if not controls:
         return {}
     layer = None
-    if PREACTIVATION in ratio_points(methods):
+    if PREACTIVATION in ratio_points(methods):  # A ratio covers the whole layer, including the feed-forward network.
         layer = _stack_layer_splits(splits, controls, head_sums)
     # All controls are computed together, stacked on a leading axis in the order of `controls`.
     mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
@@ -304,7 +312,8 @@ def _split_attention(
 ) -> dict[str, _AttentionSplit]:
     """Return the split of attention's output under each control. Only `without_special_sources` changes the weights.
 
-    `splits` contains the original splits, and `head_sums` is the result of `_compute_head_sums`.
+    A split consists of the parts of each token's vector from the token itself (`own`) and from other tokens. `splits`
+    contains the original splits, and `head_sums` is the result of `_compute_head_sums`.
     """
     controls = {}
     for name, projected in attended.splits.items():
@@ -326,7 +335,7 @@ def _split_attention(
 def _compute_head_sums(
     layer_pass: LayerPass, values: ControlValues, attended: AttendedValues, names: Collection[str]
 ) -> dict[str, HeadSums]:
-    """Return, by control, the weighted sums that replace the attention output or are subtracted from it.
+    """Return, by control, weighted sums of vectors that replace the attention output or are subtracted from it.
 
     `text_mean_value` inserts the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
     `without_special_sources` subtracts the contributions of special tokens. For `text_mean_value` and
@@ -348,7 +357,11 @@ def _compute_head_sums(
 def _stack_layer_splits(
     splits: LayerSplits, controls: Mapping[str, _AttentionSplit], head_sums: Mapping[str, HeadSums]
 ) -> Split:
-    """Return the `Split` of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`."""
+    """Return the `Split` of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`.
+
+    A split consists of the parts of each token's vector from the token itself and from other tokens. All controls
+    except `corpus_value` have `head_sums`, from which the layer's output is computed faster.
+    """
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
     if "corpus_value" in controls:
         corpus_value = controls["corpus_value"]
@@ -357,7 +370,7 @@ def _stack_layer_splits(
 
 
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
-    """Return the `Split` of the layer's output under the control `name`.
+    """Return the `Split` of the layer's output under the control `name`: parts from the token itself and from others.
 
     `sums` is the result of `_compute_head_sums` for this control. The returned split equals the property `layer` of the
     control's `LayerSplits`, but is faster to compute (see `HeadSums`).
@@ -371,6 +384,7 @@ def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Spli
         own_ND, others_ND = rest.output(network)
         return Split(own_ND, others_ND)
     if name == "without_value_bias":
+        # The contributions of b_V are subtracted from both original parts.
         own_ND, others_ND = rest.output(splits.network.minus(network))
         return Split(own_ND, others_ND)
     # `without_special_sources` only changes the part from other tokens.
@@ -425,12 +439,14 @@ def shuffled_words(document: Document, seed: int) -> Document:
     digest = hashlib.sha256(document.name.encode()).digest()
     generator = np.random.default_rng([seed, int.from_bytes(digest[:8], "big")])
     source = np.arange(len(document))  # the previous position of each token
-    texts = np.zeros(len(document)) if document.segments is None else document.segments
-    for text in (0, 1):  # in a single text, all tokens belong to text 0
-        positions = np.flatnonzero((document.words >= 0) & (texts == text))
+    # The text of a pair to which each token belongs, 0 or 1; in a single text, all tokens belong to text 0.
+    text_of_token = np.zeros(len(document)) if document.segments is None else document.segments
+    for text in (0, 1):
+        positions = np.flatnonzero((document.words >= 0) & (text_of_token == text))  # without special tokens
         words, word_of_token = np.unique(document.words[positions], return_inverse=True)
-        new_rank = generator.permutation(len(words))
-        order = np.argsort(new_rank[word_of_token], kind="stable")  # keeps the order of the tokens of a word
+        new_rank_of_word = generator.permutation(len(words))
+        new_rank_of_token = new_rank_of_word[word_of_token]
+        order = np.argsort(new_rank_of_token, kind="stable")  # keeps the order of the tokens of a word
         source[positions] = positions[order]
     return document.take(source)
 
@@ -447,7 +463,7 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     """
     config = copy.deepcopy(config)  # The model modifies its configuration.
     options = {"attn_implementation": implementation_of(config), "dtype": torch.float32}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # restores the state of torch's global generator afterwards
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModel.from_config(config, **options)
     for_reading(model)

@@ -68,10 +68,11 @@ class Chain(NamedTuple):
 
 
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
-    """Run one forward pass, and return one chain per stack.
+    """Run one forward pass of a text, and return one chain per stack (encoder, decoder).
 
-    A chain starts at the sum of the embeddings. In families in which this sum is not a capture point, the chain starts
-    at the input of the first layer.
+    A chain consists of the vectors at which derivatives start, the modules from these vectors to the first layer, and
+    the recorded calls of the layers, which can be repeated with other vectors. It starts at the sum of the embeddings
+    or, in families in which this sum is not a capture point, at the input of the first layer.
     """
     calls: list[LayerCall] = []
     points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
@@ -87,19 +88,25 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     for stack, point in zip(family_of(base.config).stacks, points, strict=False):
         stack_calls = [call for call in calls if call.stack == stack]
         first = stack_calls[0]
-        # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack. Families
-        # without this capture point start at the input of the first layer.
+        # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack.
         embedding_sum = Site(first.number - 1, point)
-        start_1TW = features.get(embedding_sum, first.whole.hidden)
+        start_1TW = first.whole.hidden  # the input of the first layer
+        if embedding_sum in features:
+            start_1TW = features[embedding_sum]
+        # Without a captured sum, there are no such modules, and `embed` returns its input.
         embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
-        # Layers are copied after the recording, because earlier copies would include the hooks of the recording.
+        # `torch.func` does not support some activations; in this case, the layer is replaced by a copy with another
+        # activation. Copies before the end of the recording would include its hooks.
         layers = [_replace_activation(call) for call in stack_calls]
         chains.append(Chain(start_1TW[0], embed, layers))
     return chains
 
 
 def _replace_activation(call: LayerCall) -> LayerCall:
-    """Return `call`, or a call of an equivalent layer if `torch.func` does not support the family's activation."""
+    """Return `call` or, if `torch.func` does not support the family's activation, a call of a copied layer.
+
+    The copy has an equivalent activation, and shares the parameters of the layer.
+    """
     equivalent_name = call.stack.activation
     if equivalent_name is None:
         return call
@@ -149,7 +156,9 @@ def levels(norms: JacobianNorms) -> Tensor:
 def _compute_chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij of all layers' outputs with respect to the start of a chain.
 
-    The norms are estimated from |J_ij r_k|^2 and |sum_{j != i} J_ij r_k|^2 for random directions r_k.
+    A chain is a stack of layers with the vectors from which tangents are propagated. J_ij is the derivative of a
+    layer's output at token i with respect to the vector of token j. The norms are estimated from |J_ij r_k|^2 and
+    |sum_{j != i} J_ij r_k|^2 for random directions r_k.
     """
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
@@ -232,7 +241,10 @@ class _LayerGraph(NamedTuple):
 
 
 def _build_layer_graph(call: LayerCall) -> _LayerGraph:
-    """Run a layer again with its recorded input, and return the tensors of the autograd graph."""
+    """Run a layer again with its recorded input, and return the tensors of the autograd graph.
+
+    A hook records the concatenated outputs of the attention heads: the input of attention's output projection.
+    """
     x_1TD = call.whole.hidden.detach().clone()
     x_1TD.requires_grad_()
     heads: list[Tensor] = []
@@ -240,7 +252,7 @@ def _build_layer_graph(call: LayerCall) -> _LayerGraph:
     def record_heads(_module: Any, inputs: Any) -> None:
         heads.append(inputs[0])
 
-    path, _ = call.stack.places()["attention_heads"]
+    path, _side = call.stack.places()["attention_heads"]
     module = call.module.get_submodule(path)
     hook = module.register_forward_pre_hook(record_heads)
     with torch.enable_grad(), attention_by(explicit()):
@@ -318,7 +330,7 @@ def _split_tokens(tokens: int, vectors_K: Tensor) -> Iterator[tuple[Tensor, Tens
     A pass through a layer propagates each of the K vectors at each token of a block, `S * K` tangents in total.
     """
     indices = torch.arange(tokens, device=vectors_K.device)
-    tokens_per_index = tokens * len(vectors_K)
+    tokens_per_index = tokens * len(vectors_K)  # each of the K tangents has a vector for every token
     indices_per_pass = max(1, _get_pass_tokens(vectors_K) // tokens_per_index)
     for indices_S in indices.split(indices_per_pass):
         is_same_ST = indices_S[:, None] == indices
@@ -417,6 +429,8 @@ def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tenso
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]
         return derivative
 
+    # Attention weights are computed explicitly, some functions are differentiated by faster equivalents, and only one
+    # thread at a time uses forward mode.
     with attention_by(explicit()), _LeanDerivatives(), forward_derivatives():
         derivatives: Tensor = vmap(differentiate)(along)
     return derivatives

@@ -86,15 +86,15 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
 
     `texts` contains rows of `texts.parquet`, and `tokens` all rows of `tokens.parquet` for these texts, in text order.
     """
-    ends = np.cumsum(texts["tokens"].to_numpy())
+    ends = np.cumsum(texts["tokens"].to_numpy())  # the column `tokens` contains the number of tokens of each text
     splits = ends[:-1]
     class_indices = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
     ids = np.split(np.array(tokens["token_id"], np.int32), splits)
     classes = np.split(class_indices.astype(np.int8), splits)
-    words = np.split(np.array(tokens["word"], np.int32), ends)
+    words = np.split(np.array(tokens["word"], np.int32), splits)
     segments: list[Any] = [None] * len(texts)
     if store.SEGMENT in tokens:
-        segments = np.split(np.array(tokens[store.SEGMENT]), ends)
+        segments = np.split(np.array(tokens[store.SEGMENT]), splits)
     documents = []
     columns = ["document", "label", "predicted_label"]
     for place, (name, label, predicted) in enumerate(texts[columns].itertuples(index=False)):
@@ -165,8 +165,8 @@ class Corpus:
         self.labels = self.texts["label"].to_numpy()
         self.predicted = self.texts["predicted_label"].to_numpy()
         self.row_groups = range(ceil(len(self.texts) / store.ROW_GROUP_TEXTS))
-        self._read_group: tuple[int, list[Document]] = (-1, [])
-        self._kept: dict[int, Document] = {}
+        self._read_group: tuple[int, list[Document]] = (-1, [])  # number and texts of the row group read last
+        self._kept: dict[int, Document] = {}  # texts passed to `keep`, by index
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Keep the texts with the indices `numbers` in memory, for batches that combine texts of many row groups."""

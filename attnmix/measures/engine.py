@@ -239,8 +239,8 @@ class Engine:
             check_once: True to check `SAMPLED_IDENTITIES` only in the first call of `read_texts`.
             identity_texts: Number of sampled texts in which `SAMPLED_IDENTITIES` are checked, by default
                 `IDENTITY_TEXTS`. The longest text is always checked, too.
-            neutral_donors: Number of neutral texts that serve as donors. If it is 0, the donors are other texts, or all
-                neutral texts if there is only one text.
+            neutral_donors: Number of neutral texts that serve as donors. If it is 0, the donors are other texts; if
+                there is only one text, the donors are all available neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -286,12 +286,14 @@ class Engine:
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))
-        checked = set[int]()  # indices of the texts in which all identities are checked
+        # An identity is an equation that the model's vectors must satisfy; some are checked only in a few texts.
+        checked = set[int]()  # indices of these texts
         if not (self.check_once and self.is_checked):
             checked = self._choose_identity_sample(texts, sample)
         tasks = sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample))
         passes = self._start_passes(tasks, texts, statistics, checked)
         passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
+        # `passes_ahead` further passes are started before this loop waits for the results of a pass.
         for task, batch_pass in look_ahead(passes, passes_ahead):
             measures = batch_pass.wait_for_results()
             sink.write_tokens(task, measures)
@@ -345,7 +347,10 @@ class Engine:
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
         """Measure the quantities in `names` that `measurements` lacks, and add their sums.
 
-        The name `MEASURES` stands for the ratios. The ratios are also measured if one of the `STATISTICS` is measured.
+        A name is `MEASURES` (the ratios) or a member of `STATISTICS` (measured in the same forward passes as the
+        ratios, which are then measured, too), of `OWN_PASSES` (measured in separate passes), or of `SAMPLED` (measured
+        in a sample of the texts). The methods called here store their results in `measurements`, from which `read`
+        returns the sums.
         """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
@@ -398,10 +403,10 @@ class Engine:
         If `with_heads` is True, add the text's attention heads, too. If no heads are computed, the callback `advance`
         runs after each layer.
         """
-        known = measurements.matrices.setdefault(number, {})
-        if EXCHANGE in names and EXCHANGE not in known:
-            known[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
-        missing = [name for name in self._select_present(names) if name not in known]
+        stored = measurements.matrices.setdefault(number, {})  # the text's matrices by name
+        if EXCHANGE in names and EXCHANGE not in stored:
+            stored[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
+        missing = [name for name in self._select_present(names) if name not in stored]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
             return
@@ -412,7 +417,7 @@ class Engine:
                 measurements.heads[number] = heads
             else:
                 matrices = self.single.contributions(ids, missing, advance)
-        known.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
+        stored.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
     def _select_present(self, matrices: Collection[str]) -> list[str]:
         """Return the names in `matrices` that are defined for the model's family."""
@@ -421,13 +426,15 @@ class Engine:
     def lacks_matrices(self, measurements: Measurements, names: Collection[str], with_heads: bool = False) -> bool:
         """Return True if `add_matrices` has to compute a result for any of the texts.
 
-        If the result is True, also create the copy of the model that `add_matrices` needs.
+        If the result is True, also create the copy of the model that `add_matrices` needs. The copy must not be created
+        later, when forward passes may run in other threads.
         """
         required = set(self._select_present(names))
         for number in range(len(measurements.texts)):
-            known = measurements.matrices.get(number, {})
+            stored = measurements.matrices.get(number, {})  # the text's matrices by name
             lacks_heads = with_heads and number not in measurements.heads
-            if lacks_heads or not required <= known.keys():
+            lacks_required = not required <= stored.keys()
+            if lacks_heads or lacks_required:
                 self.single.create_copy()
                 return True
         return False
@@ -437,9 +444,9 @@ class Engine:
 
         Shares that are already in `measurements` are not computed again. Nothing is added if `input_parts` returns {}.
         """
-        known = measurements.matrices.setdefault(number, {})
-        if INPUT_PARTS not in known:
-            known.update(self.input_parts(measurements.texts.document(number)))
+        stored = measurements.matrices.setdefault(number, {})  # the text's matrices by name
+        if INPUT_PARTS not in stored:
+            stored.update(self.input_parts(measurements.texts.document(number)))
 
     def input_parts(self, document: Document) -> dict[str, Array]:
         """Return the share of each input token in each vector of a text `[layers, tokens, sources]`.
@@ -473,7 +480,9 @@ class Engine:
     def parts_sums(self, document: Document, rules: Iterable[str]) -> DocumentSums:
         """Return the sums of the `QUANTITIES` over the tokens of a text, `[quantities, levels]`, by rule.
 
-        The quantities describe the decomposition of the text's vectors into parts from each input token.
+        The quantities describe the decomposition of the text's vectors into parts from each input token. The levels are
+        the input of the first layer and the output of each layer. A rule determines how the output of an activation
+        function is attributed to the parts of its input.
         """
         batch = self.batches.batch([document])
         sums = {}
@@ -488,7 +497,8 @@ class Engine:
     ) -> tuple[list[str], Displacements]:
         """Return the kinds of donors, and the displacements of vectors if tokens are exchanged with each kind of donor.
 
-        If there are several kinds of donors, the list starts with `all`; the displacements have no entry for `all`.
+        A donor is a text whose tokens replace those of the document. If there are several kinds of donors, the list
+        starts with `all`; the displacements have no entry for `all`.
 
         Args:
             texts: All texts, including the candidate donors.
@@ -506,17 +516,18 @@ class Engine:
     def _draw_exchanged_texts(
         self, texts: Texts, number: int, document: Document
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
-        """Return the document's token IDs `[T]` after its words are replaced by those of each donor, by kind of donor.
+        """Return, for each kind of donor, one array of token IDs `[T]` per donor: the document with the donor's words.
 
         `number` is the index of a text in `texts`; the document is this text or its first tokens.
         """
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
             neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
-            exchanged = exchanged_texts(document, neutral, range(len(neutral)), len(neutral))
+            exchanged = exchanged_texts(document, neutral, candidates=range(len(neutral)), number=len(neutral))
             # Donors with few tokens in common with the text come first, because equal tokens cannot be exchanged.
             exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))
-            return {NEUTRAL: exchanged[: self.neutral_donors or len(neutral)]}
+            donors = self.neutral_donors or len(neutral)  # 0 stands for all neutral texts
+            return {NEUTRAL: exchanged[:donors]}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
@@ -547,7 +558,11 @@ class Engine:
         return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares and total effects in a sample of the texts, by name; compute unknown sums."""
+        """Return the sums of own shares and total effects in a sample of the texts, by name; compute unknown sums.
+
+        The own share of a token is the share of the token's own input in its vector. `sample` determines the sampled
+        texts and how the shares are computed. Only the computation by exchange also yields total effects.
+        """
         if sample not in measurements.own_share:
             quantity = OWN_SHARE_WAYS[sample.by]
             sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)
@@ -557,7 +572,8 @@ class Engine:
     def add_token_shares(self, measurements: Measurements, number: int) -> None:
         """Add the own share of each token of a text after each layer, unless `measurements` has it.
 
-        In long texts, the own share is NaN except at sampled positions.
+        The own share compares the displacements of the token's vector if the token itself and if all other tokens are
+        exchanged with those of donor texts. In long texts, the own share is NaN except at sampled positions.
         """
         if number in measurements.token_shares:
             return
@@ -577,7 +593,10 @@ class Engine:
         return measurements.exchanges[number]
 
     def _choose_identity_sample(self, texts: Texts | Corpus, sample: Sequence[int] | None) -> set[int]:
-        """Return the indices of the texts in which all identities are checked: a few sampled texts, and the longest."""
+        """Return the indices of the texts in which all identities are checked: a few sampled texts, and the longest.
+
+        `sample` contains the indices of the candidates for the draw; None for all texts.
+        """
         numbers = np.arange(len(texts)) if sample is None else np.asarray(sample)
         drawn = stratified_draw(texts.labels[numbers], self.identity_texts, self.seed)
         return {*numbers[drawn].tolist(), int(texts.lengths.argmax())}
@@ -633,17 +652,21 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
 
-    The sums with the name `OWN_SHARE` cover all donors. The result also contains the `TOTAL_EFFECTS`, measured with all
-    donors.
+    In an exchange, tokens of the text are replaced by those of a donor text, which displaces the text's vectors. The
+    own share is o / (o + a), where o and a are the displacements of a token's vector if the token itself and if all
+    other tokens are replaced. The sums with the name `OWN_SHARE` cover all donors. The result also contains the
+    `TOTAL_EFFECTS`, computed from the same displacements: o^2 and a^2, each relative to the squared displacement if all
+    tokens are replaced.
     """
     kinds, displacements = _exchange_tokens(engine, measurements, max_length, number)
     by_quantity = exchange_sums(displacements, PRECISION)
     sums = {}
+    all_donors = 0  # The first kind covers all donors: it is `ALL_DONORS`, or the only kind.
     for place, kind in enumerate(kinds):
-        name = OWN_SHARE if place == 0 else f"{OWN_SHARE}_{kind}"
+        name = OWN_SHARE if place == all_donors else f"{OWN_SHARE}_{kind}"
         sums[name] = _select_layers(by_quantity[OWN_SHARE], place)
     for quantity in TOTAL_EFFECTS:
-        sums[quantity] = _select_layers(by_quantity[quantity], place=0)
+        sums[quantity] = _select_layers(by_quantity[quantity], all_donors)
     return sums
 
 
@@ -679,8 +702,9 @@ def _measure_own_share_by_parts(
 ) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by decomposing the vectors into parts.
 
-    The shares of all input tokens are stored in `measurements` if the text has at most `max_length` and
-    `MAX_PARTS_TOKENS` tokens, because the page also displays these shares.
+    The own share is the share of the part from the token's own input in the token's vector. The shares of all input
+    tokens are stored in `measurements` if the text has at most `max_length` and `MAX_PARTS_TOKENS` tokens, because the
+    page also displays these shares.
     """
     document = measurements.texts.document(number)
     truncated = document.cut(max_length)
@@ -702,8 +726,9 @@ def _measure_own_share_by_parts(
 def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
     """Return the sums of the swap ratio `[layers]` by kind of donor; counts are 0 if there is no such donor.
 
-    The donors are the next text of the same class and the next text of another class. Without predicted classes, the
-    only donor is the next text.
+    The swap ratio compares the displacements of a token's output if the layer inputs of the other tokens, and that of
+    the token itself, are replaced by those of a donor text. The donors are the next text of the same class and the next
+    text of another class. Without predicted classes, the only donor is the next text.
     """
     texts = measurements.texts
     has_classes = bool((texts.predicted >= 0).all())

@@ -128,8 +128,9 @@ def choose_donors(
 def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
     """Return the token IDs `[T]` of a document after its words have been replaced by those of the donors, in order.
 
-    Special tokens are kept. If the donors have fewer tokens than the document, their tokens are repeated. If the donors
-    have no tokens, the token IDs of the document are returned unchanged.
+    The tokens of the first donor are used first, then those of the second donor, and so on. Special tokens, whose index
+    in `words` is -1, are kept. If the donors have fewer tokens than the document, their tokens are repeated. If the
+    donors have no tokens, the token IDs of the document are returned unchanged.
     """
     places = np.flatnonzero(document.words >= 0)
     donated: list[int] = []
@@ -145,7 +146,7 @@ def exchange_words(document: Document, donors: Iterable[Document]) -> Ids:
 
 
 def exchanged_texts(document: Document, texts: Documents, candidates: Sequence[int], number: int) -> list[Ids]:
-    """Return, for each donor, the document's token IDs `[T]` after its words are replaced by those of the donor.
+    """Return, for each donor, the document's token IDs `[T]` with its words replaced by those of the donor.
 
     The donors are the texts with the first `number` indices in `candidates`, or with all indices if there are fewer. A
     donor that is shorter than the document is extended with the following candidates.
@@ -167,9 +168,9 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return the document's token IDs `[T]` after its words are replaced by those of random donors, by kind of donor.
+    """Return, for each kind of donor, token IDs `[T]` per random donor: the document with the donor's words.
 
-    There is one array of token IDs per donor. The list is empty for a kind without donors.
+    The list is empty for a kind without donors.
 
     Args:
         document: The text with index `number`, or its first tokens.
@@ -192,6 +193,9 @@ def measure_exchange(
     batch_tokens: int,
 ) -> Displacements:
     """Return the mean squared displacements and squared lengths of the vectors at `positions` of a document.
+
+    A displacement is the change of a vector if words of the document are replaced by those of a donor. An exchanged
+    text (X) is the document with all words replaced.
 
     Args:
         base: The model without a task head, in eval mode.
@@ -243,7 +247,7 @@ def exchange_matrix(
     exchanged = list(chain.from_iterable(donors.values()))
     squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
     batch_rows = max(1, batch_tokens // tokens)
-    for squares_LTT, donor_T in zip(squares_XLTT, exchanged, strict=True):
+    for squares_LTT, donor_T in zip(squares_XLTT, exchanged, strict=True):  # `squares_LTT` is a view, filled below.
         sources = np.flatnonzero(donor_T != ids_T)
         for start in range(0, len(sources), batch_rows):
             batch = sources[start : start + batch_rows]
@@ -282,6 +286,8 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
         precision: Relative precision of the model's dtype; displacements of this order count as 0.
     """
     significant = _remove_rounding_errors(displacements, precision)
+    # Squared displacements if the token itself, all other tokens or all tokens are replaced, and squared lengths of the
+    # vectors, each `[K, L, T]`.
     own = significant.own
     others = significant.others
     joint = significant.joint
@@ -296,7 +302,8 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
     sums = {}
     for name, values_KLT in by_token.items():
         sums[name] = Sums.over_tokens(_prepend_mean_over_donors(values_KLT))
-    # Total effects are ratios of sums over tokens, so the joint displacement is the divisor instead of a token count.
+    # Total effects are ratios of sums over tokens, so they are divided by the joint displacement, not by the number of
+    # tokens.
     totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
     joint_KL = np.nansum(joint, -1)
     for name, squares_KLT in totals.items():
@@ -368,7 +375,11 @@ class _Hybrids(NamedTuple):
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
-    """Return two hybrids of a text and each of its exchanged texts for each position at which their tokens differ."""
+    """Return two hybrids of a text and each of its exchanged texts for each position at which their tokens differ.
+
+    A hybrid takes the token at the position from one of the two texts, and all other tokens from the other text. There
+    are none if the two texts differ only at this position.
+    """
     differs_XT = exchanged_XT != ids_T
     has_others_X = differs_XT.sum(-1) > 1
     has_hybrids_XS = differs_XT[:, positions] & has_others_X[:, None]
@@ -392,7 +403,9 @@ def _measure_squares(
 ) -> Doubles:
     """Return the squared displacements and lengths of a text's vectors at `positions`, `[X, L, S, 4]`.
 
-    The last axis contains the fields of `Displacements`. Values are NaN at positions without hybrids.
+    The last axis contains the fields of `Displacements`. A hybrid takes one token from the text and all other tokens
+    from an exchanged text, or vice versa. Values are NaN at positions without hybrids: those at which the two texts
+    have the same token or do not differ elsewhere.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
     complete_ids = np.stack([ids_T, *exchanged_XT])
@@ -476,7 +489,12 @@ class _Reader:
     def read(
         self, ids_XT: Ids, hybrid_ids_RT: Ids, places_R: npt.NDArray[np.int64]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the results of `read_complete` and `read_hybrids`, from a single forward pass."""
+        """Return the results of `read_complete` and `read_hybrids`, from a single forward pass.
+
+        The first result contains the vectors of the texts `ids_XT` at all S measured positions, `[X, S, D]`. The second
+        contains one vector of each text in `hybrid_ids_RT`, `[R, D]`, at the measured position with the index in
+        `places_R`. Both are lists by level: the embeddings, then each layer.
+        """
         device = self.base.device
         places = torch.as_tensor(places_R, device=device)
         all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
@@ -545,7 +563,7 @@ def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, c
     call = features.layer
     assert call is not None
     x = call.whole.hidden[rows, columns]
-    with features.pause():
+    with features.pause():  # The calls of the layer's modules must not be recorded.
         # Modules expect a batch of texts, so all positions are passed as one text.
         shape = (1, -1, x.shape[-1])
         block = Block(call.module, call.stack)

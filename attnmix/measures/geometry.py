@@ -169,7 +169,7 @@ def geometry_but_rank(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor
         "mean_cosine": mean_cosine.where(tokens > 1, torch.nan),
         "effective_rank_bound": (tokens - 1).clamp_max(cloud.width),
         "residual_share": cloud.centred_norm / cloud.norm,
-        "cka_input": cka.where(tokens >= 4, torch.nan),
+        "cka_input": cka.where(tokens >= 4, torch.nan),  # the unbiased estimator divides by tokens - 3
     }
     if words is not None:
         is_own_nearest = words.own_nearest(cloud.vectors) & cloud.mask
@@ -187,17 +187,21 @@ def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     """Return a future for the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
 
-    `lengths` contains the number of tokens of each text. Eigenvalues are computed on the CPU, because solvers on other
-    devices process matrices sequentially. A separate thread copies Gram matrices from another device to the CPU, while
-    the device continues to compute. For a cloud on the CPU, the future is already complete.
+    `lengths` contains the number of tokens of each text. The ranks are computed from the eigenvalues of Gram matrices,
+    which have the size T x T, including padding, or D x D if the width D is smaller than T (`by_tokens` is False).
+
+    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. A separate
+    thread copies Gram matrices from another device to the CPU, while the device continues to compute. For a cloud on
+    the CPU, the future is already complete.
     """
-    sizes = lengths
+    sizes = lengths  # sizes of the Gram matrices without padding
     if not cloud.by_tokens:
         sizes = [cloud.width] * len(lengths)
     if not cloud.gram_NN.is_cpu:
         fetching_thread = _get_fetching_thread()
         return fetching_thread.submit(_fetch_ranks, cloud.gram_NN, sizes)
-    ranks = _compute_ranks(cloud.gram_NN, sizes, map)
+    # `map` uses only this thread, because other threads may be measuring other texts on the CPU.
+    ranks = _compute_ranks(cloud.gram_NN, sizes, apply=map)
     finished: Future[Tensor] = Future()
     finished.set_result(ranks)
     return finished
@@ -212,7 +216,8 @@ def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
 def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
     """Return the effective ranks `[texts, points]` from Gram matrices with padding, `[texts, points, N, N]`.
 
-    `sizes` contains the size of each text's matrices without padding. `apply` is `map`, or `map` of a thread pool.
+    `sizes` contains the size of each text's matrices without padding. Matrices of equal size are computed together, in
+    groups of texts. `apply` applies a function to each group: `map`, or the method `map` of a thread pool.
     """
     points = gram_BPNN.shape[1]
     groups = list(_group_by_size(sizes, points))
@@ -275,7 +280,7 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
-    """Return the linear CKA `[...]` of two clouds."""
+    """Return the linear CKA `[...]` of two clouds: a similarity of two sets of vectors of the same tokens."""
     # |X^T Y|_F^2 equals the sum of the elementwise product of the Gram matrices X X^T and Y Y^T.
     if cloud.by_tokens and start.by_tokens:
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
@@ -354,7 +359,10 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
 
 
 def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:
-    """Return the vectors `[..., T, D]` after each step in `STEP_POINTS`; None for steps that the family lacks."""
+    """Return the vectors `[..., T, D]` after each step in `STEP_POINTS`; None for steps that the family lacks.
+
+    `STEP_POINTS` contains the capture point after each step of a layer; None for the second skip connection.
+    """
     features = layer_pass.features
     vectors: dict[str, Tensor | None] = {}
     for step, point in STEP_POINTS.items():

@@ -65,6 +65,8 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
     `attention` contains the values of the columns `layer` and `point` for measures of attention.
     """
+    # A `Mean` has a table, columns of labels, the name of the sums (or a function of all sums), and checkpoints;
+    # without checkpoints, it also has rows with their difference. `complete=False` omits rows without a value.
     checkpoints = tuple(measured.sums)
     tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
@@ -85,7 +87,11 @@ def _average_steps(measured: CorpusMeasures) -> Mean:
 
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield, for each checkpoint, the rows of `geometry` with mean cosines between tokens of different texts."""
+    """Yield, for each checkpoint, the rows of `geometry` with mean cosines between tokens of different texts.
+
+    Means by class cover only usable texts: those with at least two tokens and a known class of at least three such
+    texts (function `usable`).
+    """
     sites = measured.sites
     numbers, classes_N = _draw_texts(measured)
     for checkpoint, sums in measured.sums.items():
@@ -95,6 +101,7 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         intervals = []  # by site, [3 columns of `INTERVAL`, 3 measures]
         for place in range(len(sites)):  # one site at a time, to limit memory
             squares_N1 = tokens_N[:, None]  # the squared length of a vector of norm 1 is 1
+            # Products of vectors that are scaled to norm 1 are cosines.
             units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
             intervals.append(_compute_cosines(units, classes_N, is_usable_N))
         usable_texts = is_usable_N.sum()
@@ -115,17 +122,21 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
 def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
     """Return mean cosines with their intervals, `[3, 3]`: mean, low and high for three kinds of pairs of texts.
 
-    The pairs consist of any two texts, of two usable texts (`is_usable_N`) of the same class, and of two usable texts
-    of different classes. `units` contains the moments of vectors of norm 1 at one site.
+    The pairs consist of any two texts, of two texts of the same class, and of two texts of different classes. The last
+    two kinds are restricted to usable texts: `is_usable_N` is True for texts with at least two tokens and a class of at
+    least three such texts, because leave-one-out samples need a pair of texts of each class. `units` contains the
+    moments of vectors of norm 1 at one site. The intervals are computed from leave-one-out values.
     """
     one_class_N = np.zeros(len(classes_N))  # a single class, so that pairs of the same class are all pairs
-    whole, without = products(units, one_class_N)
-    all_texts = Jackknifed(whole.same, without.same)
+    all_pairs, all_pairs_without_one = products(units, one_class_N)
     usable_units = _select_texts(units, is_usable_N)
-    whole, without = products(usable_units, classes_N[is_usable_N])
-    same_class = Jackknifed(whole.same, without.same)
-    other_class = Jackknifed(whole.other, without.other)
-    intervals = [np.ravel(cosine.interval()) for cosine in (all_texts, same_class, other_class)]
+    by_class, by_class_without_one = products(usable_units, classes_N[is_usable_N])
+    cosines = [
+        Jackknifed(all_pairs.same, all_pairs_without_one.same),
+        Jackknifed(by_class.same, by_class_without_one.same),
+        Jackknifed(by_class.other, by_class_without_one.other),
+    ]
+    intervals = [np.ravel(cosine.interval()) for cosine in cosines]  # for each kind of pairs: mean, low, high
     return np.stack(intervals, -1)
 
 
@@ -144,7 +155,7 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
     for checkpoint, sums in measured.sums.items():
         texts, is_usable_N = attention_moments(sums, numbers, classes_N)
         usable_classes = classes_N[is_usable_N]
-        whole, without = products(texts, usable_classes)
+        whole, without = products(texts, usable_classes)  # for all texts, and with each text left out
         shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
         permuted_L = class_share_null(texts, usable_classes, measured.seed)
         documents_L = np.full(len(permuted_L), len(usable_classes))
@@ -161,7 +172,8 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
 def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]) -> bool:
     """Return True if the usable texts (function `usable`) belong to at least two classes.
 
-    `numbers` contains the indices of the texts, and `classes_N` their classes.
+    Usable texts have at least two tokens and a known class of at least three such texts. `numbers` contains the indices
+    of the texts, and `classes_N` their classes.
     """
     known_classes = np.unique(classes_N[classes_N >= 0])
     if len(known_classes) < 2:  # In this case, the sums of contributions may be missing.
