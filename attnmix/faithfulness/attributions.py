@@ -164,6 +164,7 @@ class Review:
                 decomposition.visit(layer_pass)
             return layer_contributions(matrices, layer_pass)
 
+        # `head_calls` are the calls of the Linears in the classification head.
         by_layer, logits_C, head_calls = self.classifier.map_layers(measure_layer, self.ids)
         contributions_T = None
         if decomposition is not None:
@@ -193,7 +194,8 @@ def _find_matrix_obstacle(name: str, family: Family) -> str | None:
     """Return the reason why the matrix or rollout `name` cannot score tokens in a model family, or None if it can."""
     if len(family.stacks) > 1:
         return "its decoder inputs are shifted by one token, and rollouts do not cross from encoder to decoder"
-    return family.absent().get(name.removesuffix("_rollout"))
+    reasons_by_measure = family.absent()  # for all measures that the family lacks
+    return reasons_by_measure.get(name.removesuffix("_rollout"))
 
 
 def _find_attnlrp_obstacle(family: Family) -> str | None:

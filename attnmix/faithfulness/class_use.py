@@ -34,16 +34,17 @@ CLASS_USE_COLUMNS = ["checkpoint", "quantity", "group", "layer", "mean", "ci_low
 def interventions(classifier: Classifier, documents: Sequence[Document], seed: int) -> pd.DataFrame:
     """Return a table with `CLASS_USE_COLUMNS`, with a row for each quantity, edit (`group`) and first edited layer.
 
-    The quantity `class_kept` is the share of texts whose predicted class is unchanged, `accuracy` is the share of
-    correct predictions, and `probability` is the mean change in the probability of the originally predicted class.
-    Intervals are bootstrapped over texts.
+    An edit replaces the value vectors of all tokens of a text by a mean (see `_weigh_texts`), in the first edited layer
+    and all later layers. The quantity `class_kept` is the share of texts whose predicted class is unchanged,
+    `accuracy` is the share of correct predictions, and `probability` is the mean change in the probability of the
+    originally predicted class. Intervals are bootstrapped over texts.
     """
-    logits_NC, means = _predict_with_means(classifier, documents)
+    logits_NC, means = _predict_with_means(classifier, documents)  # each text's mean values, by layer
     predicted_N, second_N = logits_NC.topk(2).indices.T
     labels_N = torch.tensor([document.label for document in documents])
     probability_N = _select_class_probabilities(logits_NC, predicted_N)
     is_right_N = predicted_N == labels_N
-    rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]
+    rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]  # without an edit
     for edit, weights_NN in _weigh_texts(predicted_N, second_N).items():
         sums_N = weights_NN.sum(-1)
         is_defined_N = sums_N > 0  # False if this text's second most probable class is predicted for no text
@@ -65,7 +66,9 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
 def _weigh_texts(predicted_N: Tensor, second_N: Tensor) -> dict[str, Tensor]:
     """Return, by edit, weights `[N, N]`; row n weights the texts in the mean that replaces the values of text n.
 
-    `predicted_N` and `second_N` are the most probable and the second most probable class of each text.
+    The means are those of the text itself (`text_mean`), of all other texts (`corpus_mean`), and of the texts whose
+    predicted class is the second most probable class of text n (`other_class`). `predicted_N` and `second_N` are the
+    most probable and the second most probable class of each text.
     """
     own_NN = torch.eye(len(predicted_N))
     is_second_class_NN = second_N[:, None] == predicted_N
@@ -147,27 +150,27 @@ def padded_batches(
 
 
 def _compute_edited_logits(
-    classifier: Classifier, documents: Sequence[Document], values: Mapping[int, Tensor]
+    classifier: Classifier, documents: Sequence[Document], replacements: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return, by first edited layer, the logits `[N, C]` after the edit; `values` are the replacements by layer.
+    """Return, by first edited layer, the logits `[N, C]` after the values in this and all later layers are replaced.
 
-    A replacement has the shape `[N, H, d]`. The unedited layers before the first edited layer are computed only once
-    per batch.
+    `replacements` contains, by layer, the vectors `[N, H, d]` that replace the values of each text's tokens. The
+    unedited layers before the first edited layer are computed only once per batch.
     """
-    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(values)}  # by first layer, then by text
+    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(replacements)}  # by first layer, then by text
     layers = [layer for _, layer in layer_modules(classifier.base)]
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _record_layer_outputs(classifier, inputs)
         for first, logits_by_text in logits.items():
             values_of_batch = {}
-            for layer, values_NHd in values.items():
+            for layer, values_NHd in replacements.items():
                 if layer >= first:
                     values_of_batch[layer] = values_NHd[batch][:, :, None]  # [B, H, 1, d], the same for all tokens
             edit = replaced_values(values_of_batch)
             with (
                 torch.inference_mode(),
                 edited_attention(classifier.base, edit),
-                _replace_outputs(layers, unedited[: first - 1]),
+                _replace_outputs(layers, unedited[: first - 1]),  # layers are numbered from 1
             ):
                 output = classifier.model(**inputs)
             logits_BC = output.logits.cpu().double()

@@ -108,7 +108,7 @@ class Classifier:
         self.layers = list(dict.fromkeys(find_layers(self.base, stack)))
         mask_id = self.tokenizer.mask_token_id
         rows = self.model.get_input_embeddings().num_embeddings
-        has_mask = mask_id is not None and mask_id < rows
+        has_mask = mask_id is not None and mask_id < rows  # The tokenizer's mask token can lack an embedding.
         self.mask_id = mask_id if has_mask else None
 
     def logits(
@@ -147,6 +147,7 @@ class Classifier:
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
         logits_C, _, last_1TD = self._run_with_derivatives(ids)
+        # The head reads the tokens on whose vectors after the last layer the largest logit depends.
         (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [last_1TD])
         read_position = _find_only_position(_moves_logit(by_last_1TD))
         exact_logits_C = logits_C.detach().cpu().double()
@@ -221,7 +222,8 @@ class Classifier:
         logits_C = output.logits[0].detach()
         last_1TD = outputs[-1]
         read_D = last_1TD[0, read]
-        # The layers' backward pass follows the rules, so the vector that the head reads remains a single part.
+        # In the layers, the backward pass follows `relevance_rules`, and parts are not separated. The whole vector that
+        # the head reads is therefore the part from tokens, and the part from biases is 0.
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
         head = FixedFactorScores(self, read, parts_JD, read_D.detach())
@@ -371,7 +373,7 @@ class FixedFactorScores:
         if len(calls) == 2:
             between = partial(self.classifier.between, first.module, last.module)
             with torch.no_grad():
-                slopes_D = slopes(between, first_output, last_input)
+                slopes_D = slopes(between, first_output, last_input)  # (g(p) - g(0)) / p of the activation g
                 constant_D = between(slopes_D.new_zeros(1))  # the activation at 0, added to the biases
             parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
             parts_JD = _map_parts(linear_weights(last.module), parts_JD)
@@ -410,9 +412,10 @@ class Decomposition:
         self.parts_JTD = torch.empty(0)  # parts of the visited layer's output
 
     def visit(self, layer_pass: LayerPass) -> None:
-        """Propagate the parts through one layer; call this method for each layer in order."""
+        """Propagate the parts of tokens and biases through one layer; call this method for each layer in order."""
         number = layer_pass.call.number
         is_last = number == len(self.values)
+        # After the last layer, only the vector that the head reads is needed.
         rows = slice(self.read, self.read + 1) if is_last else slice(None)
         values = self.values[number - 1]
         with torch.enable_grad():

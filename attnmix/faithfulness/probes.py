@@ -62,6 +62,7 @@ def probes(
     """
     generator = np.random.default_rng(seed)
     rows: list[list[Any]] = []
+    # Tables of training tokens and of test tokens, with one row per token.
     fitted = chosen_tokens(classifier, training)
     tested = chosen_tokens(classifier, documents)
     # Only the IDs of frequent words are labels of the target `token`.
@@ -98,6 +99,7 @@ def _list_probe_rows(
         is_tested = _has_label(tested, group, target)
         labels = fitted.loc[is_fitted, target]
         tested_tokens = tested[is_tested]
+        # A probe cannot be fitted to a single label, or evaluated without test tokens.
         if labels.nunique() < 2 or tested_tokens.empty:
             continue
         for layer in fitted_vectors:
@@ -178,6 +180,7 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     rows = []
     for text, document in enumerate(documents):
         tokens = len(document)
+        # A negative position counts from the end of the text.
         read = [] if read_position is None else [read_position % tokens]
         number = min(OTHER_TOKENS + 1, tokens)
         equally_spaced = np.linspace(0, tokens - 1, number).round()
@@ -241,6 +244,7 @@ def _find_read_position(classifier: Classifier, document: Document) -> int | Non
 
     A position other than 0 is returned as a negative index, which counts from the end of a text.
     """
+    # The head reads the same tokens for all classes, so the gradients of the first class's logit suffice.
     gradients = classifier.gradients(document.ids.tolist(), 0)
     position = gradients.read_position
     if position < 0:

@@ -57,7 +57,8 @@ def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
 def _list_rules(base: PreTrainedModel) -> list[tuple[Module, Hook]]:
     """Return the modules with a propagation rule (norms, activations, factors of products), each with the rule's hook.
 
-    An activation module that several layers share is listed once for each of its rules.
+    A rule is a forward hook that returns the same output with a different gradient. An activation module that several
+    layers share is listed once for each of its rules.
     """
     like = next(base.parameters())  # a tensor with the dtype and the device of the model
     rules: list[tuple[Module, Hook]] = []
@@ -84,21 +85,24 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
     def normalise(_module: Module, inputs: Any, _output: Tensor) -> Tensor:
         vectors = inputs[0]
+        # The divisor is computed from detached vectors, so it has no gradient.
         return norm.part(vectors, vectors.detach()) + norm.beta
 
     return normalise
 
 
 def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the propagation rules of a feed-forward network: for its activation and, if it is gated, for both factors.
+    """Return the propagation rules of a feed-forward network, as pairs of a module and its forward hook.
 
-    A gated network multiplies the activation by a second factor. This factor is the output of a separate Linear, or the
-    second half of the output of the first Linear.
+    A rule is a hook that returns the same output with a different gradient, which propagates relevance backwards. In a
+    gated network, the activation's output is multiplied by a second factor, and each factor receives half of the
+    relevance of the product. The second factor is the output of a separate Linear, or the second half of the first
+    Linear's output.
     """
     first, activation, *second, _last = [layer.get_submodule(path) for path in stack.feed_forward_network]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
     if stack.gated:
-        rules.append((activation, _halve_relevance))
+        rules.append((activation, _halve_relevance))  # The activation's output is the first factor.
         if second:
             rules.append((second[0], _halve_relevance))
         else:

@@ -68,8 +68,9 @@ def first_places(review: Review, scores_T: Doubles, share: float) -> npt.NDArray
 def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str, Doubles]:
     """Return the drops `[Q, S]` of the predicted class's probability after edits of a text, by method.
 
-    `scores` are the scores `[draws, T]` of each method; drops are averaged over draws. A drop is NaN if the scores are
-    undefined or the edited text would be empty.
+    Each of Q pairs of a test and a replacement (`TESTS`) is applied to each of S shares of tokens (`SHARES`). `scores`
+    are the scores `[draws, T]` of each method; drops are averaged over draws. A drop is NaN if the scores are undefined
+    or the edited text would be empty.
     """
     texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, then by test and replacement, then by share
     for name, scores_DT in scores.items():
@@ -138,7 +139,8 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
     """Return the table `faithfulness.csv`, with each method's drops in each test.
 
     Args:
-        drops_NMQS: Probability drops of each text, as returned by `probability_drops`.
+        drops_NMQS: Probability drops of N texts, by method, pair of test and replacement (`TESTS`), and share of
+            tokens (`SHARES`).
         agreement_NM: Rank correlation of each method's scores with the reference, for each text.
         methods: Names of the methods.
         seed: Seed of the bootstrap over texts.
@@ -187,9 +189,9 @@ def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequenc
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
     """Return bootstrap samples of the mean of `values` `[N, ...]` over texts, ignoring NaN."""
-    known = ~np.isnan(values)
-    sums = np.where(known, values, 0)
-    counts = known.astype(np.float64)
+    is_known = ~np.isnan(values)
+    sums = np.where(is_known, values, 0)
+    counts = is_known.astype(np.float64)
     return statistics.resample(sums, counts, statistics.BOOTSTRAP_SAMPLES, seed)
 
 
@@ -225,7 +227,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
             groups.append(_ClassGroup(name, slice(number, number + 1), sizes_K[number]))
         groups.append(_ClassGroup(ALL, slice(None), sizes_K[is_counted_K].sum()))
         for group in groups:
-            sizes = sizes_K[group.classes]
+            sizes = sizes_K[group.classes]  # n texts; the weights of the mean over classes are n - 3 and n - 4
             plain = _average_by_fisher(plain_K[group.classes], sizes - 3)
             given_length = _average_by_fisher(given_length_K[group.classes], sizes - 4)
             rows.append((checkpoint, "margin_spearman", group.name, layer, *plain, group.documents))
@@ -260,7 +262,8 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
     (1 + r^2 / 2) / (n - 3) (Bonett and Wright, Psychometrika 2000); for a partial correlation, n - 4 replaces n - 3.
     `freedom` contains n - 3 or n - 4 for each class; these numbers are the weights of the mean. Correlations with
     `freedom` < 1 are ignored. Since artanh 1 is infinite, |r| is clipped to 1 - 6 / (m^3 - m), where m is
-    `freedom` + 3. This limit is halfway between 1 and the next lower r of m texts without ties.
+    `freedom` + 3. This limit is halfway between 1 and the second-largest value that r can take for m texts
+    without ties.
     """
     is_known = ~np.isnan(correlations) & (freedom >= 1)
     if not is_known.any():

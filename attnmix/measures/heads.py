@@ -37,8 +37,9 @@ FAR_BELOW = -1e30  # a key is masked if the attention mask adds a number below t
 def head_factors(block: Block, heads: int) -> Tensor:
     """Return a matrix L^h `[d, R]` for each head h, such that |u W_O^h| = |u L^h| for every vector u `[d]`.
 
-    L^h (L^h)^T equals the Gram matrix G = W_O^h (W_O^h)^T. The QR decomposition in float64 avoids sqrt(u G u^T), which
-    would lose half of the digits.
+    W_O^h `[d, D]` contains the rows of the output projection that belong to head h, and R = min(d, D). L^h (L^h)^T
+    equals the Gram matrix G = W_O^h (W_O^h)^T. The QR decomposition in float64 avoids sqrt(u G u^T), which would lose
+    half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R
@@ -47,7 +48,12 @@ def head_factors(block: Block, heads: int) -> Tensor:
 
 
 def head_ratios(layer_pass: LayerPass, factors_HdR: Tensor) -> Tensor:
-    """Return the mixing ratio `[..., T, H]` of each head in one layer; 0 if both parts of a head's output are 0."""
+    """Return the mixing ratio `[..., T, H]` of each head in one layer; 0 if both parts of a head's output are 0.
+
+    The output of a head for a token is the sum of two parts: the contribution of the token itself and that of all other
+    tokens. The ratio is |others| / (|others| + |own|), with lengths after W_O. `factors_HdR` is the result of
+    `head_factors`; multiplication by these factors gives vectors of the same lengths as multiplication by W_O.
+    """
     heads = len(factors_HdR)
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
     value_THd = layer_pass.attention.value.transpose(-3, -2)
@@ -107,31 +113,31 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
     """Return the tensors of the heads of one layer, by name.
 
-    Vectors such as `value` are included only if the tensors `given` of all `layers` layers together have at most
-    `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several heads share are
-    stored once.
+    Vectors (`value` and the following names) are included only if the tensors `given` of all `layers` layers together
+    have at most `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several
+    heads share are stored once. `model` is the model's name for messages.
     """
-    call = layer_pass.attention
+    attention = layer_pass.attention
     block = layer_pass.block
-    heads = len(call.query)
+    heads = len(attention.query)
     first_of_group = slice(None, None, heads // key_heads)  # consecutive heads share a key head
     W_HdD = block.output.W.unflatten(0, (heads, -1))
     heads_THd = layer_pass.features["attention_heads"].unflatten(-1, (heads, -1))
     attended_HTd = heads_THd.transpose(0, 1)  # sum_j a^h_ij v_j
     given_HTD = attended_HTd @ W_HdD  # sum_j a^h_ij f_h(x_j)
-    source_HTD = call.value @ W_HdD  # f_h(x_j)
+    source_HTD = attention.value @ W_HdD  # f_h(x_j)
     parts = {
-        "query": call.query,
-        "key": call.key[first_of_group],
-        "log_sums": call.log_sums,
-        "reach": _find_reach(call, f"{model}: layer {layer_pass.call.number}"),
-        "scores": torch.tensor([call.scaling, call.softcap or 0.0], dtype=torch.float64),
+        "query": attention.query,
+        "key": attention.key[first_of_group],
+        "log_sums": attention.log_sums,
+        "reach": _find_reach(attention, f"{model}: layer {layer_pass.call.number}"),
+        "scores": torch.tensor([attention.scaling, attention.softcap or 0.0], dtype=torch.float64),
         "source_norms": source_HTD.norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }
     given_bytes = 4 * given_HTD.numel() * layers  # float32
     if given_bytes <= VECTOR_BYTES:
-        parts["value"] = call.value[first_of_group]
+        parts["value"] = attention.value[first_of_group]
         parts["attended"] = attended_HTd
         parts["given"] = given_HTD
         parts["output_bias"] = block.output.b

@@ -48,8 +48,8 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
     undefined_B = layer_pass.x.new_full((texts,), torch.nan)
     sampled_places = [place for place in range(texts) if sampled is None or sampled[place]]
     errors = _check_steps(layer_pass, mask_BT)
-    # In sampled texts, errors of `_check_sources` are added. They replace those errors of `_check_steps` that have the
-    # same name.
+    # `_check_steps` is fast and checks all texts. `_check_sources` recomputes attention and checks only sampled texts.
+    # Its errors are added to those of `_check_steps`, and replace errors with the same name.
     if len(sampled_places) == texts:
         errors.update(_check_sources(layer_pass, mask_BT))
         return _stack_errors(errors, undefined_B)
@@ -71,7 +71,7 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
     """
     embed = base.get_input_embeddings()
     true_words_BTD = embed(ids_BT)
-    missing = true_words_BTD.new_empty(0)
+    missing = true_words_BTD.new_empty(0)  # Its shape differs from that of the true vectors, so the error is infinite.
     captured_words_BTD = features.get(Site(0, "word_embedding"), missing)
     errors = {"word_embedding": vector_errors(captured_words_BTD, true_words_BTD, mask_BT)}
     vectors_BTD = features.get(Site(0, "embedding_sum"))
@@ -113,16 +113,18 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 
 
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Return the errors `[B]`, by name, of the identities that compute a vector of the layer from preceding vectors.
+    """Recompute vectors of the layer from preceding vectors; return the errors `[B]` of these identities by name.
 
-    The intermediate vectors are, in order: `residual`, after attention's skip connection; `attended`, after the norm
-    that follows; and `stream`, after cross-attention and its norm. Modules that the layer does not have are skipped.
-    `Norm.normalise` applies the weights that the measures use, whereas calling a `Norm` applies the model's module.
+    For example, `attention_residual` must equal the layer's input plus `attention_output`. The properties of
+    `layer_pass` are the vectors after attention's skip connection (`residual`), after the norm that follows
+    (`attended`), and after cross-attention and its norm (`stream`). Names are skipped if the layer has no such module.
     """
     features = layer_pass.features
     block = layer_pass.block
     residual_BTD = layer_pass.residual
     expected = {"attention_residual": residual_BTD}
+    # `normalise` computes the norm after attention from the weights that the measures use, so that these weights are
+    # checked. Calling one of the other norms runs the model's own module; only the input of the norm is checked.
     if "attention_norm" in features:
         expected["attention_norm"] = block.attention_norm.normalise(residual_BTD)
     if "cross_attention_norm" in features:
@@ -137,7 +139,8 @@ def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]`, by name, of the identities that contain a sum over source tokens.
 
     F_ij is the contribution of token j to the attention output of token i. F_ii and the sum of F_ij over the other
-    tokens j are computed from attention weights and values, independently of the model's attention output.
+    tokens j are computed from attention weights and values, independently of the model's attention output. Norms are
+    applied to these sums with the standard deviations of the model's own vectors.
     """
     features = layer_pass.features
     block = layer_pass.block
@@ -160,7 +163,9 @@ def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> Tensor:
     """Return the feed-forward network's output `[B, T, D]` as the sum of the parts of the sources and of the biases.
 
-    In `attention_output_BTD`, the part of the biases consists of b_O and the beta of the norm after W_O, if any.
+    In `attention_output_BTD`, the part of the biases consists of b_O and the beta of the norm after W_O, if any. The
+    method `stream` propagates the sources' part to the second skip connection, and `added` propagates the result
+    through the feed-forward network; the methods with the suffix `_with_biases` do the same for the biases' part.
     """
     block = layer_pass.block
     cross_BTD = layer_pass.features.get("cross_attention_output")
@@ -186,7 +191,8 @@ def _compare_vectors(
 ) -> dict[str, Tensor]:
     """Return the errors `[B]` of the `expected` vectors, by capture point; points not in `features` are omitted.
 
-    Vectors with the shape of their feature are stacked and compared together, which saves kernel launches on a GPU.
+    The vectors of all P points with the same shape as their feature are stacked and compared together, which saves
+    kernel launches on a GPU.
     """
     errors = {}
     equal_shapes = []
@@ -212,7 +218,10 @@ class _SourceSums(NamedTuple):
 
 
 def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
-    """Return the sums over the sources of each token, computed from attention weights in blocks of R tokens."""
+    """Return the sums over the sources of each token, computed from attention weights in blocks of R tokens.
+
+    The values are weighted and summed before the output projection W_O `[E, D]`; E is the width of all heads together.
+    """
     attention = layer_pass.attention
     own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
     heads = []

@@ -62,7 +62,10 @@ class Tangents(AfterAttention):
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` with respect to each of the `inputs`: g'(p); u g'(p) and g(p) in a gated network."""
+        """The derivatives `[N, W]` of g(p) or, in a gated network, of g(p) u, with respect to each of the `inputs`.
+
+        They are g'(p) or, in a gated network, u g'(p) and g(p).
+        """
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
             return (_differentiate(self._activation, p_NW),)
@@ -72,7 +75,10 @@ class Tangents(AfterAttention):
 
     @cached_property
     def constant(self) -> Tensor:
-        """The remainder `[N, W]`, which belongs to the biases: g(p) - g'(p) p; -u g'(p) p in a gated network."""
+        """The remainder `[N, W]` of the linear approximation, which belongs to the biases: g(p) - g'(p) p.
+
+        In a gated network, it is g(p) u - (u g'(p) p + g(p) u) = -u g'(p) p.
+        """
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
             remainder_NW: Tensor = self._activation(p_NW) - _differentiate(self._activation, p_NW) * p_NW
@@ -146,7 +152,11 @@ class _AffineLayer:
     """The affine map that replaces a layer in the forward pass of one text. It returns outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
-        """Store the attention weights and the standard deviations of the norms, which are constants of the map."""
+        """Store the attention weights and the standard deviations of the norms, which are constants of the map.
+
+        `values` is the `value_map` of the layer, and `rule` is one of `RULES`. `rest` propagates parts through the
+        steps after attention.
+        """
         block = layer_pass.block
         self.block = block
         self.values = values
@@ -163,7 +173,8 @@ class _AffineLayer:
         )
         self.output_deviation_R1 = before_network_RD.new_ones(())
         if not block.output_norm.absent:
-            # The divisor is that of the whole vectors, which include the biases of all steps.
+            # The methods with the suffix `_with_biases` add all biases. Applied to whole vectors instead of a part,
+            # they return the whole input of the output norm, from which its divisor is computed.
             stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
             whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
             self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
@@ -191,7 +202,10 @@ class _AffineLayer:
         return _apply_norm(self.block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
 
     def _propagate_through_attention(self, parts_JTD: Tensor, are_biases: bool) -> Tensor:
-        """Propagate the parts `[J, T, D]` of the layer's input to the attention output, `[J, R, D]`."""
+        """Propagate the parts `[J, T, D]` of the layer's input to the attention output, `[J, R, D]`.
+
+        If `are_biases` is True, the biases of the linear maps and norms are added, because `parts_JTD` is their part.
+        """
         block = self.block
         heads = len(self.weights_HRT)
         normed_JTD = _apply_norm(block.input_norm, parts_JTD, self.input_deviation_T1, are_biases)
@@ -290,13 +304,13 @@ class _Level:
         self.sources_TD = torch.zeros_like(whole_TD)  # sum of the parts of all sources added so far
 
     def add(self, parts_JTD: Tensor, sources: slice) -> None:
-        """Add the parts of the source tokens `sources`."""
+        """Add the parts of the source tokens `sources` to the measures; row i of a part belongs to token i."""
         self.length_TT[:, sources] = parts_JTD.norm(dim=-1).T
         self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
         self.sources_TD += parts_JTD.sum(0)
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
         indices = positions - sources.start
-        self.own_TD[positions] = parts_JTD[indices, positions]
+        self.own_TD[positions] = parts_JTD[indices, positions]  # the row of each source token in its own part
 
     def compute_bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the summed parts of other tokens and the biases' part; NaN if either is 0."""
@@ -328,7 +342,7 @@ class PartsReader:
         self.stack = family.stacks[0]
         first_layer = find_layers(base, self.stack)[0]
         first_linears, _activation, _last_linear = Block(first_layer, self.stack).feed_forward
-        self.width = first_linears[0].W.shape[1]
+        self.width = first_linears[0].W.shape[1]  # of the feed-forward network; determines the size of blocks
         self.values: list[Linear] = []  # the `value_map` of each layer, read at first use
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
@@ -376,7 +390,7 @@ class PartsReader:
         tokens = batch["input_ids"].shape[-1]
         for sources in self._split_into_blocks(tokens):
             for number, vectors in enumerate(self._propagate_parts(batch, sources, advance)):
-                if sources.start == 0:
+                if sources.start == 0:  # The whole vectors and the biases' part are the same for all blocks.
                     levels.append(_Level(vectors.whole_TD, vectors.bias_TD))
                 levels[number].add(vectors.sources_JTD, sources)
         return levels
@@ -398,8 +412,10 @@ class PartsReader:
     def read_rows(self, batch: Mapping[str, Tensor], positions: Sequence[int]) -> dict[str, Tensor]:
         """Return the measures `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
 
-        Each of these tokens requires a backward pass through the affine layers at each of the K levels. Memory grows
-        linearly with the number of tokens T, because no array of parts `[T, T, D]` is allocated.
+        They are the signed shares of each source token and of the biases in a token's vector (see `read`), at each of
+        K levels: the embeddings, then each layer. Each of the R tokens requires a backward pass through the affine
+        layers at each level. Memory grows linearly with the number of tokens T, because no array of parts `[T, T, D]`
+        is allocated.
         """
         levels = self._propagate_parts(batch, sources=None)
         input_JTD = levels[0].parts_JTD
@@ -468,9 +484,10 @@ class PartsReader:
             if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 
-        first_token = {name: tensor[:, :1] for name, tensor in batch.items()}
+        first_token = {name: tensor[:, :1] for name, tensor in batch.items()}  # `value_map` requires a single token
         with torch.inference_mode():
             run_layers(self.base, first_token, append_map, POINTS)
+        # Autograd cannot use inference tensors, but it can use copies of them.
         return [Linear(value.W.clone(), value.b.clone()) for value in maps]
 
     def _check_sum(self, level: int, sum_TD: Tensor, whole_TD: Tensor) -> None:

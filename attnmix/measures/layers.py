@@ -74,7 +74,7 @@ class Block:
         if "cross_attention" in call.attending:
             cross_attention_output = _attend_to_encoder(call, self.cross_attention_input_norm(z))
             z = self.cross_attention_norm(z + cross_attention_output)
-        before_network = x if self.stack.parallel else z
+        before_network = x if self.stack.parallel else z  # A network parallel to attention reads the layer's input.
         vectors = self.feed_forward_norm(before_network)
         for path in self.stack.feed_forward:
             module = self.layer.get_submodule(path)
@@ -184,7 +184,7 @@ class LayerPass:
         """The concatenated b_V of all heads `[E]`: the values of a zero vector."""
         attention = self.call.attending["attention"]
         zeros = torch.zeros_like(attention.hidden)
-        values_BHTd = _compute_values(attention, zeros)
+        values_BHTd = _compute_values(attention, zeros)  # the same for all texts and tokens
         return values_BHTd[0, :, 0].flatten()
 
 
@@ -370,7 +370,8 @@ class AfterAttention:
     def stream(self, part_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection.
 
-        Each norm is replaced by its linear part, divided by the standard deviation of the whole vectors.
+        `residual_ND` contains the vectors after attention's skip connection. Each norm is replaced by its linear part,
+        divided by the standard deviation of the whole vectors.
         """
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
@@ -421,7 +422,8 @@ class AfterAttention:
     def network_part(self, part: Tensor) -> NetworkPart:
         """Propagate parts `[..., D]` of `residual_ND` to the second skip connection and into the feed-forward network.
 
-        Norms apply only their linear parts, without the divisions by standard deviations.
+        `residual_ND` contains the vectors after attention's skip connection. Norms apply only their linear parts,
+        without the divisions by standard deviations.
         """
         stream = self.block.attention_norm.linear(part)
         if self.cross_ND is not None:
@@ -538,7 +540,7 @@ def run_layers(
     Raise `InputError` if a layer does not call the attention function of transformers.
     """
     attentions = attention_modules(base)
-    attention_calls: list[AttentionCall] = []
+    attention_calls: list[AttentionCall] = []  # the call of the current layer
 
     def record_attention(module: Module, call: AttentionCall) -> None:
         if module in attentions:  # cross-attention is excluded
@@ -547,7 +549,7 @@ def run_layers(
     def visit_layer(_module: Module, _arguments: Any, _output: Any) -> None:
         """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
         call = features.layer
-        if call is None or features.paused:
+        if call is None or features.paused:  # While recording is paused, `visit` calls modules.
             return
         if not attention_calls:
             raise _create_missing_attention_error(base, call)
@@ -632,7 +634,10 @@ def value_map(layer_pass: LayerPass) -> Linear:
 
 
 def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return the values `[B, H, T, d]` of a layer's attention for the input vectors `hidden` `[B, T, D]`."""
+    """Return the values `[B, H, T, d]` of a layer's attention for the input vectors `hidden` `[B, T, D]`.
+
+    The attention module is run on these vectors, and `explicit` passes its queries, keys and values to a callback.
+    """
     calls: list[AttentionCall] = []
     with attention_by(explicit(lambda _module, call: calls.append(call))):
         attention(hidden)

@@ -41,7 +41,11 @@ class LayerMatrix(Matrix):
     rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None for no rollout
 
     def rolled_out(self) -> Matrix:
-        """Return the declaration of the rollout of this matrix over the layers."""
+        """Return the declaration of the rollout of this matrix over the layers.
+
+        The rollout R_l is the product of the matrices C of layers 1 to l. If `rollout` is "with identity", C is the
+        mean of the attention matrix A and the identity matrix I, which represents the skip connection.
+        """
         definition = "R_l = C_l R_{l-1}"
         source = self.source
         if self.rollout == "with identity":

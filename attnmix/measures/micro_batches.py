@@ -61,7 +61,7 @@ class MicroBatch:
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, with zeros for texts whose names are not in `names`."""
+        """Return `members_BTG`, each token's one-hot group, with zeros for texts whose names are not in `names`."""
         is_named = [name in names for name in self.names]
         if all(is_named):
             return self.members_BTG
@@ -114,6 +114,7 @@ class MicroBatch:
 
     @cached_property
     def _special_SB(self) -> Tensor:
+        """The positions of each text's special tokens, which belong to no word; padded with -1."""
         positions = [np.flatnonzero(document.words < 0) for document in self.documents]
         return self._pad(positions, -1).T
 

@@ -178,18 +178,19 @@ class MeanTables:
         return with_difference(means)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add rows with the difference of `means` between two values of the first label column of `mean`.
+        """Add rows to the table of `mean`: the differences of `means` between two values of the first label column.
 
-        `means` is the result of `add`. `places` contains the indices of the minuend and the subtrahend among the values
-        of the column, and `label` is the value of the column in the new rows.
+        `means` is the result of `add(mean)`, by checkpoint. The first label column belongs to the second-to-last axis
+        of the means. `places` contains the indices of the minuend and the subtrahend among the values of this column,
+        and `label` is the value of the column in the new rows.
         """
         column = next(iter(mean.labels))
         labels = {**mean.labels, column: [label]}
         difference = mean._replace(labels=labels)
         first_place, second_place = places
-        for checkpoint, both in means.items():
-            first = _select_value(both, first_place)
-            second = _select_value(both, second_place)
+        for checkpoint, resampled in means.items():
+            first = _select_value(resampled, first_place)
+            second = _select_value(resampled, second_place)
             rows = mean_rows(difference, checkpoint, first.minus(second))
             self.parts[mean.table].append(rows)
 
@@ -203,7 +204,7 @@ class MeanTables:
 
 
 def _select_value(means: Resampled, place: int) -> Resampled:
-    """Return the means at the index `place` of the second-to-last axis."""
+    """Return the means at the index `place` of the second-to-last axis, for example at one kind of donor."""
     return Resampled(
         mean=means.mean[..., place, :],
         samples=means.samples[..., place, :],
@@ -244,7 +245,10 @@ def in_chunks(sums: CorpusSums) -> Iterator[dict[str, Sums]]:
 
 
 def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
-    """Return the table rows of a mean for one checkpoint, with intervals from the resampled `means`."""
+    """Return the table rows of a mean for one checkpoint, with intervals from the resampled `means`.
+
+    `mean.more` returns further columns. If `mean.complete` is False, rows without tokens (NaN) are omitted.
+    """
     columns: dict[str, Any] = dict(zip(INTERVAL, means.interval(), strict=True))
     columns["tokens"] = means.counts
     columns["documents"] = means.documents
@@ -257,8 +261,8 @@ def mean_rows(mean: Mean, checkpoint: str, means: Resampled) -> Rows:
     rows = _create_rows(mean.table, checkpoint, mean.labels, columns)
     if mean.complete:
         return rows
-    is_known = ~np.isnan(rows["mean"])
-    return {name: list(compress(cells, is_known)) for name, cells in rows.items()}
+    is_defined = ~np.isnan(rows["mean"])
+    return {name: list(compress(cells, is_defined)) for name, cells in rows.items()}
 
 
 def table_rows(table: str, checkpoint: str, labels: Labels, columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -353,7 +357,8 @@ def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     if "random_weights" in sampled.random:
         sums_with_random[RANDOM] = sampled.random
     sampled_tables = tables.create_for_texts(sums_with_random, sampled.draws)  # It adds its rows to `tables`.
-    # Controls are compared with the ratios of the same texts. `resample` adds no rows to a table.
+    # Controls are compared with the true means, those without a control, of the same texts. If controls were measured
+    # only in a sample, the true means are computed again for the sample. `resample` adds no rows to a table.
     true_means = means_of_all_texts
     if sampled is not measured:
         true_means = sampled_tables.resample(ratios)
@@ -388,9 +393,10 @@ def weighted_table(
 
 
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
-    """Add the table `mixing_controls`: ratios under each measured control, and ratios without a control minus these.
+    """Add the table `mixing_controls`, with the mean ratios under each measured control.
 
-    `true_means` contains the means of the ratios without a control, by checkpoint.
+    Further columns contain the difference between the true mean (the mean without a control) and the mean under the
+    control, paired by text. `true_means` contains the true means by checkpoint.
     """
     tables.add_table("mixing_controls")
     for name in CONTROLS:
@@ -405,9 +411,10 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
             continue
         labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
         true_means_of_same_texts = true_means
+        # Only `corpus_value`, the mean value over other texts, can be undefined in a text. The count of this text is 0.
         excludes_texts = name == "corpus_value" and (sums[name].counts == 0).any()
         if excludes_texts:
-            # Texts without a corpus value are also excluded from the true ratios.
+            # For paired differences, the true means must exclude the same texts.
             true_ratios = Mean("mixing", labels, ratios_where_present(name))
             true_means_of_same_texts = tables.resample(true_ratios)
         mean = Mean(
@@ -415,7 +422,7 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
             labels,
             name,
             checkpoints=checkpoints,
-            more=true_minus_control(true_means_of_same_texts),
+            more=true_minus_control(true_means_of_same_texts),  # computes the columns with the differences
         )
         tables.add(mean)
 
@@ -478,7 +485,8 @@ def _create_identity_table(identities: Mapping[str, Doubles]) -> pd.DataFrame:
 def ratios_of(subset: str) -> SelectSums:
     """Return a function that sums ratios over the tokens in `subset`, a key of `TOKEN_SUBSETS`.
 
-    The function returns sums of shape `[texts, layers, methods]`.
+    The function returns sums of shape `[texts, layers, methods]`. The sums from which they are computed are `[D, G, L,
+    M]`: D texts, G groups of tokens, L layers, M methods.
     """
     grouping = TOKEN_SUBSETS[subset].grouping
     groups = TOKEN_SUBSETS[subset].groups
@@ -532,7 +540,10 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of ratios `[texts, lengths, layers, methods]`; a text has zeros outside its length class."""
+    """Return the sums of ratios `[texts, lengths, layers, methods]`; a text has zeros outside its length class.
+
+    Axes: D texts, G classes of text lengths, L layers, M methods.
+    """
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
     membership_DG = np.eye(len(LENGTHS))[length_D]  # one-hot
@@ -605,8 +616,9 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     """Return the content of `reports/metrics/measure.json`.
 
     For each checkpoint, the file contains the headline ratios (means over tokens and layers), the largest identity
-    error, and the mean own shares of tokens after the last layer. If there are two checkpoints, the file also contains
-    the difference of the preferred ratio between them.
+    error, and the mean own shares of tokens after the last layer (shares of a token's own input in its vector, measured
+    by exchange). If there are two checkpoints, the file also contains the difference of the preferred ratio between
+    them.
     """
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()
@@ -630,7 +642,10 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:
-    """Return the mean own share of tokens after the last layer, by kind of donor; {} if it was not measured."""
+    """Return the mean own share of tokens after the last layer, by kind of donor; {} if it was not measured.
+
+    The own share is the share of a token's own input in its vector, measured by exchange with donor texts.
+    """
     rows = exchange.query("checkpoint == @checkpoint and quantity == 'own_share'")
     rows = rows[rows["donor"].isin(DONOR_KINDS)]
     if rows.empty:

@@ -165,11 +165,17 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """`residual` after the rest of the layer, including the feed-forward network; `known_layer`, if given."""
+        """The parts of the layer's output: `residual` after the rest of the layer; `known_layer`, if given.
+
+        The rest of the layer is the steps after attention's skip connection, including the feed-forward network. The
+        parts are computed up to a factor that both parts of a token have in common, and that cancels in `share`.
+        """
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
-        own_ND, others_ND = self.rest.output(self.network.copy())
+        network = self.network.copy()  # `output` overwrites its argument, but the property `network` is cached.
+        output_2ND = self.rest.output(network)
+        own_ND, others_ND = output_2ND
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
@@ -321,7 +327,10 @@ def preferred_ratio(methods: Iterable[str]) -> str:
 
 
 def scaled_heads(diagonal_NH: Tensor, value_NE: Tensor) -> Tensor:
-    """Return the values of all heads, each multiplied by the weight of the head in `diagonal_NH`, `[N, E]`."""
+    """Return the values of all heads `[N, E]`, each multiplied by the weight of the head in `diagonal_NH`.
+
+    N is any number of leading axes. E is the width of all H heads together.
+    """
     heads = diagonal_NH.shape[-1]
     value_NHd = value_NE.unflatten(-1, (heads, -1))
     scaled_NHd: Tensor = value_NHd * diagonal_NH.unsqueeze(-1)

@@ -39,8 +39,9 @@ _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from sums `[texts, donors, levels]` by checkpoint and quantity.
 
-    If no text was measured, the table is empty. Simultaneous intervals cover all donors and levels of a quantity.
-    Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class and of another class.
+    If no text was measured, the table is empty. Rows without tokens are omitted (`complete=False`). Simultaneous
+    intervals cover all donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of
+    the same class and of another class; they contain the difference of the own share between these kinds of donors.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -53,13 +54,16 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
         if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:
-            places = (donors.index(SAME_CLASS), donors.index(OTHER_CLASS))
+            places = (donors.index(SAME_CLASS), donors.index(OTHER_CLASS))  # minuend and subtrahend
             tables.add_difference(mean, means, places, SAME_MINUS_OTHER)
     return tables.tables()["exchange"]
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return a table `exchange` that contains only own shares, from the sums `[texts, layers]` of each checkpoint."""
+    """Return a table `exchange` that contains only own shares, from the sums `[texts, layers]` of each checkpoint.
+
+    Rows without tokens are omitted (`complete=False`).
+    """
     layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
     labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
     tables = MeanTables(sums, draws)
@@ -103,24 +107,28 @@ def derivative_tables(
     first = next(iter(derivatives.values()))
     number_of_layers = first["ratio"].values.shape[1]  # [texts, layers, methods]
     layers = range(1, number_of_layers + 1)
-    axes = _label_derivative_axes(layers, methods, sort_matrices(matrices))
+    labels_by_quantity = _label_derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
-    for quantity, labels in axes.items():
+    for quantity, labels in labels_by_quantity.items():
         mean = Mean("derivatives", {"quantity": [quantity], **labels}, quantity)
         if quantity == "agreement":
             mean = mean._replace(checkpoints=tuple(derivatives), more=_create_correlation_columns)
         tables.add(mean)
-    return {**tables.tables(), "derivatives_by_review": _tabulate_by_review(derivatives, documents, axes)}
+    by_review = _tabulate_by_review(derivatives, documents, labels_by_quantity)
+    return {**tables.tables(), "derivatives_by_review": by_review}
 
 
 def _tabulate_by_review(
-    derivatives: Mapping[str, CorpusSums], documents: Sequence[str], axes: Mapping[str, Labels]
+    derivatives: Mapping[str, CorpusSums], documents: Sequence[str], labels_by_quantity: Mapping[str, Labels]
 ) -> pd.DataFrame:
-    """Return the table `derivatives_by_review`, with means over the tokens of each text."""
+    """Return the table `derivatives_by_review`, with means over the tokens of each text.
+
+    `labels_by_quantity` contains the values of the label columns; they correspond to the axes of a quantity's sums.
+    """
     frames = []
     for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
         sums = derivatives[checkpoint][quantity]
-        labels = {"document": documents, "quantity": [quantity], **axes[quantity]}
+        labels = {"document": documents, "quantity": [quantity], **labels_by_quantity[quantity]}
         columns = {"mean": sums.means(), "tokens": sums.counts}
         frames.append(table_rows("derivatives_by_review", checkpoint, labels, columns))
     return pd.concat(frames)
@@ -129,7 +137,10 @@ def _tabulate_by_review(
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
     """Return the labels of the rows of each quantity in `derivatives`: its reference, layer and method.
 
-    The labels correspond to the axes of the quantity's sums. A column with a single value needs no axis.
+    The labels correspond to the axes of the quantity's sums. A column with a single value needs no axis. `REFERENCES`
+    are the vectors with respect to which layer outputs are differentiated. `FORMS` are the ways in which the
+    derivatives with respect to the other tokens are combined into one norm. `SWAPS` are ratios of the displacements
+    after exchanges of layer inputs with those of a donor text; `DONORS` are the kinds of donor texts.
     """
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]

@@ -38,7 +38,7 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
     if call.mask is not None:
         mask_BHT1 = call.mask.take_along_dim(position_B111, -1)
         mask_BHT = mask_BHT1.squeeze(-1)
-    weights_BTH = call.one_key(key_BH1d, mask_BHT)
+    weights_BTH = call.one_key(key_BH1d, mask_BHT)  # weights of all queries on this key, without the causal mask
     if not call.causal:
         return weights_BTH
     tokens = call.key.shape[-2]
@@ -61,13 +61,17 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
         is_special_B1 = position_B1 >= 0
         is_other_BT = positions_T != position_B1
         is_counted_BT = is_special_B1 & is_other_BT
-        weights_BTH = weights_on(call, position_B.clamp_min(0))
+        weights_BTH = weights_on(call, position_B.clamp_min(0))  # The weights for the padding -1 are discarded.
         weights_SBTH[number] = weights_BTH * is_counted_BT.unsqueeze(-1)
     return weights_SBTH
 
 
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return the `SINK_MEASURES` `[B, measures]` of each text in one layer.
+
+    They are the mean attention of the other tokens to the last token; the lengths of the value vectors of the first and
+    of the last token, relative to the mean length of those between them; and the relative size of the largest
+    activation.
 
     `mask_BT` is False for padding, which follows the tokens, and `lengths` contains the number of tokens of each text.
     The measure of attention is NaN for texts of one token; measures of values are NaN for texts of one or two tokens.
@@ -84,7 +88,7 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
     last_length_B = last_length_B1.squeeze(-1)
     between_length_B = _average_tokens(value_length_BT, is_between_BT)
     output_BTD = layer_pass.features["layer_output"]
-    measures = (
+    measures = (  # in the order of `SINK_MEASURES`
         _average_tokens(on_last_BT, is_before_last_BT),
         first_length_B / between_length_B,
         last_length_B / between_length_B,

@@ -57,7 +57,8 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
         for is_exchanged_T in is_exchanged_TT:
             input_BTD = torch.where(is_exchanged_T[:, None], donor_BTD, x_BTD)
             outputs.append(layer(input_BTD))
-        return _select_own_rows(torch.stack(outputs)) - y_BTD
+        outputs_TBTD = torch.stack(outputs)  # outputs of the whole texts for each measured token
+        return _select_own_rows(outputs_TBTD) - y_BTD
 
     others_moved_BTD = measure_displacement(others_TT & ~own_TT)
     own_moved_BTD = measure_displacement(own_TT)
@@ -85,7 +86,9 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
     """Return the `SWAPS` `[L, swaps, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
-    Both texts are truncated to the length of the shorter one; the ratios are NaN for tokens beyond this length.
+    They are the shares of the other tokens in the displacement of a token's output if layer inputs are exchanged, as
+    measured (`swap`) and in linear approximation (`swap_derivative`). Both texts are truncated to the length of
+    the shorter one; the ratios are NaN for tokens beyond this length.
     """
     tokens = min(len(ids), len(donor_ids))
     common_ids = ids[:tokens].tolist()
@@ -104,13 +107,15 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
     """Return the two `SWAPS` `[L, 2, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
-    `chains` and `donors` contain the layers of each stack, recorded for the text and for the donor. Both texts must
-    have the same number of tokens. In each layer, the inputs that are not exchanged are those of the text.
+    They are the shares of the other tokens in the displacement of a token's output if layer inputs are exchanged, as
+    measured (`swap`) and in linear approximation (`swap_derivative`). In each layer, the inputs that are not exchanged
+    are those of the text. `chains` and `donors` contain the recorded layer calls of each stack, for the text and for
+    the donor. Both texts must have the same number of tokens.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
         for call, donor_call in zip(chain.layers, donor_chain.layers, strict=True):
-            donor_1TD = donor_call.whole.hidden  # the layer's input
+            donor_1TD = donor_call.whole.hidden  # input of the whole layer, as opposed to its attention module
             with torch.no_grad(), attention_by(explicit()):
                 ratios_2T = _compute_layer_swaps(call, donor_1TD)
             ratios.append(ratios_2T)
@@ -151,8 +156,8 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)
     outputs_3TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
-    y_1TD, others_1TD, own_1TD = outputs_3TD.split(1)
-    swap_T = _compute_share(others_1TD - y_1TD, own_1TD - y_1TD, y_1TD)
+    y_1TD, others_exchanged_1TD, own_exchanged_1TD = outputs_3TD.split(1)
+    swap_T = _compute_share(others_exchanged_1TD - y_1TD, own_exchanged_1TD - y_1TD, y_1TD)
     moved_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
     others_moved_1TD, own_moved_1TD = moved_2TD.split(1)
     derivative_T = _compute_share(others_moved_1TD, own_moved_1TD, y_1TD)
@@ -168,7 +173,11 @@ def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD:
 
 
 def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each token's head outputs `[1, T, E]` with the other tokens exchanged, and with the token exchanged."""
+    """Return each token's head outputs `[1, T, E]` with the other tokens exchanged, and with the token exchanged.
+
+    In arrays with two axes T, the first axis contains one exchange for each token, and the other axis the vectors of
+    all tokens in this exchange.
+    """
     own_T1T1 = _mark_own_tokens(donor_1TD)
     others_exchanged_T1TD = torch.where(own_T1T1, layer.x_1TD, donor_1TD)
     own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, layer.x_1TD)
@@ -222,7 +231,8 @@ def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
 
     The first axis of `exchanged_TBTx` contains one exchange for each token, and the third axis the tokens' vectors.
     """
-    return exchanged_TBTx.diagonal(dim1=0, dim2=2).mT
+    vectors_BxT = exchanged_TBTx.diagonal(dim1=0, dim2=2)  # `diagonal` puts the joint axis last
+    return vectors_BxT.mT
 
 
 def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:

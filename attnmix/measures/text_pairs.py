@@ -27,10 +27,12 @@ SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
     """Return the ratios of all tokens by group of sources (`PAIR_SOURCES`), `[sources, methods, B, T]`.
 
+    The groups of sources are the other tokens of the token's own text, the other text, and the special tokens.
     Ratios are meaningful for tokens of texts, but not for special tokens and padding. `segments_BT` contains one of
     `SEGMENTS` for each token, and another number for padding.
     """
     sums_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
+    # The axis S of both tensors has the order of `SEGMENTS`: first text, second text, special tokens.
     first_BTE, second_BTE, special_BTE = sums_SBTE
     first_weight_BT, second_weight_BT, special_weight_BT = weights_SBT
 
@@ -51,7 +53,8 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     source_weights_SBT = torch.stack([own_weight_BT, other_weight_BT, special_weight_BT])
     projected = Split(splits.projected.own, others_SND)
     by_source = splits.with_others(projected, source_weights_SBT.flatten(1))
-    if PREACTIVATION in ratio_points(methods):
+    if PREACTIVATION in ratio_points(methods):  # A ratio includes the feed-forward network.
+        # The part from the token itself is the same for all groups of sources, so it is not propagated again.
         layer = by_source.layer_with_own(splits.layer.own)
         by_source = replace(by_source, known_layer=layer)
     ratios_MSN = apply_formulas(methods, by_source)

@@ -15,7 +15,8 @@ def ratio_rows(
 ) -> pd.DataFrame:
     """Return a table of the ratios of one text, with one row per layer and token; rows of a layer are adjacent.
 
-    The columns are `checkpoint, document, layer, position`, and one column for each of `methods`.
+    `ratios_MLT` contains the ratios of M methods, L layers and T tokens. The columns are `checkpoint, document, layer,
+    position`, and one column for each of `methods`.
     """
     _, layers, tokens = ratios_MLT.shape
     keys = [[checkpoint], [document], range(1, layers + 1), range(tokens)]

@@ -48,10 +48,14 @@ class Moments(NamedTuple):
 
     @staticmethod
     def from_sums(sums_NXD: npt.ArrayLike, squares_NX: npt.ArrayLike, tokens_N: npt.ArrayLike) -> Moments:
-        """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens."""
+        """Return the moments from each text's sum of vectors, sum of squared lengths and number of tokens.
+
+        Axes: N texts, X sites (layer and capture point), D width of the vectors.
+        """
         sums = np.asarray(sums_NXD, np.float64)
         squares = np.asarray(squares_NX, np.float64)
         tokens = np.asarray(tokens_N, np.float64)[:, None]
+        # |sum_t v_t|^2 is the sum of the products of all pairs of tokens, including each token with itself.
         sum_over_pairs = np.square(sums).sum(-1) - squares  # products of two different tokens
         pairs = tokens * (tokens - 1)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -69,7 +73,11 @@ class Products(NamedTuple):
     corpus: Doubles  # C
 
     def shares(self) -> Doubles:
-        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative."""
+        """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative.
+
+        Each part is the mean product of two vectors at one level (of the same token, text, class or corpus, in this
+        order) minus that at the next level.
+        """
         of_class = self.same - self.corpus
         of_text = self.within - self.same
         of_token = self.square - self.within
@@ -84,7 +92,8 @@ class Products(NamedTuple):
 def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
     """Return the mean products `[X]` of all texts, and those of each leave-one-out sample, `[N, X]`.
 
-    Each class must have at least three texts, because a leave-one-out sample needs a pair of texts of each class.
+    A leave-one-out sample contains all N texts except one. X are the sites (layer and capture point). Each class must
+    have at least three texts, because a leave-one-out sample needs a pair of texts of each class.
     """
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
@@ -173,24 +182,30 @@ def _sum_kept(values: Array, is_kept: npt.NDArray[np.bool_]) -> Array:
 
 
 def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Doubles:
-    """Return the 95 % quantile `[X]` of the share `class` over random permutations of the texts' classes."""
+    """Return the 95 % quantile `[X]` of the share `class` over random permutations of the texts' classes.
+
+    The share `class` is the share of the mean squared length of token vectors that is due to differences between
+    classes, at each of X sites (layer and capture point). It is computed from products between vectors of two texts.
+    """
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
     generator = np.random.default_rng(seed)
     is_different_NN = ~np.eye(len(classes), dtype=bool)
     all_XN = (gram_XNN * is_different_NN).sum(-1)
+    is_kept_N = np.ones(len(classes), bool)  # No text is left out.
     class_index = PARTS.index("class")
     shares = []
     for _ in range(PERMUTATIONS):
+        # Only the sums over texts of the same class depend on the permutation.
         permuted = generator.permutation(classes)
         is_same_NN = (permuted[:, None] == permuted) & is_different_NN
         means = _average_products(
             in_class=(gram_XNN * is_same_NN).sum(-1),
             all_texts=all_XN,
-            size=is_same_NN.sum(-1),
-            squares=texts.squares_NX.T,
-            within=texts.within_NX.T,
-            is_kept=np.ones(len(classes), bool),
+            size=is_same_NN.sum(-1),  # number of other texts of the same class
+            squares=texts.squares_NX.T,  # mean squared length of each text's vectors
+            within=texts.within_NX.T,  # mean product of two different tokens of each text
+            is_kept=is_kept_N,
         )
         shares.append(means.shares()[..., class_index])
     return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))

@@ -53,9 +53,9 @@ class Norm:
         return self._root_mean_square(centred)
 
     def part(self, part: Tensor, whole: Tensor) -> Tensor:
-        """Return a part of the vectors `whole` `[..., hidden]` after the norm, without beta.
+        """Apply the norm, except for beta, to one part of the vectors `whole` `[..., hidden]`.
 
-        The sum of all parts and beta is the output of the norm.
+        The divisor is that of the whole vectors, so the results for all parts, plus beta, sum to the norm's output.
         """
         if self.absent:
             return part
