@@ -23,6 +23,7 @@ def use_writable_caches() -> None:
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    # matplotlib uses both folders.
     if "MPLCONFIGDIR" not in os.environ and not (_can_write(config_home) and _can_write(cache_home)):
         os.environ["MPLCONFIGDIR"] = str(_create_temporary_folder() / "matplotlib")
     if "NUMBA_CACHE_DIR" not in os.environ and not _can_numba_write(cache_home):

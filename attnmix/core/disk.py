@@ -16,11 +16,11 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     Existing files in `folder`, from an interrupted run, count towards `size`. The message begins with `demand`, and
     advises the user to reduce the settings in `parameters`.
     """
-    existing = check_writable(folder)
-    free = shutil.disk_usage(existing).free
-    missing = size - _measure_size(folder)
-    if missing > free:
-        need = f"{demand} {size / 1e9:.3g} GB of disk space, but {existing} has only {free / 1e9:.3g} GB"
+    existing_folder = check_writable(folder)  # `folder` itself or, if it does not exist, its nearest existing parent
+    free_bytes = shutil.disk_usage(existing_folder).free
+    missing_bytes = size - _measure_size(folder)
+    if missing_bytes > free_bytes:
+        need = f"{demand} {size / 1e9:.3g} GB of disk space, but {existing_folder} has only {free_bytes / 1e9:.3g} GB"
         raise InputError(f"{need}; free some space, or reduce {parameters}")
 
 
@@ -45,7 +45,7 @@ def check_new_file(key: str, path: Path) -> Path:
         raise InputError(f"{key}: {path} is not a regular file; pass the path of a file")
     if not path.parent.is_dir():
         raise InputError(f"{key}: the folder {path.parent} does not exist; create it, or choose another one")
-    place = path if path.exists() else path.parent
+    place = path if path.exists() else path.parent  # a new file requires a writable folder
     if not os.access(place, os.W_OK):
         raise InputError(f"{key}: {place} is not writable; choose a path with write permission")
     return path.resolve()

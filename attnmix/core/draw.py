@@ -37,7 +37,7 @@ def stratified_split(
     """
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
-    has_groups = len(np.unique(groups)) < len(groups)
+    has_groups = len(np.unique(groups)) < len(groups)  # False if every group has a single row
     part = _select_groups(labels, groups, size, seed) if has_groups else stratified_draw(labels, size, seed)
     all_rows = np.arange(len(labels))
     rest = np.setdiff1d(all_rows, part)
@@ -86,6 +86,8 @@ def _select_groups(
 ) -> RowNumbers:
     """Return the rows of greedily selected groups, with about `size` rows in total.
 
+    `labels` and `groups` contain the class and the group of each row; groups are numbered consecutively from 0.
+
     The groups are visited in random order. A group is selected if it reduces the sum of (m_c / n_c)^2 over the classes
     c, where m_c is the number of rows still missing from the quota of class c, and n_c is the number of all rows of
     class c. Array axes: C classes, G groups.
@@ -96,7 +98,7 @@ def _select_groups(
     _, quota_C = _compute_quotas(labels, size)
     missing_C = quota_C.astype(float)
     counts_GC = pd.crosstab(groups, labels).to_numpy(float)
-    weights_C = 1 / counts_GC.sum(0) ** 2
+    weights_C = 1 / counts_GC.sum(0) ** 2  # 1 / n_c^2
     is_selected_G = np.zeros(len(counts_GC), dtype=bool)
     generator = np.random.default_rng(seed)
     for group in generator.permutation(len(counts_GC)):

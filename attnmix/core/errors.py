@@ -55,7 +55,11 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Begin the message of each `InputError` with `key` instead of `model.name`, and replace `folder` by `name`."""
+    """Change the message of each `InputError` on a model, so that it refers to what the user specified.
+
+    The message begins with `key`, the user's argument or parameter, instead of `model.name`. The local `folder` of the
+    model is replaced by `name`.
+    """
     try:
         yield
     except InputError as error:

@@ -67,7 +67,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     if not values:
         raise InputError(f"{key}: none; {CALLS}")
     if all(map(_is_id, values)):
-        if not _may_be_ids(given):
+        if not _may_be_ids(given):  # for example, a column of a table, whose integers are labels
             raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
         ids = [int(value) for value in values]
         return [TokenIds(ids)]
@@ -268,7 +268,7 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
 def _list_column_names(given: Any) -> list[str]:
     """Return the keys or column names of a mapping, data frame or dataset, and an empty list for other objects.
 
-    The list is `[""]` for a mapping or table without columns.
+    The list is `[""]` for a mapping or table without columns, to distinguish it from other objects.
     """
     names: Any = None
     if isinstance(given, Mapping):
@@ -283,9 +283,9 @@ def _list_column_names(given: Any) -> list[str]:
 
 
 def _describe_table(given: Any, names: Sequence[str]) -> str:
-    """Return a description of a mapping or table, with advice on what to pass instead."""
+    """Return a description of a mapping or table with the columns `names`, with advice on what to pass instead."""
     type_name = type(given).__name__
-    if names == [""]:
+    if names == [""]:  # the result of `_list_column_names` for a mapping or table without columns
         return f"an empty {type_name}; {CALLS}"
     shown = ", ".join(names[:SHOWN_NAMES])
     if len(names) > SHOWN_NAMES:

@@ -26,11 +26,16 @@ class Progress:
         self.total = total
         self.done = 0
         self.started = time.monotonic()
+        # With `disable=None`, tqdm disables the bar unless stderr is a terminal.
         self.bar = tqdm(total=total, desc=description, delay=BAR_DELAY_SECONDS, disable=None)
         self.announced = not self.bar.disable  # a bar already shows the remaining time
 
     def advance(self) -> None:
-        """Count a completed step; if no bar is shown and the loop is long, print the expected duration once."""
+        """Count a completed step.
+
+        If no bar is shown, the duration of the loop is estimated once, at the first step after `BAR_DELAY_SECONDS`. It
+        is printed if it exceeds `LONG_SECONDS`.
+        """
         self.done += 1
         self.bar.update()
         elapsed = time.monotonic() - self.started

@@ -178,7 +178,7 @@ def problem_text(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Value error, ")
     reason = f"{message[0].lower()}{message[1:]}"
     value = details["input"]
-    if isinstance(value, dict):
+    if isinstance(value, dict):  # a whole section
         return reason
     return f"{shorten(repr(value))} is not allowed: {reason}"
 

@@ -36,6 +36,6 @@ def received_signal() -> int | None:
 def _stop(number: int, _frame: FrameType | None) -> None:
     """Record the signal and raise KeyboardInterrupt; exit immediately at a second signal."""
     if _received:
-        os._exit(128 + number)
+        os._exit(128 + number)  # the exit status that shells report for a process ended by this signal
     _received.append(number)
     raise KeyboardInterrupt

@@ -88,7 +88,10 @@ class Resampled(NamedTuple):
     """Divisors of the sums over all texts `[...]`: numbers of tokens for means over tokens."""
 
     def interval(self) -> Interval:
-        """Return the widened percentile interval; bootstrap samples in which the mean is undefined are ignored."""
+        """Return the percentile interval of the bootstrap samples, widened to correct for the small number of texts.
+
+        Samples in which the mean is undefined are ignored.
+        """
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
         tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -111,11 +114,12 @@ class Resampled(NamedTuple):
     def simultaneous(self) -> Interval:
         """Return 95 % intervals that hold simultaneously for all cells: the max-|t| bootstrap.
 
-        The interval of a cell over n texts is mean ± t sqrt(n / (n - 1)) se, where se is the standard deviation of the
-        cell's samples. Let c be the 95 % quantile, over the samples, of the largest |sample - mean| / se of all cells.
-        Then t is the quantile of Student's t with n - 1 degrees of freedom that has the tail probability of c under
-        the normal distribution. Intervals are NaN for cells that are constant, missing in a sample, or based on fewer
-        than `MIN_SIMULTANEOUS` texts. With fewer texts, too many intervals would exclude 0 by chance.
+        Cells are the elements of `mean`. The interval of a cell over n texts is mean ± t sqrt(n / (n - 1)) se, where se
+        is the standard deviation of the cell's samples. Let c be the 95 % quantile, over the samples, of the largest
+        |sample - mean| / se of all cells. Then t is the quantile of Student's t with n - 1 degrees of freedom that has
+        the tail probability of c under the normal distribution. Intervals are NaN for cells that are constant, missing
+        in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts. With fewer texts, too many intervals would exclude
+        0 by chance.
 
         References:
             Romano and Wolf, JASA 2005.
@@ -156,8 +160,8 @@ class Draws:
     def resample(self, chunks: Iterable[Sums]) -> Resampled:
         """Return the means over all texts and over the texts of each bootstrap sample.
 
-        `chunks` are the sums of consecutive texts, in text order; only one chunk at a time is in memory. Array axes: S
-        samples, D texts of a chunk, followed by the axes of the quantity.
+        `chunks` are the `Sums` (values and counts) of consecutive texts, in text order; only one chunk at a time is in
+        memory. Array axes: S samples, D texts of a chunk, followed by the axes of the quantity.
         """
         sums: Any = 0.0
         counts: Any = 0.0
@@ -166,6 +170,7 @@ class Draws:
         counts_of_samples: Any = 0.0
         start = 0
         for sums_D, counts_D in chunks:
+            # The weight of a text in a sample is the number of times that the text occurs in the sample.
             weights_SD = self.counts[:, start : start + len(sums_D)].astype(np.float64)
             start += len(sums_D)
             sums = sums + sums_D.sum(0)
@@ -219,6 +224,7 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     The correlation is NaN for means that are equal in all layers.
     """
     depth = np.arange(len(by_layer.mean))
+    # `rank_correlation` is computed over the last axis. In the samples, the layers are the second axis.
     means = np.moveaxis(by_layer.mean, 0, -1)
     means_of_samples = np.moveaxis(by_layer.samples, 1, -1)
     correlations = Resampled(
@@ -286,6 +292,7 @@ class Jackknifed(NamedTuple):
             unknown = np.full_like(self.whole, np.nan)
             return Interval(self.whole, unknown, unknown)
         freedom = self.documents - 1
+        # The squared jackknife error is (N - 1) / N times the sum of the N squared deviations.
         standard_error = np.sqrt(freedom * self.without.var(0))
         half = stdtrit(freedom, (1 + LEVEL) / 2) * standard_error
         return Interval(self.whole, self.whole - half, self.whole + half)

@@ -19,11 +19,16 @@ ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Limit this thread to one OpenMP thread if a forward pass has few `tokens`, unless `OMP_WAIT_POLICY=passive`."""
+    """Limit this thread to one OpenMP thread if a forward pass has few `tokens`, unless `OMP_WAIT_POLICY=passive`.
+
+    Otherwise, threads that wait in busy loops could make short operations many times slower if other processes occupy
+    the cores.
+    """
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield
         return
-    torch.get_num_threads()  # the first use of torch in a thread sets the number of OpenMP threads
+    # The first use of torch in a thread sets the number of OpenMP threads, and must therefore precede the limit.
+    torch.get_num_threads()
     with _find_openmp().limit(limits=1):
         yield
 

@@ -32,8 +32,8 @@ def torch_state() -> Iterator[None]:
         for kind in _list_autocast_devices():
             stack.enter_context(torch.autocast(kind, enabled=False))
         if torch.get_default_device() != CPU:
-            stack.enter_context(CPU)
-        stack.enter_context(_process_state)
+            stack.enter_context(CPU)  # as a context, a device is the default device of new tensors
+        stack.enter_context(_process_state)  # the default dtype and the precision, shared by all threads
         yield
 
 
@@ -81,7 +81,7 @@ def _disable_compilation() -> Iterator[None]:
     """Disable compilation by `torch.compile`; raise `InputError` inside a compiled function."""
     try:
         stance = torch.compiler.set_stance("force_eager")
-    except RuntimeError as error:
+    except RuntimeError as error:  # raised by torch inside a compiled function
         problem = "an intervention was started inside a function compiled by torch.compile"
         raise InputError(f"torch: {problem}; start it outside of the function") from error
     with stance:
@@ -94,8 +94,8 @@ def forward_derivatives() -> Iterator[None]:
 
     Raise `InputError` if the caller is already computing forward-mode derivatives.
     """
-    with _forward_derivatives:
-        if forward_ad._current_level >= 0:
+    with _forward_derivatives_lock:
+        if forward_ad._current_level >= 0:  # -1 if no derivatives are being computed
             raise InputError("torch: torch.autograd.forward_ad is active; call attnmix outside of it")
         yield
 
@@ -103,7 +103,7 @@ def forward_derivatives() -> Iterator[None]:
 _process_state = _Shared(_set_numeric_settings)
 uncompiled = _Shared(_disable_compilation)
 """A context in which functions compiled by `torch.compile` run eagerly."""
-_forward_derivatives = threading.Lock()
+_forward_derivatives_lock = threading.Lock()
 
 
 def _list_autocast_devices() -> list[str]:
@@ -162,6 +162,7 @@ def _set_exact_products() -> Iterator[None]:
         set_full_precision()
         yield
     finally:
+        # The older settings are restored first, because setting them also changes `fp32_precision`.
         if older_settings is not None:
             torch.set_float32_matmul_precision(older_settings.matmul_precision)
             cudnn.allow_tf32 = older_settings.allow_tf32

@@ -30,9 +30,10 @@ def read_parquet(path: Path, columns: Columns | None, shown: str) -> pd.DataFram
         names = _select_names(schema, columns)
         text_names = [name for name in names if _is_text(schema.field(name).type)]
         with pq.ParquetFile(content, read_dictionary=text_names) as file:
+            # Before reading, only the stored size is known; `_limit_batches` checks the size of the texts in memory.
             check_table_size(_read_stored_bytes(file.metadata, names), limit)
             batches = _limit_batches(file.iter_batches(BATCH_ROWS, columns=names), limit)
-            schema_without_rows = None if batches else file.schema_arrow
+            schema_without_rows = None if batches else file.schema_arrow  # required if there are no batches
             table = pa.Table.from_batches(batches, schema_without_rows)
     return _convert_to_frame(_restore_types(table, schema, text_names))
 
@@ -121,7 +122,7 @@ def _limit_batches(batches: Iterator[pa.RecordBatch], limit: int) -> list[pa.Rec
 
 
 def _convert_to_frame(table: pa.Table) -> pd.DataFrame:
-    """Return a validated table as a data frame, without dictionary encoding."""
+    """Validate a table, and return it as a data frame without dictionary encoding."""
     table.validate(full=True)  # checks that texts are UTF-8
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):

@@ -93,7 +93,7 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     labels_with_both: list[Any] = []  # labels of files that allow both interpretations
     for file in files:
         present = _list_labels(file, names, where)
-        readings = _find_readings(present, names, f"{where} ({file.shown})")
+        readings = _find_readings(present, names, f"{where} ({file.shown})")  # "codes", "names" or both
         if len(readings) == 1:
             first_file.setdefault(readings[0], file.shown)
         else:
@@ -135,7 +135,10 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return the possible interpretations of the labels `present` in a file; raise `InputError` if there are none."""
+    """Return the possible interpretations of the labels `present` in a file: as class codes, as class names, or both.
+
+    Raise `InputError`, prefixed with `where`, if there are none.
+    """
     kinds = {_name_kind(value) for value in present}
     if len(kinds) > 1:
         shown = shown_classes(present)
@@ -150,6 +153,7 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
     if not not_names:
         readings.append("names")
     if not readings:
+        # If every label is a code or a name, the file mixes both, and the first label that is only a name is reported.
         neither = [value for value in not_codes if value in not_names]
         unknown = neither[0] if neither else not_codes[0]
         allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
@@ -260,7 +264,10 @@ def _join_labels(labels: Sequence[pd.Series]) -> pd.Series:
 
 
 def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
-    """Return the class of each unique label, in the order of the categories if these are strings, else sorted."""
+    """Return the class (a string, integer or boolean) of each unique label.
+
+    Classes are in the order of the categories if the column has categories that are strings, and sorted otherwise.
+    """
     values = labels.unique().tolist()
     if isinstance(labels.dtype, pd.CategoricalDtype):
         categories = labels.cat.categories
@@ -343,6 +350,7 @@ def _remove_invisible(name: str) -> str:
     """Return the visible form of a name: composed (NFKC), without invisible characters, with single spaces."""
     composed = unicodedata.normalize("NFKC", name)
     letters = [letter for letter in composed if not _is_invisible(letter)]
+    # Letters and marks that were separated by an invisible character may now form a composed letter.
     visible = unicodedata.normalize("NFKC", "".join(letters))
     return " ".join(visible.split())
 

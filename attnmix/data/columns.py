@@ -75,6 +75,7 @@ def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str 
     for other, description in SEPARATOR_NAMES.items():
         if other == separator or other not in header:
             continue
+        # Another separator is the likely reason if the header has a single name, or if one of its parts is wanted.
         parts = [part.strip(' "') for part in header.split(other)]
         has_wanted_name = not set(parts).isdisjoint(wanted)
         if len(names) == 1 or has_wanted_name:

@@ -70,6 +70,7 @@ def split_name(name: str) -> tuple[str, str | None]:
         raise InputError(f"dataset.name: {problem}; specify a file, a folder or a hub identifier") from error
     if ":" not in name[1:] or data_suffix(path.name) or exists:
         return name, None
+    # The name of a folder may contain colons, so the configuration of a folder follows the last colon.
     source, _, configuration = name.rpartition(":")
     if not Path(source).is_dir():
         source, _, configuration = name.partition(":")
@@ -112,9 +113,10 @@ def find_layout(
 ) -> Layout:
     """Return the layout of a configuration of the dataset with the files `names`.
 
-    `shown` is the name of the dataset in messages, and `descriptions` contains the local path of each file that
-    satisfies `is_description`. Raise `InputError` if there are no data files, if the configuration is unknown, and for
-    invalid descriptions.
+    The layout contains the data files of each split, and information from the dataset's descriptions. `shown` is the
+    name of the dataset in messages, and `descriptions` contains the local path of each file that satisfies
+    `is_description`. Raise `InputError` if there are no data files, if the configuration is unknown, and for invalid
+    descriptions.
     """
     require_extra("pipeline", "a dataset of several files")
     contents = find_contents(names, descriptions)
@@ -124,6 +126,7 @@ def find_layout(
         cards = _read_cards(descriptions)
         configurations = cards.configurations
         chosen = configuration or configurations.get_default_config_name() or "default"
+        # A dataset card may declare features without configurations; the features also have configuration names.
         known = list(configurations) or ["default", *cards.features]
         if chosen not in known:
             listed = shown_names(known)
@@ -226,7 +229,7 @@ def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
         text = descriptions[".huggingface.yaml"].read_text(encoding="utf-8")
         values = yaml.safe_load(text) or {}
         _check_mapping(".huggingface.yaml", values)
-        card = DatasetCardData(**(vars(card) | values))
+        card = DatasetCardData(**(vars(card) | values))  # these values override those of README.md
     configurations = MetadataConfigs.from_dataset_card_data(card)
     infos: dict[str, Any] = {}
     if "dataset_infos.json" in descriptions:
@@ -294,6 +297,7 @@ def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> d
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
     files = {}
     if options.get("data_files") is not None:
+        # `data_files` has several forms, such as a list of patterns (for train) or a mapping from splits to patterns.
         patterns_by_split = sanitize_patterns(options["data_files"])
         for split, patterns in patterns_by_split.items():
             files[split] = _match_all(shown, patterns, names)
@@ -412,14 +416,15 @@ def _match_pattern(pattern: str, names: Sequence[str]) -> list[str]:
 def _keep_one_format(files: Sequence[str]) -> list[str]:
     """Return the files whose format is that of the most frequent suffix; `warn_of_unread_files` reports other files.
 
-    If several suffixes are equally frequent, the first one in `FORMAT_PREFERENCE` is selected, as on the hub.
+    If several suffixes are equally frequent, the first one in `FORMAT_PREFERENCE` is selected, as on the hub. A format
+    may have several suffixes, such as `.csv` and `.tsv`.
     """
     counts = Counter(data_suffix(name) for name in files)
     most_files = max(counts.values())
     in_order = [*FORMAT_PREFERENCE, *sorted(counts)]
     most_frequent = [suffix for suffix in in_order if counts[suffix] == most_files]
-    chosen = _find_format(most_frequent[0])
-    return [name for name in files if _find_format(data_suffix(name)) == chosen]
+    chosen_format = _find_format(most_frequent[0])
+    return [name for name in files if _find_format(data_suffix(name)) == chosen_format]
 
 
 def _find_format(suffix: str) -> str:
@@ -435,8 +440,8 @@ def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, S
             suffixes[data_suffix(name)] = None
     for suffix in suffixes:
         module, config_name = READER_CONFIGS[_find_format(suffix)]
-        create_config = getattr(import_module(module), config_name)
-        defaults = vars(create_config())
+        config_class = getattr(import_module(module), config_name)  # its attributes are the options of the reader
+        defaults = vars(config_class())
         for key, value in options.items():
             if not _is_supported(key, value, defaults):
                 problem = f"the description of {shown} sets {key}={shorten(value)}, unsupported for {suffix} files"

@@ -77,7 +77,7 @@ def check_start(start: bytes, name: str) -> None:
             if compression_of(name):
                 raise ValueError(f"its content is compressed twice ({suffix}); unpack it")
             raise ValueError(f"it is compressed ({suffix}); unpack it, or add {suffix} to its name")
-    if data_suffix(name) not in (*SEPARATORS, *JSON_SUFFIXES):
+    if data_suffix(name) not in (*SEPARATORS, *JSON_SUFFIXES):  # the following checks apply only to text files
         return
     if start.startswith(PARQUET_START):
         raise ValueError("it is a parquet file; rename it to end in .parquet")

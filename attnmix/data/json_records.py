@@ -96,6 +96,7 @@ def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
+        # `_create_line_error` completes this message: "the object of line 1 has ...".
         raise _RepeatedKeyError(f"the key {shorten(repeated)!r} more than once; use each key once")
     return record
 

@@ -86,15 +86,18 @@ def list_files(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _list_entries(folder: Path, inside: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; an unreadable system folder counts as empty."""
+def _list_entries(folder: Path, subfolder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a `subfolder`, or of `folder` itself if `subfolder` is empty.
+
+    An unreadable system folder, such as `lost+found`, counts as empty.
+    """
     try:
-        with os.scandir(folder / inside) as entries:
+        with os.scandir(folder / subfolder) as entries:
             return list(entries)
     except OSError as error:
-        if inside and _is_discarded(inside, ()):
+        if subfolder and _is_discarded(subfolder, ()):
             return []
-        problem = f"the folder {folder / inside} cannot be read ({error.strerror or first_line(error)})"
+        problem = f"the folder {folder / subfolder} cannot be read ({error.strerror or first_line(error)})"
         raise InputError(f"dataset.name: {problem}; change its permissions, or move it to another folder") from error
 
 
@@ -106,7 +109,7 @@ def is_description(name: str) -> bool:
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
     """Return the `Contents` of a dataset with the files `names`; `descriptions` are the paths of its descriptions."""
     known = set(names)
-    saved_files = _find_saved_files(names, descriptions)
+    saved_files = _find_saved_files(names, descriptions)  # by folder, for folders written by `save_to_disk`
     _check_saved_files(saved_files, known)
     data = []
     unread_tables = []
@@ -170,13 +173,16 @@ def _is_hidden_path(name: str) -> bool:
 
 
 def _is_discarded(name: str, known: Collection[str]) -> bool:
-    """Return True for temporary, backup and deleted files; `known` contains the names of all files."""
+    """Return True for temporary, backup and deleted files.
+
+    A copy made by Jupyter is recognised only if its original is in `known`, the names of all files.
+    """
     for part in name.split("/"):
         if part.startswith(("~", "#")) or part.lower() in SYSTEM_FOLDERS:
             return True
     file = PurePosixPath(name).name
     stem, suffixes = split_suffixes(file)
-    if stem.endswith(CHECKPOINT):  # a copy made by Jupyter, if the original exists
+    if stem.endswith(CHECKPOINT):
         original = stem.removesuffix(CHECKPOINT)
         if f"{_read_folder_name(name)}{original}{suffixes}" in known:
             return True

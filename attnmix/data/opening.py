@@ -57,11 +57,11 @@ def _decompress(file: io.BufferedReader, compression: str, opened: ExitStack) ->
     Raise `ValueError` for a zip archive that does not contain exactly one file.
     """
     if compression == ".gz":
-        return _StreamReader(file, _GzipDecompressor, b"\0")
+        return _StreamReader(file, _GzipDecompressor, padding=b"\0")
     if compression == ".bz2":
-        return _StreamReader(file, bz2.BZ2Decompressor, b"")
+        return _StreamReader(file, bz2.BZ2Decompressor, padding=b"")
     if compression == ".xz":
-        return _StreamReader(file, lzma.LZMADecompressor, b"\0")
+        return _StreamReader(file, lzma.LZMADecompressor, padding=b"\0")
     if compression == ".zst":
         return opened.enter_context(pa.input_stream(file, compression="zstd"))
     _check_zip_end(file)

@@ -33,7 +33,7 @@ def read_separated(
     with _allow_long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _read_records(reader)
-        _, names = next(records, (0, []))
+        _, names = next(records, (0, []))  # the fields of the header
         if not names:
             raise ValueError("it is empty")
         check_names(names, columns, shown, separator)

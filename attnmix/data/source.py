@@ -103,7 +103,8 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
     """Raise `InputError` if a class is missing in train or a split has only one class; warn of other missing classes.
 
-    Also warn of test rows whose text or group also occurs in train or validation.
+    Also warn of test rows whose text or group also occurs in train or validation. `classes` contains the class names by
+    label.
     """
     for split, table in tables.items():
         present = set(table["label"])
@@ -113,6 +114,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
         shown = shown_classes(missing)
         if split == "train" or table["label"].nunique() < 2:
             problem = f"{len(table)} texts, without {len(missing)} of the {len(classes)} classes ({shown})"
+            # A smaller validation sample, which is drawn from train, leaves more texts in train.
             direction = "lower" if split == "train" else "raise"
             remedy = f"use more texts or smaller groups, raise the limits, or {direction} dataset.validation_fraction"
             raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
@@ -147,6 +149,7 @@ def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.Dat
     edges = (texts, size + groups)  # the nodes are numbered: first the texts, then the groups
     graph = coo_array((np.ones(size), edges), shape=(2 * size, 2 * size))
     _, components = connected_components(graph, directed=False)
+    # The text and the group of a row are connected by the row's edge, so the component of its text is that of the row.
     _, component_of_row = np.unique(components[texts], return_inverse=True)
     labels = table["label"].to_numpy()
     rest, part = stratified_split(labels, component_of_row, fraction, seed)
@@ -294,7 +297,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
     for number, file_rows in enumerate(rows):
         frame = file_rows.frame
         values = [map(str, frame[name]) for name in columns.values() if name in frame]
-        for row in set(zip(*values, strict=True)):
+        for row in set(zip(*values, strict=True)):  # each different row of the file once
             first = first_file.setdefault(row, number)
             if first != number:
                 shared_rows[_FilePair(first, number)] += 1
@@ -314,6 +317,7 @@ def _check_tables(
     the dataset in messages.
     """
     label = columns["label"]
+    # For each list of class names: "codes" or "names", the interpretation of the labels in the files with this list.
     readings = _choose_readings(rows, label, f"dataset.label_column: {shorten(label)!r} of {shown}")
     tables = {}
     for split, split_rows in rows.items():
@@ -347,7 +351,10 @@ def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: 
 
 
 def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataFrame:
-    """Return the `columns` renamed to their keys; raise `InputError` with the row of an invalid value."""
+    """Return the `columns`, renamed to their keys in this mapping, such as `text` and `label`.
+
+    Raise `InputError` with the row of an invalid value.
+    """
     for key, name in columns.items():
         for row, value in frame[name].items():
             problem = _find_problem(key, value)

@@ -84,7 +84,8 @@ def _locate_arrays(root: Path) -> _Location:
         place = place_of(manifest["store"])
         digests = manifest["digests"]
     if isinstance(place, Path):
-        place = root.parents[1] / place  # relative to the folder of the run
+        # A relative path begins at the folder of the run, two levels above `root`; an absolute path remains unchanged.
+        place = root.parents[1] / place
     return _Location(place, digests)
 
 
@@ -163,8 +164,8 @@ def write_unit(
         # `ShardWriter` is faster than zarr, but supports only local files.
         chunk_rows = array.chunks[0]
         shard_rows = array.shards[0]
-        shard = rows.start // shard_rows
-        file = store.path / array.metadata.encode_chunk_key((shard, 0))
+        shard_number = rows.start // shard_rows
+        file = store.path / array.metadata.encode_chunk_key((shard_number, 0))
         writer = writer or ShardWriter()
         writer.write(file, block, chunk_rows, shard_rows // chunk_rows)
     else:
@@ -225,7 +226,7 @@ def read_rows(root: Path, site: Site, rows: npt.NDArray[np.int64]) -> Array:
 def stored_sites(root: Path) -> list[Site]:
     """Return the sites with a store in `root`, in forward order; raise `InputError` if there are none."""
     names = list(_locate_arrays(root).digests)
-    if not names:
+    if not names:  # without a manifest, the arrays are in `root`
         names = [f"{path.parent.name}/{path.stem}" for path in root.glob("layer_*/*.zarr")]
     sites = [site for site in map(Site.named, names) if site.point in POINTS]
     if not sites:

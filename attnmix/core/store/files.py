@@ -144,7 +144,7 @@ def open_array(path: Place, stage: str, mode: Literal["r", "r+"] = "r") -> Any:
 
     with reading(path, stage):
         array: Any = zarr.open_array(path, mode=mode).with_config(EVERY_CHUNK)
-        file_shape = array.shards or array.chunks
+        file_shape = array.shards or array.chunks  # a file contains a shard or, in an array without shards, a chunk
         if array.shape[1:] != file_shape[1:]:  # arrays are split along their first axis only
             raise ValueError(f"its shape {array.shape} does not match its chunks")
         return array
@@ -162,13 +162,18 @@ def _check_chunk_files(array: Any, path: Place, rows: slice) -> None:
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
-    files, folder = (LocalFileSystem(), path) if isinstance(path, Path) else url_to_fs(path)
-    file_shape = array.shards or array.chunks
+    file_system: Any
+    folder: Place
+    if isinstance(path, Path):
+        file_system, folder = LocalFileSystem(), path
+    else:
+        file_system, folder = url_to_fs(path)
+    file_shape = array.shards or array.chunks  # a file contains a shard or, in an array without shards, a chunk
     file_rows = file_shape[0]
-    first, last, _ = rows.indices(array.shape[0])
+    start, stop, _ = rows.indices(array.shape[0])
     zeros = [0] * (array.ndim - 1)  # arrays are split along their first axis only
-    for number in range(first // file_rows, ceil(last / file_rows)):
+    for number in range(start // file_rows, ceil(stop / file_rows)):
         name = array.metadata.encode_chunk_key((number, *zeros))
-        chunk = f"{folder}/{name}"
-        if not files.isfile(chunk) or not files.size(chunk):
+        file = f"{folder}/{name}"
+        if not file_system.isfile(file) or not file_system.size(file):
             raise ValueError(f"{name} is missing or empty")

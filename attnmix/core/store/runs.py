@@ -146,7 +146,7 @@ class Run(MixingTables):
             raise InputError(
                 f"{shorten(document)!r} was not captured in {self.activations}; captured: {', '.join(shown)}"
             )
-        return slice(int(rows[0]), int(rows[-1]) + 1)
+        return slice(int(rows[0]), int(rows[-1]) + 1)  # the rows of a text are consecutive
 
     def read(self, site: Site, rows: npt.NDArray[np.int64]) -> Array:
         """Return the vectors `[rows, width]` of the sorted `rows`, in the store's dtype."""
@@ -273,7 +273,7 @@ class Run(MixingTables):
         for site in map_sites(places):
             table = places_by_site.get_group((site.layer, site.point))
             tokens = pd.MultiIndex.from_frame(table[keys])
-            rows = stored_tokens.get_indexer(tokens)
+            rows = stored_tokens.get_indexer(tokens)  # the row of each mapped token in the store
             vectors = self.read(site, rows)
             xy = table[["x", "y"]].to_numpy()
             components_of_site = components_of(vectors, xy)

@@ -80,7 +80,8 @@ class ShardWriter:
         """Write the first `size` bytes of the buffer, bypassing the page cache if possible."""
         if self.direct_flag and size >= MIN_DIRECT_BYTES:
             try:
-                write_file(path, self.buffer[: round_to_pages(size)], size, self.direct_flag)
+                whole_pages = self.buffer[: round_to_pages(size)]  # required by direct writes
+                write_file(path, whole_pages, size, self.direct_flag)
             except OSError as error:
                 if error.errno not in UNSUPPORTED:
                     raise

@@ -186,5 +186,5 @@ def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.Da
             text_table = pa.Table.from_pandas(texts, text_schema, preserve_index=False)
             texts_writer.write_table(text_table)
             token_table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)
-            row_group_size = max(1, len(token_table))
+            row_group_size = max(1, len(token_table))  # all tokens of an item are in one row group
             tokens_writer.write_table(token_table, row_group_size=row_group_size)

@@ -55,14 +55,17 @@ def write_plot(name: str, table: pd.DataFrame | Iterable[pd.DataFrame], folder: 
 
 
 def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.DataFrame]) -> None:
-    """Write the ratio tables of all texts to `tokens.parquet` in `folder`; one row group at a time is in memory."""
+    """Write the ratio tables of all texts to `tokens.parquet` in `folder`; one row group at a time is in memory.
+
+    `documents` yields the table of each text, and `methods` are the names of its ratio columns.
+    """
     schema = _build_ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
         group = [schema.empty_table()]  # `concat_tables` requires at least one table
         group_rows = 0
         for rows in documents:
             table = pa.Table.from_pandas(rows, schema, preserve_index=False)
-            group.append(table.replace_schema_metadata())
+            group.append(table.replace_schema_metadata())  # without the metadata of pandas
             group_rows += len(table)
             if group_rows >= MIN_GROUP_ROWS:
                 writer.write_table(pa.concat_tables(group))

@@ -70,8 +70,10 @@ class Repository:
             try:
                 file = Path(client.hf_hub_download(self.name, path, **options))
             except OSError as error:
-                if type(error) is not OSError or error.errno is not None:
-                    raise  # only the error for a wrong size is retried
+                # A download that is too short or too long raises `OSError` itself, not a subclass, without `errno`.
+                has_wrong_size = type(error) is OSError and error.errno is None
+                if not has_wrong_size:
+                    raise
                 continue
             if _matches_listing(file, listed):
                 return file

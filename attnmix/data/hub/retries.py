@@ -103,6 +103,7 @@ class RetryingClient(httpx2.Client):
                 response = super().send(attempt, stream=True, **options)
             except httpx2.TransportError as error:
                 root = error_chain(error)[-1]
+                # If a server has answered before, the network works, and the failure may be temporary.
                 is_unreachable = isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)
                 if is_unreachable and not self._has_answered:
                     raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
