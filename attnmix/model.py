@@ -145,7 +145,7 @@ class Model:
             with _return_only_vectors(base):
                 output = base(probe_ids(base, self.tokenizer))
                 (vectors,) = last_vectors(output).float().cpu()
-            vectors_TD = vectors.reshape(len(vectors), -1)
+            vectors_TD = vectors.reshape(len(vectors), -1)  # T tokens, D numbers per token
             # The two numbers of a token are the dot product of its vector and a fixed vector, and its vector's length.
             direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
             values_T2 = torch.stack([vectors_TD @ direction_D, vectors_TD.norm(dim=-1)], -1)
@@ -223,6 +223,7 @@ def _return_only_vectors(network: PreTrainedModel) -> Iterator[None]:
     # T5's stacks have separate configurations, and modules cache some of the values.
     configs = [module.config for module in network.modules() if isinstance(module, PreTrainedModel)]
     holders = [*configs, *network.modules()]
+    # `set_values` returns the previous values of the attributes that it changes.
     previous_values = [set_values(holder, NEUTRAL_VALUES) for holder in holders]
     try:
         with _set_eval_mode(network):
@@ -369,6 +370,7 @@ def _suggest_replacement(model: Any) -> str:
     """
     for member, kind in WRAPPERS.items():
         attribute = member.removesuffix("()")
+        # Properties are looked up in the class, because computing their values may raise an error.
         is_property = isinstance(getattr(type(model), attribute, None), property)
         if is_property or hasattr(model, attribute):
             return f"the transformers model in this {kind}, model.{member}"

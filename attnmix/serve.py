@@ -102,7 +102,7 @@ class LocalOnly:
 
         headers = Headers(scope=scope)
         refusal = self._refuse(scope["method"], headers.get("host", ""), headers.get("origin"))
-        app = self.app if refusal is None else refusal
+        app = self.app if refusal is None else refusal  # a response is called like an application
         await app(scope, receive, send_with_headers)
 
     def _refuse(self, method: str, host: str, origin: str | None) -> Response | None:
@@ -270,6 +270,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     async def describe(_request: Request) -> Response:
         """Return the model's name, the examples, and the name and texts of the opening page, as JSON."""
         model = short_name(pages.subject.model)
+        # The two models of a run have no names of their own, unlike two compared models.
         is_run = len(pages.measurer.engines) > 1 and pages.names is None
         if is_run:
             model = f"{model}, before and after fine-tuning"

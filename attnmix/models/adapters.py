@@ -23,6 +23,8 @@ from attnmix.models.loading import POOLER, last_linear, load_weights
 LORA = "an adapter (LoRA)"
 AUTO_CLASSES = {"SEQ_CLS": "AutoModelForSequenceClassification", "FEATURE_EXTRACTION": "AutoModel"}
 """The transformers auto class for each `task_type` of an adapter."""
+PEFT_PREFIX = "base_model.model."
+"""The prefix of weight names in the files of peft adapters, before the names in the transformers model."""
 
 
 def check_adapter(name: str, values: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
         # An object of `safe_open` cannot be iterated without `keys()`.
         shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118
-    model, new_weights = _load_base_model(adapter, base, shapes)
+    model, new_head_weights = _load_base_model(adapter, base, shapes)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
         with _suppress_warnings():
@@ -67,9 +69,9 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
         raise InputError(
             f"{problem}, which has no modules for {len(unused)} of the adapter's tensors, such as {unused[0]}"
         )
-    # New weights that the adapter does not contain still have their random initial values.
-    supplied = {weight.removeprefix("base_model.model.") for weight in shapes}
-    random = set(new_weights) - supplied
+    # Head weights that neither the base model nor the adapter contains still have their random initial values.
+    supplied = {weight.removeprefix(PEFT_PREFIX) for weight in shapes}
+    random = set(new_head_weights) - supplied
     state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in random}
     merged.save_pretrained(output, state_dict=state)
 
@@ -100,8 +102,8 @@ def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrain
     Return None if the adapter has no head, or if the model has the same number of classes.
     """
     head, _ = last_linear(model)
-    name = f"base_model.model.{head}.weight"
-    classes = shapes[name][0] if name in shapes else None
+    name = f"{PEFT_PREFIX}{head}.weight"
+    classes = shapes[name][0] if name in shapes else None  # the weight has a row for each class
     return None if classes == model.config.num_labels else classes
 
 

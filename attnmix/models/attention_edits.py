@@ -92,7 +92,7 @@ class AttentionEdits:
         return weights, value
 
     def called_layer(self) -> int:
-        """Return the index of the shared layer that this thread is running."""
+        """Return the index of the layer that this thread is running, for a module that several layers share."""
         layer: int | None = self._calls.__dict__.get("layer")
         if layer is None:
             problem = "a shared layer has no index outside of a forward pass of its stack"
@@ -121,7 +121,7 @@ class AttentionEdits:
                 first += layers.count
             stack.enter_context(implementations(network, implementation_of(base.config)))
             if implementation_of(base.config) == EAGER:
-                # These modules compute attention themselves, without calling an attention function.
+                # These modules compute attention themselves, so their products of weights and values are redirected.
                 dispatch_products(attention_modules(base), stack)
             self._check_calls(network, stack)
             self._attached = stack.pop_all()  # keeps the callbacks beyond this context
@@ -135,9 +135,11 @@ class AttentionEdits:
             self._count_calls(layers, first, hooks)
         for index, layer in enumerate(layers.modules):
             attention = layer.get_submodule(layers.stack.attention)
+            # The index of a shared layer is not known in advance; it is counted when the layer is called.
             number = None if layers.are_shared else first + index
             setattr(attention, EDITOR, LayerEditor(self, number))
             hooks.callback(attention.__dict__.pop, EDITOR, None)
+            # `_find_first_query` needs the key-value cache, which is an argument of the attention module.
             hooks.enter_context(attention.register_forward_pre_hook(self._note_cache, with_kwargs=True))
             # Without an editor, cross-attention would return no weights, unless the family has its own attention code.
             if layers.stack.cross_attention and not layers.stack.own_attention:
@@ -171,9 +173,10 @@ class AttentionEdits:
                 hooks.enter_context(module.register_forward_pre_hook(check_call, with_kwargs=True))
 
     def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
-        """Register hooks that count the calls of shared layers, separately for each thread.
+        """Register hooks that count the calls of layers with shared modules, separately for each thread.
 
-        Counting restarts in each forward pass of the stack; the index of the first call is `first`.
+        The count is the index of the current layer. Counting restarts in each forward pass of the stack; the index of
+        the first call is `first`.
         """
 
         def begin_stack(*_: Any) -> None:
@@ -214,6 +217,7 @@ class AttentionEdits:
         attributes = vars(module)
         indices = [attributes[name] for name in LAYER_INDICES if name in attributes]
         layer_index = indices[0] if indices else 0  # index within the cache
+        # The module has already added the keys of the current tokens to the cache.
         tokens = int(cache.get_seq_length(layer_index))
         return keys - queries if tokens == keys else None
 

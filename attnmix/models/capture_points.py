@@ -107,7 +107,7 @@ def layer_modules(base: PreTrainedModel) -> Iterator[tuple[Stack, Module]]:
 
 def widths(base: PreTrainedModel, points: Collection[str] = POINTS) -> dict[Site, int]:
     """Return, in forward order, the width of the vectors at each site: a layer and one of the capture `points`."""
-    ids = torch.ones(1, 1, dtype=torch.long, device=base.device)
+    ids = torch.ones(1, 1, dtype=torch.long, device=base.device)  # a text of one token
     with torch.inference_mode(), recording(base, points) as features:
         base(ids)
     return {site: int(features[site].shape[-1]) for site in in_forward_order(features)}
@@ -159,6 +159,7 @@ class _Recorder:
                 attention = layer.get_submodule(path)
                 hook = partial(record_attention, name)
                 self.hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
+        # Each capture point is the input or output (`side`) of the module at `path` within the layer.
         for point, (path, side) in stack.places().items():
             module = layer.get_submodule(path)
             self._record_point(module, point, side)
@@ -168,14 +169,14 @@ class _Recorder:
 
         `call` is the call of the layer. Layers are numbered from 1, across the encoder and the decoder.
         """
-        before = self.recorded.layer
-        number = before.number if before else 0
-        self.recorded.layer = LayerCall(number + 1, stack, call, {})
+        previous = self.recorded.layer
+        previous_number = previous.number if previous else 0
+        self.recorded.layer = LayerCall(previous_number + 1, stack, call, {})
         site = None
-        if before is None:
+        if previous is None:
             site = Site(0, "embedding_output")
-        elif before.stack is not stack:
-            site = Site(number, DECODER_INPUT)
+        elif previous.stack is not stack:  # the first layer of the decoder follows the last layer of the encoder
+            site = Site(previous_number, DECODER_INPUT)
         if site is not None and site.point in self.points:
             self.receive(site, call.hidden)
 

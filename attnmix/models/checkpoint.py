@@ -130,6 +130,7 @@ def longest_text(config: Any) -> int | None:
     if not positions:
         return None
     if config.model_type in POSITIONS_AFTER_PADDING:
+        # The first token has the position index `pad_token_id` + 1, so lower indices are not available for tokens.
         return positions - (int(config.pad_token_id) + 1)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":

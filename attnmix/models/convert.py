@@ -59,6 +59,7 @@ def _load_state_dict(file: Path) -> dict[str, torch.Tensor]:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
         return _find_state_dict(loaded)
     except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        # Only the messages of `_find_state_dict` are written for users.
         problem = str(error) if type(error) is ValueError else type(error).__name__
         allowed = "a state dict of tensors, or a checkpoint of plain values that contains one"
         raise InputError(f"{file}: {problem}; allowed: {allowed}") from error
@@ -70,7 +71,7 @@ def _rename_tensors(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, 
     renamed = {}
     for name, tensor in state.items():
         prefixes_of_name = [prefix for prefix in new_prefixes if name.startswith(prefix)]
-        longest = max(prefixes_of_name, key=len)
+        longest = max(prefixes_of_name, key=len)  # at least the empty prefix, which is always mapped
         new_name = new_prefixes[longest] + name.removeprefix(longest)
         renamed[new_name] = tensor
     return renamed

@@ -23,7 +23,7 @@ def copy_model(model: PreTrainedModel, memo: dict[int, Any] | None = None) -> Pr
             owner = getattr(hook, "__self__", hook)  # the object of a bound method
             is_copied = isinstance(owner, Module) and owner in modules
             if not is_copied:
-                objects[id(owner)] = owner
+                objects[id(owner)] = owner  # the copied hook then refers to the original object
     return copy.deepcopy(model, objects)
 
 

@@ -80,6 +80,7 @@ def tokenize_texts(
     for name, text, encoding in zip(names, texts, encodings, strict=True):
         table = token_table(tokenizer, name, text, encoding, pairs=isinstance(text, tuple))
         truncated = _count_truncated(tokenizer, text, encoding)
+        # Tokens of the first and the second text of a pair have the segments 0 and 1.
         if truncated and isinstance(text, tuple) and not {0, 1}.issubset(table[SEGMENT]):
             raise InputError(f"{name}: with {max_length} tokens, a text of the pair is empty; use a larger max_length")
         counts = {
@@ -95,6 +96,7 @@ def tokenize_texts(
 def _count_truncated(tokenizer: PreTrainedTokenizerFast, text: Text, encoding: Any) -> int:
     """Return the number of tokens of a text or pair that are not in its `encoding` because of truncation."""
     if isinstance(text, str):
+        # The overflowing parts contain the removed tokens, and special tokens, which are not counted.
         return sum(part.special_tokens_mask.count(0) for part in encoding.overflowing)
     # The overflowing parts of a pair repeat tokens, so the pair is encoded again without truncation.
     return len(tokenizer(*text)["input_ids"]) - len(encoding.ids)
@@ -278,9 +280,9 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
     encodings = tokenizer(list(occurrences), add_special_tokens=False).encodings or []
     unknown_shares: dict[str, float] = {}
     for word, encoding in zip(occurrences, encodings, strict=True):
-        known = _count_known_characters(encoding, tokenizer.unk_token_id)
-        if known < len(word):
-            unknown_shares[word] = 1 - known / len(word)
+        known_characters = _count_known_characters(encoding, tokenizer.unk_token_id)
+        if known_characters < len(word):
+            unknown_shares[word] = 1 - known_characters / len(word)
     unknown_words = sum(occurrences[word] * share for word, share in unknown_shares.items())
     share = unknown_words / occurrences.total()
     noun = "text" if len(texts) == 1 else "texts"
@@ -294,13 +296,14 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
 
 
 def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
-    """Return the number of characters of a word that are covered only by known tokens."""
-    known: set[int] = set()
+    """Return the number of characters of a word that are covered only by known tokens, from the word's `encoding`."""
+    known: set[int] = set()  # positions of characters
     unknown: set[int] = set()
     for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         characters = unknown if token == unknown_id else known
         characters.update(range(start, end))
-    # The offsets of a leading-space token include the word's first character, even if the word is unknown.
+    # The offsets of a leading-space token include the word's first character, even if the word is unknown. Characters
+    # that are also covered by an unknown token are therefore not counted.
     return len(known - unknown)
 
 

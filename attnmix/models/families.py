@@ -66,6 +66,7 @@ class Stack:
         residual = None if self.parallel else present_modules[0]
         # Without a norm of the attention output, the projection is the attention output itself.
         projected = self.output if self.attention_output_norm else None
+        # The first module of the network is the Linear that computes the input of the activation function.
         preactivation = self.network[0] if self.network else None
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),
@@ -204,6 +205,7 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
     The configuration determines whether feed-forward networks are gated, and whether sublayers are parallel.
     """
     decoder_changes = entry.pop("decoder", None)
+    # Without these keys, an entry with `gated` is gated in all models of the family, and sublayers are not parallel.
     gated_key = entry.pop("gated_where", "")
     is_gated = getattr(config, gated_key, True)
     parallel_key = entry.pop("parallel", "")
@@ -213,8 +215,9 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
         entries.append(entry | decoder_changes)
     for stack_entry in entries:
         if is_gated and "gated" in stack_entry:
-            network, _, _ = stack_entry["gated"][0].rpartition(".")  # the module that contains the first Linear
-            stack_entry["feed_forward"] = [network]
+            # The whole network is a single module, which contains the Linears.
+            network_path, _, _ = stack_entry["gated"][0].rpartition(".")
+            stack_entry["feed_forward"] = [network_path]
         else:
             stack_entry.pop("gated", None)
     return tuple(Stack(**stack_entry, parallel=is_parallel) for stack_entry in entries)
@@ -327,6 +330,7 @@ def present_names(key: str, names: Sequence[str], family: Family, needed: Iterab
     present = family.present(names)
     for name in names:
         if name not in present:
+            # A rollout is missing if its matrix is missing, for the same reason.
             reason = absent[name.removesuffix(ROLLOUT)]
             logging.info("%s: not available in the model family %s (%s)", name, family.model_type, reason)
     if needed and not present:

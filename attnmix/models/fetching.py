@@ -279,10 +279,10 @@ def _find_package_folder(name: str) -> Path:
     package, _, folder = name.removeprefix(PACKAGE_SCHEME).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None and package in EXTRA_MODULES["example-model"]:
-        require_extra("example-model", f"model.name: {name}")
+        require_extra("example-model", f"model.name: {name}")  # raises an error that names the extra
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"model.name: {name}: the Python package {package!r} is not installed; install it")
-    root = Path(next(iter(spec.submodule_search_locations))).resolve()
+    root = Path(next(iter(spec.submodule_search_locations))).resolve()  # the folder of the package
     path = (root / folder).resolve()
     if not path.is_relative_to(root):
         problem = f"{folder!r} is outside the package {package!r}"

@@ -65,9 +65,9 @@ class _Problem(NamedTuple):
 def load_base(folder: Path) -> PreTrainedModel:
     """Return the base model of a checkpoint, without a head, with observable attention (`attnmix.models.attention`)."""
     implementation = implementation_of(load_config(folder))
-    model, new = load_weights(transformers.AutoModel, folder, implementation)
+    model, new_weights = load_weights(transformers.AutoModel, folder, implementation)
     base: Any = model
-    if new:  # a randomly initialised pooler
+    if new_weights:  # only weights of the pooler can be missing; they were randomly initialised
         base.pooler = None
     return model
 
@@ -99,6 +99,7 @@ def load_classifier(
     padding = load_tokenizer(folder).pad_token_id
     embedding: Any = model.get_input_embeddings()
     _check_padding(str(folder), padding, embedding.num_embeddings)
+    # In the families of `POSITIONS_AFTER_PADDING`, position indices depend on this ID, so it must not be changed.
     if config.model_type not in POSITIONS_AFTER_PADDING:
         model.config.pad_token_id = padding
     return model
@@ -133,7 +134,7 @@ def _check_classes(
     classes by index.
     """
     if len(classes) != len(names) or problem_type not in (None, SINGLE_LABEL):
-        assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION
+        assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION  # as in transformers
         kind = f"{problem_type or assumed_type} with {len(classes)} classes ({_shorten(list(classes))})"
         allowed = f"{len(names)} classes ({_shorten(list(names.values()))})"
         raise InputError(f"model.name: {folder} is trained for {kind}; allowed without fine-tuning: {allowed}")
@@ -215,7 +216,8 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
     `info` is the loading info of transformers. Weights of the classification head may be missing. If `has_new_classes`
     is True, they may also have different shapes, because a new head is then trained.
     """
-    # Names of weights in the base model begin with this prefix, unlike those in the head.
+    # Names of weights in the base model begin with this prefix, unlike those in the head. The prefix of a model without
+    # a head is empty, so all its weights belong to the base model.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         if name.startswith(prefix) or not has_new_classes:
@@ -400,9 +402,9 @@ def check_modules(name: str, base: PreTrainedModel) -> None:
 
 
 def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
-    """Yield a problem for each module that differs from the same module in a new model with this configuration.
+    """Yield a problem for each measured module that differs from that in a new model with the same configuration.
 
-    The measures use the weights of these modules directly, and would ignore an adapter or a replaced module.
+    The measures use the weights of measured modules directly, and would ignore an adapter or a replaced module.
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
@@ -501,6 +503,7 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
         except Exception as error:  # exception types differ by family
             raise InputError(f"model.name: {name} fails on a text ({in_one_line(error)})") from error
         implementation = implementation_of(base.config)
+        # `observed` computes attention from query, key, value and mask; its callback is not needed here.
         with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
             vectors = last_vectors(base(ids))
     if not expected.isfinite().all():

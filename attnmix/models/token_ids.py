@@ -81,7 +81,9 @@ def _remove_padding(
         padding_after = _count_leading(text.ids[::-1], pad)
         content = slice(padding_before, len(text.ids) - padding_after)
         check_no_padding(tokenizer, text.ids[content], key)
-        types = text.types and text.types[content]
+        types = None
+        if text.types is not None:
+            types = text.types[content]
         return replace(text, ids=text.ids[content], types=types)
     if not text.masked:
         _check_ambiguous_padding(tokenizer, text, batch, key)
@@ -98,8 +100,9 @@ def _check_ambiguous_padding(
     end.
     """
     pad = tokenizer.pad_token_id
-    end_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}
-    for end, count in end_counts.items():
+    # The keys are the indices of the first and the last token of a text.
+    padding_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}
+    for end, count in padding_counts.items():
         others_differ = any(other.ids[end] != pad for other in batch)
         if count > 1 or (count == 1 and others_differ):
             problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
@@ -183,10 +186,10 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
     text = ""
     offsets: list[tuple[int, int]] = []
     for end in range(1, len(ids) + 1):
-        decoded = len(offsets)  # the first `decoded` tokens are in `text`
-        new_ids = ids[decoded:end]  # several tokens if they share a character
-        previous = max(decoded - 1, 0)
-        previous_text = _decode(tokenizer, ids[previous:decoded])  # empty for the first token
+        start = len(offsets)  # the tokens before `start` are already in `text`
+        new_ids = ids[start:end]  # several tokens if they share a character
+        previous = max(start - 1, 0)
+        previous_text = _decode(tokenizer, ids[previous:start])  # empty for the first token
         together = _decode(tokenizer, ids[previous:end])
         is_incomplete = together.endswith(INCOMPLETE) and end < len(ids)
         if is_incomplete:  # the next token completes the character

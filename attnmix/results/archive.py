@@ -137,7 +137,8 @@ def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFra
     """Return the measurements from the arrays that `_pack_measurements` created, except `Measurements.measured`."""
     documents = []
     for document, predicted in zip(documents_of(texts, tokens), arrays["predicted"].tolist(), strict=True):
-        label = predicted if document.label < 0 else document.label  # texts of a run have labels
+        # The table contains labels only for texts of a run. Labels passed to `measure` are saved as predicted classes.
+        label = predicted if document.label < 0 else document.label
         documents.append(replace(document, label=label, predicted=predicted))
     measured = Measurements(Texts(documents))
     lengths = [len(document) for document in documents]

@@ -73,9 +73,9 @@ def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -
     if truncated.empty:
         return
     kept = f"of which the {kept_end} {limit} are measured"
-    longest = int(truncated["whole_tokens"].argmax())
-    number = truncated.index[longest]
-    extent = f"text {number} has {truncated['whole_tokens'].iloc[longest]} tokens, {kept}"
+    longest_row = int(truncated["whole_tokens"].argmax())
+    number = truncated.index[longest_row]
+    extent = f"text {number} has {truncated['whole_tokens'].iloc[longest_row]} tokens, {kept}"
     others = len(truncated) - 1
     if others:
         extent += f"; also truncated: {_format_count(others, 'other text')}"

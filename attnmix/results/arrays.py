@@ -31,13 +31,13 @@ def tabulate_ratios(
     frames = []
     for number in range(len(measurements.texts)):
         ratios_MLT = measurements.ratios[number]  # [methods, layers, tokens]
-        _, layer_count, tokens = ratios_MLT.shape
+        _, layer_count, token_count = ratios_MLT.shape
         layers = range(1, layer_count + 1)
         # The order of the rows is that of the flattened ratios.
-        index = pd.MultiIndex.from_product([[number], methods, layers, range(tokens)], names=columns)
+        index = pd.MultiIndex.from_product([[number], methods, layers, range(token_count)], names=columns)
         tokens_by_layer = np.concatenate([read_tokens(number, layer) for layer in layers])
-        token = np.tile(tokens_by_layer, len(methods))
-        frame = index.to_frame(index=False).assign(token=token, ratio=ratios_MLT.ravel())
+        tokens = np.tile(tokens_by_layer, len(methods))  # the same tokens for each ratio
+        frame = index.to_frame(index=False).assign(token=tokens, ratio=ratios_MLT.ravel())
         frames.append(frame)
     table = pd.concat(frames, ignore_index=True)
     return table[["text", "position", "token", "layer", "method", "ratio"]]
@@ -69,6 +69,6 @@ def label_parts(parts: Mapping[str, Array], tokens: Sequence[str], positions: Se
     dimensions = tuple(labels)
     variables = {}
     for name, values in parts.items():
-        dimensions_of_variable = dimensions[: values.ndim]
+        dimensions_of_variable = dimensions[: values.ndim]  # without `source` for variables with two axes
         variables[name] = (dimensions_of_variable, values.copy())
     return xarray.Dataset(variables, labels)

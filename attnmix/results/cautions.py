@@ -65,7 +65,7 @@ def _explain_directions(rows: pd.DataFrame) -> str:
     """
     directions = []
     for measure in rows["measure"]:
-        direction = direction_of_mixing(measure)
+        direction = direction_of_mixing(measure)  # "higher", "lower" or None
         if direction is not None:
             directions.append(f"a {direction} {measure}")
     sentence = f"More mixing means {' and '.join(directions)}."
@@ -76,6 +76,7 @@ def _explain_directions(rows: pd.DataFrame) -> str:
             f" The rows disagree: `after` mixes more by {' and '.join(more)}, less by {' and '.join(less)}; "
             "they measure different properties (docs/measures/which.md)."
         )
+    # The measure of a ratio minus a control is named `<ratio> less <control>`.
     has_differences_from_controls = rows["measure"].str.contains(f" {LESS} ", regex=False).any()
     if has_differences_from_controls:
         sentence += " The ratio minus a control is the part that depends on the removed property."

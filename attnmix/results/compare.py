@@ -80,7 +80,7 @@ def compare(
         own_share_length: The number of tokens to which these texts are truncated.
 
     Returns:
-        The comparison of the ratios that all models have, and of the own share if it can be computed.
+        The comparison of the ratios available for all models, and of the own share where it can be computed.
 
     Raises:
         InputError: For invalid arguments, before a model runs; and if the models differ in tokens, layers or controls.
@@ -92,6 +92,7 @@ def compare(
         >>> float(attnmix.compare(result, result).all_rows()["difference"].abs().max())
         0.0
     """
+    # A single model outside a list is treated as fixed; the models in a list are training runs.
     are_fixed = (not _is_list(before), not _is_list(after))
     members_before = _list_members(before)
     members_after = _list_members(after)
@@ -190,7 +191,7 @@ def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any
     labels = None
     if options["labels"] is not None:
         labels = read_labels(options["labels"])
-    distinct_models = {id(model): model for model in models}
+    distinct_models = {id(model): model for model in models}  # the same object can occur several times
     ratios = {}
     tokenized = {}
     ids = []

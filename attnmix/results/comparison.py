@@ -113,7 +113,10 @@ class Comparison:
         return self._tabulate_cells(self._find_layer_cells(measure))
 
     def _find_layer_cells(self, measure: str) -> list[int]:
-        """Return the indices in `self.cells` of the single layers of one measure, without its mean over layers."""
+        """Return the indices in `self.cells` of the layers of one measure, without the cell of its mean over layers.
+
+        A cell is a pair of measure and layer.
+        """
         measures = dict.fromkeys(cell.measure for cell in self.cells)
         check_name("measure", measure, measures)
         indices = []
@@ -181,7 +184,7 @@ class Comparison:
 
         sides = {"before": self.before, "after": self.after}
         curves = []
-        # The checkpoint determines the colour and the marker of a curve.
+        # The curves have the colours and markers that figures of runs use for these checkpoints.
         for checkpoint, (name, side) in zip(CHECKPOINT_NAMES, sides.items(), strict=True):
             label = f"{name_models(side)} ({name})"
             mean = layer_table(layers, select_cells(side.mean(), indices))
@@ -266,12 +269,12 @@ class Comparison:
             shown[column] = rows[column].map("{:.3f}".format)
         differences = rows["difference"].map("{:+.3f}".format)
         intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
-        shown["difference [over texts]"] = [format_interval(*interval) for interval in intervals]
+        shown["difference [over texts]"] = [format_interval(text, low, high) for text, low, high in intervals]
         shown["between_models"] = rows["between_models"]
         shown["mixing"] = rows["mixing"]
         if have_enough_trainings(self.before, self.after):
             verdicts = zip(rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"], strict=True)
-            shown["between_seeds [over runs]"] = [format_interval(*verdict) for verdict in verdicts]
+            shown["between_seeds [over runs]"] = [format_interval(text, low, high) for text, low, high in verdicts]
         else:
             shown["between_seeds"] = rows["between_seeds"]
         shown["texts"] = rows["texts"].map(str)
@@ -316,7 +319,7 @@ class Comparison:
 
 def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:
     """Add pointwise and simultaneous intervals of `change` over texts, and the column `between_models`, to a table."""
-    texts = change.documents
+    texts = change.documents  # the number of texts in each row
     pointwise = change.interval()
     has_interval = texts >= MIN_INTERVAL_TEXTS
     table["ci_low"] = np.where(has_interval, pointwise.low, np.nan)

@@ -31,15 +31,16 @@ def control_quantities(controls: Collection[str]) -> list[str]:
     """Return the names of the quantities that `Engine.add_sums` must measure for `controls`."""
     quantities = [name for name in controls if name != CLASS_SHARE]
     if CLASS_SHARE in controls:
-        quantities += ["others", "lengths"]  # the contributions of other tokens and their squared lengths
+        # The class share is computed from the contributions of other tokens and from their squared lengths.
+        quantities += ["others", "lengths"]
     return quantities
 
 
 def select_controls(controls: Collection[str], sums_by_name: Mapping[str, Sums]) -> dict[str, Sums]:
     """Return the sums of `controls` in the order of `CONTROL_NAMES`, `[N, L, M]` for ratios and `[N, L]` for shares.
 
-    A share can have several sums, whose names begin with the name of the share: `swap` has sums for each kind of donor,
-    and `class_share` has sums for permuted classes.
+    The axes are N texts, L layers and M methods. A share can have several sums, whose names begin with the name of the
+    share: `swap` has sums for each kind of donor, and `class_share` has sums for permuted classes.
     """
     selected: dict[str, Sums] = {}
     for name in CONTROL_NAMES:
@@ -71,9 +72,9 @@ def texts_without_corpus_value(documents: Sequence[Document]) -> dict[int, str]:
 
 
 def sink_totals(measurements: Measurements) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of `attention_to_first` and of each measure in `SINK_MEASURES`, by name."""
+    """Return the sums `[texts, layers]` of `attention_to_first` and of each measure in `SINK_MEASURES`, by name."""
     totals = {"attention_to_first": measurements.sums["to_first"]}
-    values, counts = measurements.sums["sinks"]  # [N, L, measures]
+    values, counts = measurements.sums["sinks"]  # [texts, layers, measures]
     for index, name in enumerate(SINK_MEASURES):
         totals[name] = Sums(values[..., index], counts[..., index])
     return totals
@@ -83,10 +84,10 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
 
     For each name in `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
-    text: as values after the exchange of some tokens, and as counts after the exchange of all tokens. The warning
-    depends on the sum of the values over texts, divided by the sum of the counts.
+    of N texts in L layers: as values after the exchange of some tokens, and as counts after the exchange of all tokens.
+    The warning depends on the sum of the values over texts, divided by the sum of the counts.
     """
-    for name, exchanged_tokens in TOTAL_EFFECTS.items():
+    for name, exchanged_tokens in TOTAL_EFFECTS.items():  # such as the phrase "all other tokens"
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
         # `Sums.counts` usually contains numbers of tokens. A total effect is a ratio of two squared displacements, so
@@ -113,7 +114,8 @@ def add_class_shares(measurements: Measurements) -> None:
     """Add the sums of `class_share` and of `class_share_permuted` to the measurements.
 
     The class share is the share of the squared length of other tokens' contributions that is common to the texts of a
-    class. The share for permuted classes is the 95 % quantile over random permutations of the classes.
+    class. The share for permuted classes is the 95 % quantile over random permutations of the classes. Axes: N sampled
+    or usable texts, L layers.
     """
     texts = measurements.texts
     sampled = draw_texts(texts.predicted, SEED)
@@ -124,7 +126,8 @@ def add_class_shares(measurements: Measurements) -> None:
     pseudo_values_NL = _compute_pseudo_values(moments, usable_classes)
     sums_of_usable = Sums(pseudo_values_NL, np.ones_like(pseudo_values_NL))
     usable_texts = sampled[is_usable_N].tolist()
-    share = sums_of_usable.scatter(usable_texts, len(texts))
+    share = sums_of_usable.scatter(usable_texts, len(texts))  # all other texts have sums and counts of 0
+    # The quantile is a single value per layer, which every usable text receives.
     permuted_L = class_share_null(moments, usable_classes, SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)
@@ -133,9 +136,10 @@ def add_class_shares(measurements: Measurements) -> None:
 def _compute_pseudo_values(moments: Moments, classes_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the jackknife pseudo-value `[N, L]` of the class share for each text: N s - (N - 1) s_n.
 
-    Here, s is the share of all N texts, and s_n the share without text n. A class share depends on products of pairs of
-    texts, so single texts have no share. Pseudo-values can be resampled over texts like other values, and the variance
-    of their mean is the jackknife variance. They are shifted so that their mean is s, without a correction for bias.
+    Here, s is the share of all N texts in each of L layers, and s_n the share without text n. A class share is computed
+    from products between the vectors of two texts, so it is undefined for a single text. Pseudo-values can be resampled
+    over texts like other values, and the variance of their mean is the jackknife variance. They are shifted so that
+    their mean is s, without a correction for bias.
     """
     all_texts, leave_one_out = products(moments, classes_N)
     class_index = PARTS.index("class")

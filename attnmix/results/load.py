@@ -113,7 +113,7 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     texts = run.documents.assign(text=run.documents["document"].map(run.texts))
     methods = [method for method in RATIOS if method in table]
     measurements = Measurements(Texts(documents_of(texts, run.tokens)))
-    measurements.measured.add(MEASURES)  # so the ratios are not computed again
+    measurements.measured.add(MEASURES)  # prevents a new computation of the ratios
     for number, name in enumerate(names):
         _add_token_values(measurements, number, rows_by_text[name], methods)
         matrices = run.matrices(checkpoint, name)
@@ -144,7 +144,7 @@ def _add_token_values(measurements: Measurements, number: int, rows: pd.DataFram
 
 def _count_encoder_layers(folder: Path) -> int:
     """Return the number of encoder layers of a checkpoint without loading its weights."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # creates the modules without memory for weights
         base: Any = AutoModel.from_config(AutoConfig.from_pretrained(folder))
     layers_by_stack = layer_counts(base)
     return layers_by_stack[0]

@@ -114,7 +114,7 @@ def measure_tokenized(
     if classes is not None:
         documents = add_classes(documents, classes)
     if "corpus_value" in control_names:
-        excluded = texts_without_corpus_value(documents)
+        excluded = texts_without_corpus_value(documents)  # a token class that no other text has, by text index
         if excluded:
             number, token_class = next(iter(excluded.items()))
             sentence = left_out_sentence(f"text {number}", token_class, len(excluded), len(documents))

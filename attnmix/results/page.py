@@ -48,7 +48,8 @@ def models_page(
         known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
             these measurements.
     """
-    # Only the page of a single result is cached; a comparison creates its page anew.
+    # Only the page of a single result is cached; a comparison creates its page anew. The key `whole` distinguishes the
+    # whole page from the small one.
     page_contents = known[0].pages if len(known) == 1 else {}
     if whole not in page_contents:
         page_contents[whole] = _measure_results(models, tokenized, methods, whole, known)
@@ -82,9 +83,10 @@ def _measure_results(
     `known` contains the existing measurements of each model, which are not computed again. If `whole` is False,
     attention heads and the matrices that `TextResults.without_heads` removes are omitted.
     """
-    last = models[-1]
+    last = models[-1]  # all models have the same tokens
     with ExitStack() as stack, quiet():
         bases: dict[str, PreTrainedModel] = {}
+        # `TextMeasurer` identifies models by checkpoint names, even if they do not belong to a run.
         for checkpoint, model in zip(CHECKPOINT_NAMES, models, strict=False):
             base = stack.enter_context(model.observed(tokenized.pairs))
             if any(_share_modules(base, other) for other in bases.values()):

@@ -47,7 +47,8 @@ def compare_results(
         totals = result.quantities(methods)
         if obstacle is None:
             totals = result.own_share_totals(sample) | totals
-        cells, cell_totals = pack_cells(totals)  # all results have the same cells
+        # A cell is a pair of measure and layer; all results have the same cells.
+        cells, cell_totals = pack_cells(totals)
         means.append(resample_means(cell_totals))
     names = _list_model_names(results)
     number_before = len(before)
@@ -58,17 +59,20 @@ def compare_results(
 
 
 def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
-    """Compute the own share of each result in a sample; return why it cannot be computed or compared, or None."""
+    """Return the reason why own shares in a sample cannot be computed or compared for all results, otherwise None.
+
+    The own share of each result is computed if its model is available, and added to the cache of the result.
+    """
     obstacles = [result.own_share_obstacle(sample) for result in results]
     for obstacle in filter(None, obstacles):
         return obstacle
-    kinds = []
+    names_of_results = []  # the names of the own shares by kind of donor
     for result in results:
         sums = result.own_share_totals(sample)
         if not sums[OWN_SHARE].counts.any():
             return "every text has fewer than two tokens that can be exchanged"
-        kinds.append(list(sums))
-    if any(other != kinds[0] for other in kinds):
+        names_of_results.append(list(sums))
+    if any(names != names_of_results[0] for names in names_of_results):
         return "the kinds of donors differ, because not all classifiers predict several classes"
     return None
 
@@ -183,7 +187,7 @@ def _average_ratio(side: Sequence[Measures], ratio: str) -> npt.NDArray[np.float
     """Return the mean of a ratio for each text `[N]`, over the tokens of the text, over all layers and all models."""
     means_of_models = []
     for result in side:
-        sums = result.ratio_totals()[ratio]
+        sums = result.ratio_totals()[ratio]  # [texts, layers]
         means_NL = sums.values / sums.counts
         means_of_models.append(means_NL.mean(1))
     means_N: npt.NDArray[np.float64] = np.mean(means_of_models, axis=0)
@@ -200,7 +204,7 @@ def _describe_change_by_length(
         change_N: The change of the measure in each text `[N]`.
         lengths_N: The number of tokens of each text `[N]`.
     """
-    classes_N = length_class(lengths_N)
+    classes_N = length_class(lengths_N)  # indices in `LENGTHS`
     changes = []
     for length_index in np.unique(classes_N):
         is_in_class_N = classes_N == length_index

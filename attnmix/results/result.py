@@ -121,14 +121,14 @@ class Measures:
 
         Own shares that are not in the cache are computed only if the first text is short.
         """
-        known = self.measurements.token_shares
+        shares_by_text = self.measurements.token_shares  # the keys are text indices
         is_short = len(self.documents[0]) <= MAX_TOKENS
-        if 0 not in known and is_short and self.own_share_obstacle() is None:
+        if 0 not in shares_by_text and is_short and self.own_share_obstacle() is None:
             with self._open_engine() as engine:
                 engine.add_token_shares(self.measurements, 0)
         is_first_text = self._token_table["text"] == 0
         tokens = self._token_table.loc[is_first_text, "token"].tolist()
-        return draw_notebook_view(repr(self), self.model.name, tokens, known.get(0))
+        return draw_notebook_view(repr(self), self.model.name, tokens, shares_by_text.get(0))
 
     @property
     def texts(self) -> list[str]:
@@ -212,7 +212,7 @@ class Measures:
         """
         sample = check_own_share_sample(by, max_texts, max_length)
         table = mean_table(self.own_share_totals(sample))
-        names = table.pop("measure")
+        names = table.pop("measure")  # `own_share` for all donors, `own_share_<kind>` for a kind of donor
         if by == "exchange":
             donors = names.str.removeprefix(f"{OWN_SHARE}_")
             donors = donors.replace(OWN_SHARE, self._name_all_donors())
@@ -526,7 +526,7 @@ class Measures:
         self.measured_model.check_unedited()
         models = []
         is_cached = whole in self.measurements.pages
-        if not is_cached:
+        if not is_cached:  # a cached page needs no model
             models.append(self.measured_model.read())
         names = (self.model.name,)
         known = [self.measurements]

@@ -54,8 +54,9 @@ def is_own_share(measure: str) -> bool:
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
     """Return the cells of the measures in `totals`, and the sums of all cells `[texts, cells]`.
 
-    The first cell of a measure is its mean over layers; the next cells are its layers. `own_share` has no mean over
-    layers, because it is cumulative from the input. `totals` contains the sums `[texts, layers]` of each measure.
+    A cell is a pair of measure and layer. The first cell of a measure is its mean over layers; the next cells are its
+    layers. `own_share` has no mean over layers, because it is cumulative from the input. `totals` contains the sums
+    `[N, L]` of each measure (N texts, L layers).
     """
     cells: list[Cell] = []
     values = []
@@ -150,7 +151,7 @@ def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
     The number is NaN for class shares, because every text counts once, regardless of its length.
     """
     counts = np.asarray(means.counts)
-    counts_texts_once = counts == means.documents
+    counts_texts_once = counts == means.documents  # numbers of texts instead of tokens
     lengths = counts / np.maximum(means.documents, 1)
     return np.where(counts_texts_once, np.nan, lengths)
 

@@ -18,7 +18,7 @@ from attnmix.results.tables import LESS
 
 
 def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of each ratio by name, and the numbers of tokens as counts."""
+    """Return the sums `[texts, layers]` of each ratio by name, and the numbers of tokens as counts."""
     tokens = []
     sums = []
     for number in range(len(measurements.texts)):
@@ -27,7 +27,7 @@ def sum_ratios(measurements: Measurements, methods: Sequence[str]) -> dict[str, 
         sums.append(sums_ML.T)
         tokens.append(ratios_MLT.shape[-1])
     tokens_N1 = np.array(tokens, np.float64)[:, None]
-    sums_NLM = np.stack(sums)
+    sums_NLM = np.stack(sums)  # [texts, layers, methods]
     return {method: Sums(sums_NLM[..., index], tokens_N1) for index, method in enumerate(methods)}
 
 
@@ -46,7 +46,7 @@ def subtract_control(ratio: Sums, control: Sums) -> Sums:
 def sum_quantities(
     measurements: Measurements, methods: Sequence[str], control_names: Sequence[str], compared: Sequence[str]
 ) -> dict[str, Sums]:
-    """Return the sums `[N, L]` of all compared quantities by name.
+    """Return the sums `[texts, layers]` of all compared quantities by name.
 
     The quantities are the swaps, the class shares, the `compared` ratios, and each of these ratios minus each control.
     The control `random_weights` is not subtracted, because it describes another model.
@@ -69,6 +69,6 @@ def sum_quantities(
                 totals[f"{method} {LESS} {name}"] = subtract_control(ratio, control)
     for name, sums in controls.items():
         is_share = name not in CONTROLS
-        if is_share and name != CLASS_SHARE_PERMUTED:
+        if is_share and name != CLASS_SHARE_PERMUTED:  # only a reference for the class share
             totals[name] = sums
     return totals

@@ -45,7 +45,7 @@ class Trainings(NamedTuple):
     fixed: bool = False  # True for a single model that is not one of several training runs
 
     def mean(self) -> Resampled:
-        """Return the mean over the models."""
+        """Return the mean over the models for each pair of measure and layer, also in each bootstrap sample."""
         means = np.mean([model.mean for model in self.means], axis=0)
         samples = np.mean([model.samples for model in self.means], axis=0)
         first = self.means[0]
@@ -53,7 +53,7 @@ class Trainings(NamedTuple):
 
 
 def select_cells(resampled: Resampled, cells: Sequence[int]) -> Resampled:
-    """Return the means and bootstrap samples of the cells whose indices are in `cells`."""
+    """Return the means and bootstrap samples of the cells (pairs of measure and layer) with the indices `cells`."""
     means = resampled.mean[cells]
     samples = resampled.samples[:, cells]
     documents = resampled.documents[cells]
@@ -80,7 +80,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     a `fixed` model, such as the pretrained model, it is Student's interval for the mean of the other side. If one side
     is a single training run, the variance of this run is assumed to be that of the other side. A run that is treated as
     fixed would often seem different from other runs with the same settings. The interval is NaN if there are too few
-    training runs.
+    training runs. `cells` are the indices of C cells (pairs of measure and layer); R is the number of runs of a side.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -109,7 +109,7 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
 def _combine_variances(before_RC: Doubles, after_RC: Doubles) -> tuple[Doubles, Doubles]:
     """Return the variance `[C]` of the difference between the means of two sides, and Welch's degrees of freedom `[C]`.
 
-    The degrees of freedom are NaN if neither side varies.
+    The arguments contain C values for each of R training runs. The degrees of freedom are NaN if neither side varies.
     """
     before_C = _estimate_variance_of_mean(before_RC)
     after_C = _estimate_variance_of_mean(after_RC)
@@ -169,7 +169,9 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
 
 
 def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the verdict `between_seeds` of each row, from the verdicts on the intervals over texts and training runs.
+    """Return the verdict `between_seeds` of each row.
+
+    It combines the verdict for the interval over texts with that for the interval over training runs.
 
     Args:
         between_models: The verdicts on the intervals over texts.
