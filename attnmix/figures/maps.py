@@ -140,7 +140,7 @@ def example_text(
     places = places_by_site(rows)
     last_places = next(reversed(places.values()))
     positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
-    labels_by_stack = []  # encoder, decoder
+    labels_by_stack = []  # for the inputs of the encoder and, if any, of the decoder
     for labels in captured.word_labels(document, positions):
         distant_labels = style.spread_out(last_places, labels, max_labels)
         labels_by_stack.append(distant_labels)
@@ -717,7 +717,7 @@ def _list_transition_steps() -> npt.NDArray[np.float64]:
 
 
 def _interpolate(start: Places, end: Places, progress: float) -> Places:
-    """Return positions between `start` and `end`, for a progress from 0 to 1."""
+    """Return positions between `start` and `end`; `progress` is the fraction of the way, from 0 to 1."""
     return (1 - progress) * start + progress * end
 
 
@@ -734,6 +734,7 @@ def _draw_frame(scene: Scene, words: Iterable[Any]) -> Image.Image:
 
 def _save_gif(frames: Sequence[Image.Image], path: Path) -> None:
     """Write frames as an animated GIF with one palette, derived from the last frame of each capture point."""
+    # Each capture point has `FRAMES` frames, except the last, which has a multiple of this number.
     final_frames = frames[FRAMES - 1 :: FRAMES]
     pixels = np.concatenate([np.asarray(frame) for frame in final_frames])
     palette = Image.fromarray(pixels).quantize(128, Image.Quantize.MAXCOVERAGE)

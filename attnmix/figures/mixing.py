@@ -167,7 +167,10 @@ def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) ->
 
 
 def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column of `rows` in which the values over too few texts for an interval are NaN."""
+    """Return a column of `rows` in which the values over too few texts for an interval are NaN.
+
+    The column `documents` contains the number of texts of each row; without it, no values become NaN.
+    """
     if "documents" not in rows:
         return rows[column]
     has_interval = rows["documents"] >= MIN_INTERVAL_DOCUMENTS
@@ -318,6 +321,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     longest = reviews["tokens"].max()
     shading = LogNorm(shortest, longest + 1)  # the limits must differ
     handles = []
+    # With two checkpoints, the dots of the first are to the left of a layer's centre, those of the second to the right.
     for name, side in zip(checkpoints, SWARM_SIDES[len(checkpoints)], strict=True):
         rows = reviews[reviews["checkpoint"] == name]
         handle = _draw_swarms(axes, rows, name, side, swarm_width, shading)
@@ -369,7 +373,8 @@ def _draw_swarms(
     `rows` contains the mean ratio of each review by layer. In each layer, dots of similar height are side by side, at
     most `width` from the centre of `side`. Dots of longer reviews are darker, according to `shading`.
     """
-    dot_width = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())  # in layers
+    # The diameter of a dot is converted from points (1 / 72 inch) to units of the x axis, which are layers.
+    dot_width = DOT / 72 / PANEL_WIDTH * np.ptp(axes.get_xlim())
     by_layer = rows.groupby("layer")["mean"]
     offsets = by_layer.transform(_place_in_swarm, limits=axes.get_ylim(), width=width, step=dot_width)
     cmap_name, marker = REVIEW_LOOKS[checkpoint]

@@ -197,6 +197,7 @@ def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_
     """
     last_layer = rows["layer"].max()
     rows_of_last = rows[rows["layer"] == last_layer]
+    # Tokens that were not exchanged have NaN, which `count` ignores.
     exchanged_tokens = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()
     handles: list[Any] = []
     if len(means):

@@ -414,7 +414,7 @@ def _measure_overlap(
     distances = np.abs(candidates[:, None] - earlier_centres)  # [C, labels, 2]
     gaps = distances - (earlier_sizes + extent) / 2  # negative along an axis on which the labels overlap
     overlaps = np.minimum(gaps, 0)
-    areas = np.prod(overlaps, axis=-1)
+    areas = np.prod(overlaps, axis=-1)  # positive if both factors are negative; 0 for labels that do not overlap
     fractions: npt.NDArray[np.float64] = areas.sum(axis=1) / np.prod(extent)
     return fractions
 

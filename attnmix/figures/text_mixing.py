@@ -226,7 +226,7 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         is_last = row == len(methods) - 1
         matrices = run.matrix(checkpoint, document, method)[layer_indices]  # [layers, tokens, sources]
         shares = row_shares(matrices)[:, part]  # [layers, shown tokens, all sources]
-        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])
+        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])  # without the share of the token itself
         scale = Normalize(0, _find_scale_end(others))
         for column, layer in enumerate(layers):
             axes = grid[row, column]

@@ -156,6 +156,7 @@ class CapturedTexts(NamedTuple):
                 token = input_tokens[row]
                 word = input_words[row]
                 all_labels[index] = token.short_label
+                # `word` is the word that starts with the token, so it is longer than a token that is only a part of it.
                 is_whole_word = len(word) > 1 and word == token.text.strip().lower()
                 if token.special or is_whole_word:
                     word_labels[index] = token.short_label
@@ -163,15 +164,18 @@ class CapturedTexts(NamedTuple):
         return labels
 
     def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
-        """Return masks of the special tokens among `tokens`, by class of special tokens.
+        """Return masks of the special tokens among some captured tokens, by class of special tokens.
 
-        Each class has a mask for the encoder inputs and, if any, for the decoder inputs. Classes that do not occur are
+        `tokens` has the columns `document` and `position`. Each class has a mask for the inputs of the encoder and, if
+        any, a second mask for the inputs of the decoder, which are shifted right by one. Classes that do not occur are
         omitted.
         """
         keys = ["document", "position"]
         captured = pd.MultiIndex.from_frame(self.tokens[keys])
-        rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))
+        rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))  # row numbers in `self.tokens`
         classes_by_stack = []
+        # `readings` contains a list of input tokens for the encoder and, if any, for the decoder. Each list has a token
+        # for every row of `self.tokens`.
         for input_tokens in self.readings:
             classes = np.array([token.token_class for token in input_tokens])
             classes_by_stack.append(classes[rows])
@@ -194,6 +198,7 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     for text in texts:
         encoder_inputs.extend(text)
     readings = [encoder_inputs]
+    # This column exists only for encoder-decoder models. Each text of the column begins with the decoder's start token.
     if DECODER_TOKEN in tokens:
         start_label = tokens[DECODER_TOKEN].iloc[0]
         readings.append(_shift_right(texts, start_label))

@@ -63,7 +63,7 @@ def fit_aligned(
     sizes = np.array([len(start) for start in starts])
     firsts = np.cumsum(sizes) - sizes  # first row of each point in `xy`
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]  # rows of the tokens in `xy`
-    pulls = ties_of_places(strength, places)
+    pulls = ties_of_places(strength, places)  # tie strengths `[rows, rows]` in CSR format
     a, b = curve
     _run_epochs(
         xy,
@@ -197,9 +197,14 @@ def _run_epochs(  # type: ignore[no-untyped-def]
 ):
     """Update the coordinates `xy` `[rows, 2]` in place by stochastic gradient descent over edges.
 
-    The forces are those of UMAP: they are the gradients of its cross entropy for the similarity 1 / (1 + a d^(2 b)) of
-    two rows at the distance d. `heads` and `tails` `[edges]` are the rows at the ends of each edge. An edge is sampled
-    once every `epochs_per_sample` `[edges]` epochs. `tie_ends`, `others` and `strengths` are the ties in CSR format.
+    The rows are the distinct vectors of all capture points. Edges connect neighbours among the vectors of one point.
+    Ties connect the rows of the same token at neighbouring points, and attract these rows to each other. The forces of
+    edges are those of UMAP: they are the gradients of its cross entropy for the similarity 1 / (1 + a d^(2 b)) of two
+    rows at the distance d.
+
+    `heads` and `tails` `[edges]` are the rows at the ends of each edge. An edge is sampled once every
+    `epochs_per_sample` `[edges]` epochs. `others` and `strengths` are the tied rows and the strengths of all ties, row
+    by row; those of row r have the indices from `tie_ends[r]` to `tie_ends[r + 1]` (exclusive), as in CSR format.
     Negative samples of a row are drawn from the rows of its point: `firsts` and `sizes` `[rows]` are the first row and
     the number of rows of this point. `state` is the state of the random generator.
     """
@@ -215,7 +220,9 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             head = heads[edge]
             tail = tails[edge]
             # Attraction: move both ends of the edge towards each other and towards their tied rows. `clip` limits each
-            # step. The pull on the head is multiplied because AlignedUMAP repeats it with each negative sample.
+            # step. `step` moves the head along the edge, and its opposite moves the tail. A pull is the weighted
+            # difference between a row and its tied rows, so it is subtracted from the row at both ends. The pull on the
+            # head is multiplied because AlignedUMAP repeats it with each negative sample.
             squared = rdist(xy[head], xy[tail])  # the squared distance
             attraction = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
             for axis in range(2):

@@ -23,7 +23,7 @@ def two_components(x_ND: Doubles) -> Doubles:
     Components are computed from the covariance `[D, D]` or the Gram matrix `[N, N]`, whichever is smaller.
     """
     vectors, width = x_ND.shape
-    if vectors >= width > 1:
+    if vectors >= width > 1:  # scikit-learn requires at least two dimensions for two components
         from sklearn.decomposition import PCA  # slow import, not needed for fewer vectors
 
         return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))

@@ -71,7 +71,8 @@ def _run_on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, 
 def _run_in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
     """Call `function` with one OpenMP and BLAS thread, on a Dask worker.
 
-    Raise `InputError` if the main process has `portable` arithmetic and the worker does not.
+    Raise `InputError` if the main process has `portable` arithmetic and the worker does not. Environment variables
+    select this arithmetic, and the worker does not inherit those of the main process.
     """
     if portable and not environment.in_place():
         raise InputError(

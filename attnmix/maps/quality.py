@@ -50,6 +50,7 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     pairs = np.triu_indices(len(vectors), 1)
     distance_spearman = rank_correlation(distances[pairs], map_distances[pairs])
+    # Continuity is the trustworthiness with exchanged roles of the map and the full space.
     return {
         "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
         "continuity": trustworthiness(map_distances, full, n_neighbors=k, metric="precomputed"),
@@ -102,7 +103,11 @@ def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the neighbour indices `[rows, k]` that result if the coordinates are permuted to `order`."""
+    """Return the neighbour indices `[rows, k]` that result if the coordinates are permuted to `order`.
+
+    Row i of the permuted coordinates is the old row `order[i]`. `near` `[rows, k]` are the indices of the neighbours
+    before the permutation.
+    """
     new_index = np.argsort(order)  # new_index[i] is the index of the old row i after the permutation
     return np.asarray(new_index[near[order]])
 
@@ -253,6 +258,7 @@ def _score_among_all(
         xy = _concatenate_sites(by_site, sites)
         drawn_maps.append(xy[rows])
     call = (drawn, drawn_maps, metric, seed)
+    # `in_parallel` also limits a single call to one thread, so that scores do not depend on the number of cores.
     (scores_of_map,) = in_parallel(score_map, [call], "joint: scores")
     return scores_of_map, len(rows)
 

@@ -57,7 +57,12 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
 
 
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
-    """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor text."""
+    """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor text.
+
+    The own share compares the displacements of a token's vector if the token itself and if all other tokens are
+    replaced by tokens of a donor text. For the donor `SAME_MINUS_OTHER`, the values are differences between two kinds
+    of donors. Rows of layer 0 (the embeddings) are omitted.
+    """
     table: Any = run.table("measure/exchange")
     is_own_share = table["quantity"] == OWN_SHARE
     has_donor = table["donor"] == donor
@@ -74,8 +79,8 @@ def _count_measured_texts(run: Results) -> int:
 def _write_headline(run: Results, shares: pd.DataFrame) -> str:
     """Return the headline: the own share after the last layer or, if there are no own shares, the mixing ratio.
 
-    For two models, the headline contains the values of both models. `shares` contains the own share by layer and
-    checkpoint.
+    For two models, the headline contains the values of both models (`pretrained` and `finetuned`). `shares` is a result
+    of `own_shares`, with rows by checkpoint and layer.
     """
     curves, differences = run.mixing
     has_one_model = differences.empty
@@ -175,7 +180,7 @@ def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
     notes = {ratio_term: f"Here it is the mean over {_format_count(run, measured_texts)}, weighted by tokens."}
     if len(shares):
         share_term = SHARE.lower()
-        last = shares.iloc[-1]
+        last = shares.iloc[-1]  # the difference between the models after the last layer
         notes[share_term] = f"Here it is the mean over {_describe_sample(run, last)}."
     return notes
 
@@ -230,7 +235,7 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
 def _describe_shares_by_class(run: Results) -> str:
     """Return a sentence on the difference between the own shares with donors of the same and of another class.
 
-    The sentence is empty if there are no such donors.
+    Donors are texts whose words replace those of the measured text. The sentence is empty if there are no such donors.
     """
     differences = _select_last_layer(own_shares(run, SAME_MINUS_OTHER))
     if differences.empty:
@@ -284,7 +289,10 @@ def _format_distinct(high: float, low: float) -> tuple[str, str]:
 
 
 def _create_own_share_chart(shares: pd.DataFrame, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the data of a chart of the own share by layer; `labels` are the names of the models by checkpoint."""
+    """Return the data of a chart of the own share by layer, with a series of means and intervals for each model.
+
+    `shares` is a result of `own_shares`, and `labels` are the names of the models by checkpoint.
+    """
     layers = range(1, int(shares["layer"].max()) + 1)
     is_model = shares["checkpoint"] != "difference"
     by_checkpoint = shares[is_model].groupby("checkpoint", sort=False)

@@ -100,9 +100,10 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
 
 def _encode_shares(shares: Array, is_kept: npt.NDArray[np.bool_]) -> dict[str, str]:
-    """Return the encoded roots of the kept shares, row by row, and the encoded share of each token itself.
+    """Return the encoded square roots of the kept shares, row by row, and the encoded share of each token itself.
 
-    `shares` `[..., T, T]` are the shares in one checkpoint, and `is_kept` is a mask of the same shape.
+    `shares` `[..., T, T]` are the shares of T source tokens (columns) in T tokens (rows), and `is_kept` is a mask of
+    the same shape. Square roots preserve the precision of small shares. Shares in rows with NaN are encoded as missing.
     """
     is_known = _is_known_row(shares)
     clipped = np.clip(shares, 0, 1)
@@ -175,7 +176,7 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
 
 
 def _create_curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
-    """Return one curve for each of G groups of rows.
+    """Return one curve for each of G groups of rows; `groups` is the number G.
 
     `group_N` contains the group index of each of the N rows of `table`. Arrays `[3, G, L]` contain the means, the lower
     and the upper bounds of the curves by group and layer.
@@ -269,8 +270,10 @@ def _count_bytes_in_16_bits(arrays: Parts) -> int:
 def _encode_common(arrays: Parts) -> dict[str, Any]:
     """Return the head arrays that are encoded in the same way for short and for long texts.
 
-    `reach` contains the first and the last visible key of each token. `sums` contains the row sums `[L, H, T]` of the
-    attention weights; it is present only if a learned attention sink reduces them below 1.
+    `scores` contains the scaling factor and the softcap of the products q.k in each layer. `reach` contains the first
+    and the last visible key of each token. `source_norms` contains the length of each token's value after the output
+    projection, by layer and head. `sums` contains the row sums `[L, H, T]` (layers, heads, tokens) of the attention
+    weights; it is present only if a learned attention sink reduces them below 1.
     """
     reach = arrays["reach"].astype(np.uint16)
     encoded = {
@@ -287,8 +290,8 @@ def _encode_common(arrays: Parts) -> dict[str, Any]:
 
 
 def _sum_rows(arrays: Parts) -> Array:
-    """Return the sum of each row of attention weights `[L, H, T]`."""
-    sums_LHT = np.zeros_like(arrays["log_sums"], dtype=np.float64)
+    """Return the sum of each row of attention weights `[L, H, T]` (layers, heads, tokens)."""
+    sums_LHT = np.zeros_like(arrays["log_sums"], dtype=np.float64)  # only the shape is used
     layers, heads, _ = sums_LHT.shape
     for layer in range(layers):
         for head in range(heads):
@@ -307,6 +310,8 @@ def _encode_vectors(arrays: Parts) -> dict[str, Any]:
     encoded["key"] = encode(arrays["key"])
     encoded["bits"] = 32
     vectors = {}
+    # `DIMENSIONS` names all stored arrays. Texts of any length have those in `HEAD_PARTS`; they are encoded above if
+    # the page needs them.
     for name in DIMENSIONS:
         if name in arrays and name not in HEAD_PARTS:
             vectors[name] = encode(arrays[name])

@@ -50,7 +50,7 @@ def page_text(run: Results, subject: Subject) -> str:
     labels = words["checkpoints"]
     cautions = list_cautions(subject, run)
     data = page_data(run, tokens, labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
-    head_parts = data["attention"].pop("documents")
+    head_parts = data["attention"].pop("documents")  # these large arrays are stored in a separate element of the page
     script = BUNDLE.read_text(encoding="utf-8")
     if "</script" in script.lower():
         raise AssertionError("bundle.js contains </script, which would end its script element")

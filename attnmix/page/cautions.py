@@ -63,17 +63,20 @@ def _describe_scope(subject: Subject, run: Results) -> str:
 def _describe_total_effects(run: Results) -> list[str]:
     """Return a sentence on exchanges of some tokens that displace vectors further than exchanges of all tokens.
 
-    The list is empty if there are no such exchanges, according to simultaneous intervals. If there are several, the
-    sentence describes the one with the largest ratio.
+    An exchange replaces tokens by those of other texts. The total effect of tokens is the squared displacement after an
+    exchange of these tokens, relative to that after an exchange of all tokens. The list is empty if no total effect
+    exceeds 1, according to simultaneous intervals. If several do, the sentence describes the largest.
     """
     table: Any = run.table("measure/exchange")
     is_total_effect = table["quantity"].isin(TOTAL_EFFECTS) & (table["donor"] == ALL_DONORS)
-    rows = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
-    if len(rows):  # otherwise, the table may lack the column
-        rows = rows[rows["simultaneous_low"] > 1]
+    effects = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
+    if effects.empty:  # the table may then lack the columns of intervals
+        return []
+    rows = effects[effects["simultaneous_low"] > 1]
     if rows.empty:
         return []
-    row = rows.loc[rows["mean"].idxmax()]
+    largest = int(rows["mean"].argmax())
+    row = rows.iloc[largest]
     model = CHECKPOINTS[row["checkpoint"]].lower()
     exchange = f"exchanging {TOTAL_EFFECTS[row['quantity']]}"
     effect = f"{exchange} displaces vectors after layer {row['layer']} further than exchanging all tokens"
@@ -104,8 +107,8 @@ def _has_rollouts(run: Results) -> bool:
 def _describe_agreement(run: Results) -> str:
     """Return a sentence on the rank correlation of the preferred ratio with derivatives in the same layer.
 
-    The sentence contains the lowest and the highest of the layers' mean correlations. It is empty if no correlations
-    were measured.
+    The derivatives are those of the layer's outputs with respect to its inputs. The sentence contains the lowest and
+    the highest of the layers' mean correlations. It is empty if no correlations were measured.
     """
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"
@@ -117,7 +120,7 @@ def _describe_agreement(run: Results) -> str:
     correlations = []
     for row in (least, most):
         correlation = f"{signed(row['mean'])} (layer {row['layer']})"
-        if correlation not in correlations:
+        if correlation not in correlations:  # if one layer is both, it is mentioned once
             correlations.append(correlation)
     correlation_range = " to ".join(correlations)
     number = counted(rows["documents"].max(), wording_of(run).texts)

@@ -39,7 +39,7 @@ def encode_map(
         of the sites without a map.
     """
     site_N = find_sites(table, sites)
-    xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), "xy")
+    xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), ["x", "y"])
     xy = np.moveaxis(xy_2ST, 0, -1)  # [sites, tokens, 2]
     if layout == "pca":
         # The stored coordinates have the same extent at all sites; these factors restore the principal components.
@@ -65,15 +65,17 @@ def _find_map_limits(
 ) -> npt.NDArray[np.float64]:
     """Return a square for each site, as low and high limits of x and y `[sites, 2, 2]`.
 
-    `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square for all sites `[1, 2,
-    2]`. In the layout `pca`, each site has a separate centre, and the squares of a capture point have the same size in
-    all layers.
+    `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square `[1, 2, 2]` for all
+    sites. In the layout `pca`, each site has a separate centre, and the squares of a capture point have the same size
+    in all layers.
     """
     if layout in ONE_PLANE:
         common_limits = square_limits(xy.reshape(-1, 2))
         return common_limits[None]
     limits = np.stack([square_limits(xy_of_site) for xy_of_site in xy])
     if layout == "pca":
+        # If the principal components of a site are unknown, its coordinates have no unit in common with other sites.
+        # The site is then a group of its own.
         groups = [site.point if site in components else str(site) for site in sites]
         limits = _equalise_scales(limits, groups)
     return limits
@@ -98,8 +100,8 @@ def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> 
 
     `limits` contains for each site the low and high limits of x and y, and `groups` the name of the site's group.
     """
-    lengths = limits[:, 0, 1] - limits[:, 0, 0]
-    halves = pd.Series(lengths / 2)
+    widths = limits[:, 0, 1] - limits[:, 0, 0]  # along x; the height of a square is the same
+    halves = pd.Series(widths / 2)
     largest_halves = halves.groupby(list(groups)).transform("max")
     half = largest_halves.to_numpy()[:, None]
     middle = limits.mean(axis=-1)
@@ -110,7 +112,8 @@ def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Si
     """Return the K nearest neighbours of each token in the full vector space, as token indices `[sites, tokens, K]`.
 
     Each of the N rows of `table` contains the neighbours of one token at one site, as row indices in the table of all
-    captured tokens. Neighbours that are not on the page have the code `MISSING_CODE`.
+    captured tokens. The column `row` of `tokens` contains the rows of the page's tokens in that table. Neighbours that
+    are not on the page have the code `MISSING_CODE`.
     """
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
     neighbours = row_NK.shape[1]
@@ -133,8 +136,8 @@ def list_kept_neighbours(
 ) -> list[list[float | None]]:
     """Return for each site the share of nearest neighbours that a map preserves, and the share expected by chance.
 
-    Missing shares are None. Neighbours are searched among the vectors of the same site. The table `quality` names this
-    score `neighbours_kept_within` for the joint map, and `neighbours_kept` for other layouts.
+    Missing shares are None. Neighbours are searched for among the vectors of the same site. The table `quality` names
+    this score `neighbours_kept_within` for the joint map, and `neighbours_kept` for other layouts.
     """
     is_of_site = (quality["layout"] == layout) & quality["point"].notna()
     rows = quality[is_of_site]

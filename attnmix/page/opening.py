@@ -43,6 +43,7 @@ def choose_opening(
     rows = ratios[is_chosen]
     ratio_T = arrange_column(rows, tokens, most["method"])
     document_names = tokens["document"].unique()
+    # Tokens count as measured if they have an own share or if no own shares are available.
     is_measured_T = np.ones(len(tokens), bool)
     if OWN_SHARE in rows:
         own_share_T = arrange_column(rows, tokens, OWN_SHARE)
@@ -112,7 +113,8 @@ def _choose_word(
     """Return the position of the candidate to which another candidate contributes most.
 
     Contributions are shares from the first available contribution matrix in the checkpoint and layer of `most`. If
-    there is no matrix, return the candidate with the largest mixing ratio.
+    there is no matrix, return the candidate with the largest mixing ratio. `candidates` are positions in the text, and
+    `ratio_T` contains the mixing ratios of the T tokens of the text.
     """
     strength_T = np.nan_to_num(ratio_T)
     checkpoint = most["checkpoint"]
@@ -125,5 +127,5 @@ def _choose_word(
         shares = row_shares(matrices[layer_index])
         is_other = ~np.eye(len(ratio_T), dtype=bool)
         others = np.nan_to_num(shares) * is_other
-        strength_T = others[:, candidates].max(axis=1)
+        strength_T = others[:, candidates].max(axis=1)  # the largest contribution of another candidate to each token
     return max(candidates, key=lambda position: strength_T[position])

@@ -165,7 +165,12 @@ def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens
 
 
 def _describe_wording(run: Results) -> Data:
-    """Return the words for texts and for the change between models; they depend on the origin of the results."""
+    """Return the words that depend on the origin of the results: a pipeline run, or texts measured with the API.
+
+    In addition to the fields of `Wording`, the result contains two phrases that name the cause of a difference between
+    both models: `change` is the subject of a sentence, such as “fine-tuning”, and `by_change` follows a noun, such as
+    “by fine-tuning”.
+    """
     wording: Data = wording_of(run)._asdict()
     model_wording = model_wording_of(run)
     wording["change"] = model_wording.change
@@ -244,13 +249,14 @@ def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most:
     encoder layer in an encoder-decoder model, and the last layer in any other model.
     """
     if names.INPUT_PARTS in matrices:
-        return texts.encoder or layers[-1]
+        return texts.encoder or layers[-1]  # `encoder` is None unless the model is an encoder-decoder model
     return int(most["layer"])
 
 
 def _read_derivatives(run: Results) -> pd.DataFrame:
     """Return the mean share of other tokens in the derivatives of each layer's outputs with respect to its inputs."""
     rows = run.table("measure/derivatives").dropna(subset="mean")
+    # The quantity `level` is the share of other tokens.
     return rows.query("quantity == 'level' and reference == 'layer_input'")
 
 
@@ -327,8 +333,8 @@ def _list_probe_curves(run: Results, layers: range) -> Data:
 def _encode_reviews(table: pd.DataFrame) -> Data:
     """Return the mean ratios `[L, R]` of R reviews in L layers, by checkpoint and method.
 
-    If there are more than `MAX_REVIEWS` reviews, every n-th review is included, for the smallest sufficient n. `total`
-    is the number of all reviews.
+    `table` has N rows, each with a mean ratio of one review in one layer. If there are more than `MAX_REVIEWS`
+    reviews, every n-th review is included, for the smallest sufficient n. `total` is the number of all reviews.
     """
     documents = table["document"].unique()
     step = ceil(len(documents) / MAX_REVIEWS)
@@ -357,7 +363,7 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
         columns.append(OWN_SHARE)
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
-        layer_N, layers = pd.factorize(rows["layer"], sort=True)
+        layer_N, layers = pd.factorize(rows["layer"], sort=True)  # the index of each row's layer, and the sorted layers
         arranged = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
         by_method = {}
         for column, value_LT in zip(columns, arranged, strict=True):

@@ -102,7 +102,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
 def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
     """Return the text of the page by template variable, for texts measured with the API in one or two models."""
     curves, differences = run.mixing
-    labels = {"pretrained": "The model as it is"}
+    labels = {"pretrained": "The model as it is"}  # the results of a single model have this key
     if len(differences):
         labels = dict(model_wording_of(run).labels)
     texts = tokens["document"].nunique()
@@ -118,10 +118,13 @@ def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dic
 
 
 def describe_samples(run: Results, documents: int) -> str:
-    """Return sentences on the sample sizes of the measures in a pipeline run with `documents` measured texts."""
+    """Return sentences on the sample sizes of the measures in a pipeline run with `documents` measured texts.
+
+    Controls are ratios that are measured again after a change, such as random weights or words in random order.
+    """
     noun = wording_of(run).texts
     controls = run.table("measure/mixing_controls")
-    controlled = controls["documents"].max() if len(controls) else 0
+    controlled = controls["documents"].max() if len(controls) else 0  # number of texts with controls
     subject = "Ratios and controls" if controlled == documents else "Ratios"
     clauses = [f"{subject} are means over the {documents} measured test {noun}, weighted by tokens"]
     # Further clauses describe the measures that were computed for a sample of the texts.
@@ -166,7 +169,10 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the preferred ratio's rows for the captured checkpoint or, if it is missing, for the first checkpoint."""
+    """Return the preferred ratio's rows for the captured checkpoint or, if it is missing, for the first checkpoint.
+
+    The captured checkpoint is the one whose vectors are shown on the maps of a pipeline run.
+    """
     names = table["checkpoint"].unique().tolist()
     checkpoint: str = names[0]
     if CAPTURED_CHECKPOINT in names:
@@ -391,7 +397,7 @@ def document_note(row: Mapping[str, Any], truncation: str = RUN_WORDING.truncati
         row: `label_name` (None if there is no label), `tokens`, `whole_tokens`, `unknown_tokens` and, for a classified
             text, `predicted` and `probability`.
         truncation: The parameter or limit that truncates texts; by default, the pipeline's parameter.
-        lacks_details: True for a text without token-level own shares and exact parts.
+        lacks_details: True for a text that has neither token-level own shares nor exact parts.
     """
     notes = []
     if "predicted" in row:
@@ -533,7 +539,7 @@ def _describe_control_means(
 def _describe_mean_change(
     run: Results, changes: pd.DataFrame, controls: pd.DataFrame, control_means: Mapping[Any, float]
 ) -> str:
-    """Return sentences on the changes of the preferred ratio and of its control with replaced values.
+    """Return sentences on the changes in the preferred ratio and in the control in which values are replaced.
 
     Both changes are averaged over layers and, if the control was measured, over the same texts. `changes` contains the
     change of the ratio by layer, `controls` the rows of its controls, and `control_means` the means of the controls
@@ -585,7 +591,7 @@ def _describe_layer_change(run: Results) -> str:
     reason = why_no_verdict(*difference)
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
-    if np.isnan(difference.low):
+    if np.isnan(difference.low):  # there is no interval to explain
         return f"{sentence}."
     return (
         f"{sentence}. Because the layer was selected, this interval is simultaneous for all layers and ratios. It is "
@@ -649,6 +655,7 @@ def derivatives(run: Results) -> list[str]:
     documents = rows["documents"].max()
     has_verdicts = documents >= MIN_SIMULTANEOUS
     clauses = []
+    # Each form combines the Jacobians of all other tokens into one norm, and has one row.
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
         clauses.append(_write_derivative_clause(row, condition, noun, has_verdicts))

@@ -136,6 +136,7 @@ def draw_result(results: Results, document: str, labels: Mapping[str, str], curv
         table = rows.pivot(index="layer", columns="position", values=OWN_SHARE)
         shares_LT = table.to_numpy(float)
         means = curves.get(checkpoint)
+        # Means over texts are shown only if they have intervals.
         corpus = means if _has_interval(means) else None
         models.append(ModelShares(labels[checkpoint], shares_LT, corpus))
     is_shown = results.tokens["document"] == document
@@ -257,9 +258,10 @@ def _draw_levels(title: str, block: Block) -> str:
     )
     texts = [title_text]
     middles = block.row_middles
+    # In low rows, only every n-th layer has a number, so that numbers do not overlap.
     step = int(np.ceil(MIN_LEVEL_DISTANCE / block.row_height))
     for layer in range(block.layers, 0, -step):
-        baseline = middles[layer - 1] + 4
+        baseline = middles[layer - 1] + 4  # the digits are then centred vertically
         number = _format_element(
             "text",
             str(layer),
@@ -328,7 +330,11 @@ def _mix_in_srgb(share: float) -> str:
 
 
 def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
-    """Return the SVG of the margin: the means over all texts and over the shown text, with the last layer's values."""
+    """Return the SVG of the margin: the means over all texts and over the shown text, with the last layer's values.
+
+    The means over all texts (`model.corpus`) are omitted if they have no intervals. The last model's means have a
+    different colour, and only its scale has labels.
+    """
     parts = [_draw_scale(block)]
     if model.corpus is not None:
         colour = AFTER if is_last else BEFORE
@@ -444,7 +450,7 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
     ticks = []
     for mean, y in zip(means, middles, strict=True):
         x = block.scale_x(mean)
-        ticks.append(f"M{x:.1f},{y - 5:.1f}v10")
+        ticks.append(f"M{x:.1f},{y - 5:.1f}v10")  # a vertical line of 10 pixels, centred on the row
     parts = []
     if means:
         # The value of the last layer is above the margin, next to a tick that identifies the value.
@@ -476,7 +482,7 @@ def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
     texts = []
     for number, token in enumerate(tokens):
         name = escape(_truncate_name(token))
-        x = LEVELS_WIDTH + number * cell_width + (cell_width - 1) / 2
+        x = LEVELS_WIDTH + number * cell_width + (cell_width - 1) / 2  # cells have a gap of 1 pixel
         if is_narrow:
             text = _format_element(
                 "text",

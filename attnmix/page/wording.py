@@ -88,7 +88,7 @@ def model_wording_of(run: Results) -> ModelWording:
     first_name, second_name = run.model_names
     first = _replace_braces(first_name)
     second = _replace_braces(second_name)
-    first_checkpoint, second_checkpoint = CHECKPOINTS
+    first_checkpoint, second_checkpoint = CHECKPOINTS  # the results of the named models have these keys, too
     return ModelWording(
         labels={first_checkpoint: first, second_checkpoint: second},
         states=f"{{before}} in {first} and {{after}} in {second}",
