@@ -493,7 +493,7 @@ def _measure_layer_plainly(layer: Any, x_NTD: Tensor, weights_NHTT: Tensor) -> T
 
 
 def center(vectors: Tensor) -> Tensor:
-    """Return vectors without their mean over the last axis."""
+    """Return the vectors, each minus its mean over the last axis."""
     return vectors - vectors.mean(-1, keepdim=True)
 
 

@@ -132,7 +132,7 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple
 
 
 def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
-    """Run one of the ways of a case in a new process, and return a dictionary with its timing.
+    """Compute the result of a benchmark case in one way, in a new process, and return a dictionary with the timing.
 
     The keys are names of ways. If the process itself measures several ways, there is an entry for each of them.
     """
@@ -146,9 +146,10 @@ def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing
 
 
 def in_this_process(case: str, way: str) -> None:
-    """Run one of the ways of a case in the current folder, and write its run time and peak memory to `MEASURED`.
+    """Compute the result of a benchmark case in one way, and write the run time and the peak memory to `MEASURED`.
 
-    If `way` is "check", print the result of the case's check instead.
+    The files are read and written in the current folder. If `way` is "check", print the result of the case's check
+    instead.
     """
     if read_parameters().arithmetic == PORTABLE:
         from attnmix.core.arithmetic.kernels import set_arithmetic

@@ -53,6 +53,7 @@ def main(parameters: Parameters) -> None:
         original = original_of(name)
         if original:
             raise missing_in_copy(key, name, original)
+    # `hash_sources` keeps the recorded hashes of local sources that are missing, but a download needs their files.
     sources = hash_sources(parameters)
     for key, name in names.items():
         if name in sources.get(key, {}) and not Path(name).exists():

@@ -96,7 +96,8 @@ def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[s
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return the table `faithfulness.csv`. The texts sampled for token removal are truncated to `max_length` tokens.
 
-    Shapes: N texts, M methods, T tokens, D draws of a score (one unless the score is random).
+    A method scores the tokens of a text. Costly methods are evaluated in a smaller sample; their scores of other texts
+    are NaN. Shapes: N texts, M methods, T tokens, D draws of a score (one unless the score is random).
     """
     methods = present_attributions(classifier.family)
     generator = np.random.default_rng(seed)
@@ -108,12 +109,12 @@ def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: R
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
         scores = {}
         for name, method in methods.items():
-            if method.sampled and number not in sample:
+            if method.sampled and number not in sample:  # `sampled` is True for costly and reference scores
                 scores[name] = np.full((1, len(document)), np.nan)
             else:
                 scores[name] = method.scores(review)
         drops.append(list(probability_drops(review, scores).values()))
-        reference_T = review.gradient_norm()
+        reference_T = review.gradient_norm()  # every method is correlated with this reference score
         agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
     agreement_NM = np.array(agreements)
     agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # The correlation of the reference with itself is omitted.

@@ -256,7 +256,7 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
     `[texts, classes]`.
     """
     labels = np.array([example["labels"] for example in examples])
-    is_label = np.arange(logits.shape[1]) == labels[:, None]
+    is_label = np.arange(logits.shape[1]) == labels[:, None]  # [texts, classes], True once in each row
     largest_other = np.where(is_label, -np.inf, logits).max(-1)
     margins = logits[is_label] - largest_other
     accuracy = float((logits.argmax(-1) == labels).mean())
@@ -265,6 +265,7 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
 
 def _find_kept_epoch(trainer: Trainer) -> int:
     """Return the epoch of the saved weights: the epoch with the lowest validation loss, or the last epoch."""
+    # The validation loss is logged after each epoch; with 0 epochs, it is logged once.
     epochs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     kept = epochs[-1]
     if trainer.args.load_best_model_at_end:
@@ -305,7 +306,7 @@ class OneDeviceArguments(TrainingArguments):
         device: torch.device = super()._setup_devices
         if self.world_size == 1:
             device = chosen_device()
-            if device.index:
+            if device.index:  # None and 0 need no change, because 0 is the default
                 torch.accelerator.set_device_index(device)  # accelerate uses the current device
             self._n_gpu = min(self._n_gpu, 1)
         return device

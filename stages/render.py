@@ -142,8 +142,11 @@ def draw_all(drawings: list[Drawing], captured: CapturedTexts, figures: RenderPa
 
     With several processes, drawing starts at once; iterate over the result to wait until all figures are drawn.
     """
-    labels = {token.label for reading in captured.readings for token in reading}
-    fonts = find_fallback_fonts(labels | set(map(str.lower, labels)))
+    labels = set[str]()
+    for input_tokens in captured.readings:  # the tokens of the encoder and, if any, of the decoder
+        labels.update(token.label for token in input_tokens)
+    lower_case_labels = {label.lower() for label in labels}
+    fonts = find_fallback_fonts(labels | lower_case_labels)
     processes = min(MAX_PROCESSES, joblib.cpu_count())
     parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
     done: Iterator[None] = parallel(joblib.delayed(_draw_and_save)(fonts, figures, drawing) for drawing in drawings)
@@ -183,8 +186,11 @@ def map_figures(run: Run, captured: CapturedTexts, animated: bool) -> Iterator[D
 
 def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
     """Yield the figures of the mixing measures: means over the sampled texts, and the values of single texts."""
-    xlabel = "Layer" if captured.encoder is None else f"Layer, the decoder's from {captured.encoder + 1} on"
-    mean_ratios, _ = run.mixing
+    xlabel = "Layer"
+    encoder_layers = captured.encoder
+    if encoder_layers is not None:
+        xlabel = f"Layer, the decoder's from {encoder_layers + 1} on"
+    mean_ratios, _differences = run.mixing
     yield Drawing(run.figures / "mixing_by_layer", draw_by_layer, (mean_ratios, xlabel))
     controls = run.table("measure/mixing_controls")
     yield Drawing(run.figures / "mixing_controls", draw_controls, (mean_ratios, controls, xlabel))
@@ -204,18 +210,19 @@ def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) ->
     ratios = run.captured_ratios(list(documents))
     main_text = first_text(documents)
     for document, rows in ratios.groupby("document", sort=False):
-        for text in captured.text_layers(str(document), int(rows["layer"].max())):
+        # A stack is an encoder or a decoder; its name is empty unless it is the decoder of an encoder-decoder model.
+        for stack in captured.text_layers(str(document), int(rows["layer"].max())):
             name = str(document).replace("/", "_")
-            ending = f"_{text.name}" if text.name else ""
-            text_rows = rows[rows["layer"].isin(text.layers)]
-            if document == main_text and not text.name:
+            ending = f"_{stack.name}" if stack.name else ""
+            stack_rows = rows[rows["layer"].isin(stack.layers)]
+            if document == main_text and not stack.name:
                 exchange = run.table("measure/exchange")
-                yield Drawing(run.figures / "main", draw_main, (text_rows, exchange, document, text))
-            yield Drawing(run.figures / f"mixing_tokens_{name}{ending}", draw_strips, (text_rows, document, text))
+                yield Drawing(run.figures / "main", draw_main, (stack_rows, exchange, document, stack))
+            yield Drawing(run.figures / f"mixing_tokens_{name}{ending}", draw_strips, (stack_rows, document, stack))
             for checkpoint in map(str, rows["checkpoint"].unique()):
                 available = run.matrices(checkpoint, str(document))
                 for kind, names in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
                     path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
                     methods = [method for method in names if method in available]
                     if methods:
-                        yield Drawing(path, draw_matrices, (run, checkpoint, document, text, methods))
+                        yield Drawing(path, draw_matrices, (run, checkpoint, document, stack, methods))

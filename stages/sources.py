@@ -50,18 +50,19 @@ def hash_sources(parameters: Parameters) -> Sources:
     for key, name in source_names(parameters).items():
         if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
             continue
-        known = recorded.get(key, {}).get(name, {})
-        original = original_of(name)
+        recorded_hashes = recorded.get(key, {}).get(name, {})
+        original = original_of(name)  # not None only for a source that is missing in DVC's copy of a repository
         if original is not None:
-            if _hash_files(key, _list_files(key, str(original), parameters)) != known:
+            if _hash_files(key, _list_files(key, str(original), parameters)) != recorded_hashes:
                 raise missing_in_copy(key, name, original)
-        elif known and not Path(name).exists():
+        elif recorded_hashes and not Path(name).exists():
             reason = "DVC can take the outputs from its cache or a remote"
             message = "%s: %s does not exist on this machine and is treated as unchanged since the last run, because %s"
             logging.warning(message, key, name, reason)
-        hashed = _hash_files(key, _list_files(key, name, parameters)) or known
-        if hashed:
-            hashes[key] = {name: hashed}
+        # There are no files to hash if the source is on the hub, or missing on this machine.
+        source_hashes = _hash_files(key, _list_files(key, name, parameters)) or recorded_hashes
+        if source_hashes:
+            hashes[key] = {name: source_hashes}
     return hashes
 
 
@@ -81,6 +82,7 @@ def original_of(name: str) -> Path | None:
     Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original repository
     either.
     """
+    # The path of such a copy contains the folders `COPIES`; the first of these is in the original repository.
     for folder in Path.cwd().parents:
         if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
             repository = folder.parents[len(COPIES) - 1]

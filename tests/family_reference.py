@@ -182,7 +182,11 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
 
 @dataclass
 class Weights:
-    """Arrays by role: a Linear [inputs + 1, outputs] has the bias as last row; a norm has the rows weight and bias."""
+    """Weights by role, as arrays.
+
+    The array of a linear layer is `[inputs + 1, outputs]`, with the bias as the last row. The array of a norm has two
+    rows, the weight and the bias.
+    """
 
     name: str
     config: Any

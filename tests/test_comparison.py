@@ -344,7 +344,10 @@ def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, 
 
 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
-    """Return the own share by exchange `[layers]` for each kind of donor, computed for one text and token at a time."""
+    """Return the own share o / (o + a) `[layers]` for each kind of donor, computed for one text and token at a time.
+
+    o and a are the displacements of a token's vector if the token itself, or all other tokens, are exchanged.
+    """
     model: Any = result.model
     base = model.network.base_model
     documents = [document.cut(max_length) for document in result.documents]
@@ -937,7 +940,7 @@ def test_trainings_on_permuted_labels_have_no_claims() -> None:
 @pytest.mark.parametrize("numbers", [8, 7])
 @pytest.mark.parametrize("start", [0, 1])
 def test_every_weight_change_is_detected(change: Callable[..., Any], numbers: int, start: int) -> None:
-    """The tensors have an even or odd number of elements, and begin at or after the start of their memory."""
+    """The weights cover even and odd numbers of elements, with and without an offset into their storage."""
     memory = torch.tensor([0.25, 0.75, 1.25, 3.0, 5.0, 1.0, 2.0, 7.0, 9.0])
     weight = memory[start : start + numbers]
     before = sum_bits(weight)

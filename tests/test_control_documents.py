@@ -91,7 +91,11 @@ def run_measure(folder: Path, reviews: pd.DataFrame | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """Return three runs: slow measures of all texts, slow measures of a sample, and only the sampled texts."""
+    """Return three runs.
+
+    The first run includes slow measures of all texts; the second one has the same texts, but slow measures of a sample
+    only; and the third one has only the sampled texts, with slow measures of all of them.
+    """
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_store, "ROW_GROUP_TEXTS", ROW_GROUP_TEXTS)

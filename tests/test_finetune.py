@@ -37,7 +37,7 @@ TRAIN = 56
 
 
 def prepared(folder: Path, checkpoint: Path) -> Path:
-    """Write the inputs of the stage `finetune` into a folder with parameters, and return the folder."""
+    """Write the reviews and the pretrained model that the stage `finetune` reads to `folder`, and return `folder`."""
     write_reviews(folder / "data/reviews", test=60, train=TRAIN)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     return folder

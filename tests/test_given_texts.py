@@ -150,7 +150,7 @@ def test_token_ids_of_a_pair_are_one_segment(model: attnmix.Model, tokenizer: An
 
 
 def encoded(**inputs: Any) -> dict[str, Any]:
-    """Return the output of a tokenizer with these inputs."""
+    """Return `inputs` as a dictionary, which is the format of a tokenizer's output."""
     return inputs
 
 

@@ -235,7 +235,7 @@ def observed(folder: Path) -> dict[str, Observed]:
     keys, opened = set[str](), set[str]()
 
     def record(section: BaseModel, name: str) -> Any:
-        """Return an attribute of a section, and record the parameters that it reads."""
+        """Return an attribute of a section, and record the parameters that this access reads."""
         value = object.__getattribute__(section, name)
         prefix = SECTIONS.get(type(section), "")
         if name in type(section).model_fields and not isinstance(value, BaseModel):

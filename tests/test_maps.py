@@ -301,9 +301,10 @@ def test_stability_of_equal_shapes_and_noise() -> None:
 
 
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
-    """Return the sites, vectors and maps of 40 tokens at three points; `heads` shifts both arrays at the second point.
+    """Return the sites, vectors and maps of 40 tokens at three points.
 
-    The second point is `attention_heads`, whose vectors have a different basis than those of the other points.
+    The second point is `attention_heads`, whose vectors have a different basis than those of the other points. The
+    number `heads` is added to the vectors and to the map coordinates of this point.
     """
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]

@@ -1,4 +1,4 @@
-"""Saved and printed pictures are complete and agree with the screen, also when other programs render them."""
+"""Saved and printed pictures are complete and look as they do on the screen, even if other programs render them."""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, 
 
 
 def assert_same(found: Any, expected: Any, name: str = "", tolerance: float = TOLERANCE) -> None:
-    """Compare nested arrays and tables, relative to the largest value of each array and with equal positions of NaN."""
+    """Assert that nested arrays and tables agree up to `tolerance`, with NaN at the same positions.
+
+    For an array, the tolerance is relative to the largest absolute value of the array or 1, whichever is larger.
+    """
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), name
         for key, value in expected.items():

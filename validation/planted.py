@@ -3,8 +3,8 @@
     python -m validation.planted [--seed 0] [--to docs/measures]
 
 A case fools a measure if the measure's value is wrong. If nothing comes from other tokens, an absolute value above
-`LIMIT` is wrong. If something comes from other tokens, a value that is missing or at most `LIMIT` is wrong. If little
-comes from other tokens, the value must instead be at least -`LIMIT` and below half of the value for the case
+`LIMIT` is wrong. If something comes from other tokens, a value that is missing or at most `LIMIT` is wrong. If other
+tokens contribute only little, the value must instead be at least -`LIMIT` and less than half of the value for the case
 `REFERENCE`, in which attention is uniform. If everything comes from other tokens, the value must also be above nine
 tenths of the value for `REFERENCE`. Values are averaged over tokens 2 to 8, because the first token is the source or
 the sink in some cases.

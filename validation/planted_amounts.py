@@ -6,8 +6,8 @@ In each model, the vector of token i after the last layer is a x_i + b x_{i-1} +
 contents x have equal length (in one model, that of token 0 is 0) and are independent between tokens and texts; c is a
 constant. The own share by lengths is a / (a + b). If several other tokens contribute, b is the length of the sum of
 their independent contributions. Contents of three consecutive tokens are orthogonal and have mean 0. The vectors of the
-measured tokens therefore have the same mean and standard deviation, and the norms are linear. Attention depends only on
-positions, not on contents.
+measured tokens therefore have the same mean and standard deviation, so the normalization layers act linearly on them.
+Attention depends only on positions, not on contents.
 
 Shapes: B texts, T tokens, D hidden, C dimensions of contents.
 """

@@ -67,12 +67,15 @@ SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max
 def capture_checkpoint(
     capture: CaptureParameters, checkpoint: Path, run: Run, folder: Path, *, device: torch.device
 ) -> None:
-    """Run `capture_texts` with the base model of the classifier at `checkpoint`, on `device`."""
+    """Run `capture_texts` with the base model of the classifier at `checkpoint`, on `device`.
+
+    The base model is the classifier without its classification head.
+    """
     check_precision("capture.precision", capture.precision, device)
     tokenizer = load_tokenizer(checkpoint)
     classifier: Any = load_classifier(checkpoint)
     base: PreTrainedModel = classifier.base_model.to(device)
-    read_segments(base, tokenizer, run.captured.pairs)
+    read_segments(base, tokenizer, run.captured.pairs)  # for pairs: the model derives the segment of each token
     capture_texts(capture, base, tokenizer.pad_token_id, run, folder)
 
 
@@ -81,7 +84,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     """Write `features/capture/` of `run`: the vectors, in the model `base`, of the texts that `tokenize` has selected.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
-    `folder`.
+    `folder`. A unit is a range of rows (tokens) of the stores that is written at once; the texts of a group of
+    neighbouring units are batched together.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
@@ -103,7 +107,8 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
     groups = _group_units(units, group_tokens(base.device, row_bytes))
     share = groups[state.process_index :: state.num_processes]
-    buffer_sets = _allocate_buffer_sets(sites, groups[0], capture.dtype, base.device)
+    largest_group = groups[0]  # only the last group can be smaller
+    buffer_sets = _allocate_buffer_sets(sites, largest_group, capture.dtype, base.device)
     work = _CaptureWork(capture, base, padding, ids, lengths, stores, folder)
     times = _capture_groups(work, share, buffer_sets)
     if times.rows:  # 0 if an interrupted run had already written all units of this process
@@ -149,10 +154,11 @@ def _capture_groups(
 ) -> _CaptureTimes:
     """Run the model on the texts of each group, and write the units that an interrupted run has not written.
 
-    Threads write the units of a group while the model computes the next group. If there are several sets of buffers,
-    the sets are used in turn. `RowBuffers` returns a buffer only after the buffer's previous content has been written.
+    A group is a list of neighbouring units, and a unit is a range of rows that is written at once. Threads write the
+    units of a group while the model computes the next group. If there are several sets of buffers, the sets are used in
+    turn. `RowBuffers` returns a buffer only after the buffer's previous content has been written.
     """
-    marks: list[Future[None]] = []
+    unit_tasks: list[Future[None]] = []  # each task waits for the writes of a unit, and marks the unit as done
     rates: deque[float] = deque(maxlen=RECENT_WRITES)
     rows_written = 0
     device_seconds = 0.0
@@ -168,12 +174,12 @@ def _capture_groups(
             device_seconds += _compute_group(work, group, buffers)
             first_row = _join_rows(group).start
             for unit, rows in remaining:
-                marks.append(_submit_unit(work, unit, rows, threads, memory, buffers, first_row))
+                unit_tasks.append(_submit_unit(work, unit, rows, threads, memory, buffers, first_row))
                 rows_written += rows.stop - rows.start
             _trim_heap()
         computation_end = time.perf_counter()
-    for mark in marks:
-        mark.result()  # raises the error of a failed write
+    for task in unit_tasks:
+        task.result()  # raises the error of a failed write
     end = time.perf_counter()
     disk_seconds = end - computation_end
     for buffers in buffer_sets:
@@ -182,7 +188,7 @@ def _capture_groups(
 
 
 def _compute_group(work: _CaptureWork, group: Sequence[NumberedUnit], buffers: "RowBuffers") -> float:
-    """Fill the buffers with the vectors of a group, and return the seconds spent waiting for a GPU.
+    """Fill the buffers with the vectors of a group of units (ranges of rows); return the seconds of waiting for a GPU.
 
     The batches include the texts of units that are already written, so that a resumed run has the same batches.
     """
@@ -203,7 +209,8 @@ def _submit_unit(
 ) -> Future[None]:
     """Start writing a unit, and return the future of the task that waits for its writes and marks the unit as done.
 
-    `rows` are the rows of the unit in the stores, and `first_row` is the row in the stores of the first buffer row.
+    A unit is a range of rows that is written at once in the store of each site. `unit` is its index, `rows` are its
+    rows in the stores, and `first_row` is the row in the stores of the first buffer row.
     """
     buffer_rows = slice(rows.start - first_row, rows.stop - first_row)
     write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=work.capture.elsewhere)
@@ -296,6 +303,7 @@ def _trim_heap() -> None:
 def _mark_done(folder: Path, unit: int, digests: dict[str, str]) -> None:
     """Write the file that marks a unit as written in all stores; it contains the digest of the unit for each site."""
     file = _locate_done_file(folder, unit)
+    # The file is renamed after writing, so that it cannot exist with incomplete content.
     begun = file.with_suffix(".begun")
     begun.write_text(json.dumps(digests), encoding="utf-8")
     begun.rename(file)
@@ -332,7 +340,7 @@ def _write_tokens(folder: Path, run: Run) -> None:
 
 
 def group_tokens(device: torch.device, row_bytes: int) -> int:
-    """Return the maximum number of rows in a group of units whose texts are batched together.
+    """Return the maximum number of rows in a group of units (ranges of rows) whose texts are batched together.
 
     On a GPU, larger groups allow more efficient forward passes. On a CPU, the limit of one row makes each group a
     single unit. `row_bytes` is the size of a token's vectors at all sites.
@@ -352,15 +360,19 @@ def pass_cost_tokens(device: torch.device) -> int:
 
 
 def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[NumberedUnit]]:
-    """Return groups of neighbouring units; a group has at most `tokens` rows, or consists of a single unit."""
+    """Return groups of neighbouring units; a group has at most `tokens` rows, or consists of a single unit.
+
+    Each unit is given by its index and its range of rows.
+    """
     _, first_rows = units[0]
-    unit_rows = max(1, first_rows.stop)  # all units except the last one have the size of the first
-    size = max(1, tokens // unit_rows)
-    return [list(units[start : start + size]) for start in range(0, len(units), size)]
+    unit_rows = max(1, first_rows.stop)  # the first unit starts at row 0; only the last unit can have fewer rows
+    units_per_group = max(1, tokens // unit_rows)
+    starts = range(0, len(units), units_per_group)
+    return [list(units[start : start + units_per_group]) for start in starts]
 
 
 def _join_rows(group: Sequence[NumberedUnit]) -> slice:
-    """Return the rows of all units of a group."""
+    """Return the range of rows of all units of a group; the units are neighbours in ascending order."""
     _, first_rows = group[0]
     _, last_rows = group[-1]
     return slice(first_rows.start, last_rows.stop)
@@ -390,14 +402,14 @@ class Batch(NamedTuple):
         # On a GPU, all texts are copied together, which requires only three kernel launches.
         padded_length = self.inputs["input_ids"].shape[1]
         tokens = []  # indices in the flattened feature `[B * T, D]`
-        rows = []
+        rows = []  # the buffer row of each of these tokens
         for text in self.texts:
-            first_token = text.text * padded_length
+            first_token = text.text * padded_length  # `text.text` is the index of the text in the batch
             start = first_token + text.tokens.start
             stop = first_token + text.tokens.stop
             tokens.append(np.arange(start, stop))
             rows.append(np.arange(text.rows.start, text.rows.stop))
-        indices = np.stack([np.concatenate(tokens), np.concatenate(rows)])
+        indices = np.stack([np.concatenate(tokens), np.concatenate(rows)])  # together, for a single transfer
         tokens_N, rows_N = torch.from_numpy(indices).to(device)
 
         def put(buffer: Tensor, feature_BTD: Tensor) -> None:
@@ -566,6 +578,7 @@ def fill_rows(
     for batch in batches:
         put_function = batch.put_function(base.device)
 
+        # The default argument binds the function of this batch; otherwise, `put` would depend on the loop variable.
         def put(site: Site, feature_BTD: Tensor, put_rows: Callable[..., None] = put_function) -> None:
             put_rows(buffers[site], feature_BTD)
 
@@ -588,9 +601,12 @@ def fill_rows(
 def _check_features(
     base: PreTrainedModel, batches: Sequence[Batch], buffers: Mapping[Site, Tensor], precision: str
 ) -> None:
-    """Repeat the forward passes; raise `InputError` for the first feature that its buffer's dtype cannot represent."""
-    for batch in batches:
+    """Repeat the forward passes; raise `InputError` for the first feature that its buffer's dtype cannot represent.
 
+    A feature is the tensor `[B, T, D]` of a batch at one site (texts, padded tokens, width).
+    """
+    for batch in batches:
+        # The default argument binds the texts of this batch; otherwise, `check` would depend on the loop variable.
         def check(site: Site, feature_BTD: Tensor, texts: list[TextRows] = batch.texts) -> None:
             dtype = str(buffers[site].dtype).removeprefix("torch.")
             for text, tokens, _ in texts:
@@ -646,12 +662,12 @@ def _create_batches(
     batches.sort(key=count_padded_tokens, reverse=True)
     for batch in batches:
         inputs = padded([texts[number] for number in batch], padding)
-        stored = []
+        text_rows = []
         for place, number in enumerate(batch):
             whole = rows_of_texts[number]
             start = max(whole.start, rows.start)
             stop = min(whole.stop, rows.stop)
             tokens = slice(start - whole.start, stop - whole.start)
             rows_in_buffer = slice(start - rows.start, stop - rows.start)
-            stored.append(TextRows(place, tokens, rows_in_buffer))
-        yield Batch(inputs, stored)
+            text_rows.append(TextRows(place, tokens, rows_in_buffer))
+        yield Batch(inputs, text_rows)

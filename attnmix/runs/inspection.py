@@ -80,7 +80,8 @@ def inspect(
         check_max_length("capture.max_length", longest, path)
         base: Any = load_base(path)
         base.to(device)
-        read_segments(base, tokenizer, run.captured.pairs)
+        read_segments(base, tokenizer, run.captured.pairs)  # for pairs: the model derives the segment of each token
+        # Names that the model's family lacks are removed and logged, so only names that all checkpoints have remain.
         methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
         matrices = present_names("measure.matrices", matrices, family_of(base.config))
         engine = Engine(base, methods, tokenizer.pad_token_id)
@@ -112,10 +113,11 @@ def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[i
 def _compute_token_shares(
     base: PreTrainedModel, donors: Sequence[Document], seed: int, batch_tokens: int, document: Document
 ) -> npt.NDArray[np.float32]:
-    """Return the own share `[layers, tokens]` of each token: the token's share in the displacement of its own vector.
+    """Return the own share o / (o + a) `[layers, tokens]` of each token, averaged over up to two donor texts.
 
-    The displacements are caused by exchanging tokens with one donor text of the same predicted class and one of another
-    class, drawn from `donors`.
+    o and a are the displacements of the token's vector if the token itself, or all other tokens, are replaced by the
+    tokens of a donor text. One donor has the same predicted class, and one has another class; both are drawn from the
+    candidates `donors`. The share is NaN for tokens that were not exchanged.
     """
     texts = [document]  # the text has the index 0, and the candidate donors follow
     for donor in donors:
@@ -141,8 +143,8 @@ def _measure_texts(
 ) -> None:
     """Measure the captured texts selected by `share` with one checkpoint, and write the measures.
 
-    The matrices and the attention heads are written in their final format, the ratios to intermediate files.
-    `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.
+    The matrices and the attention heads are written in their final format, the ratios `[methods, layers, tokens]` to
+    intermediate files. `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.
     """
     # `engine` computes ratios in float32, but matrices in a float64 copy of the model. The ratios of this stage are in
     # float64, too, so a second engine uses the copy as its model.
@@ -195,7 +197,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
             arrays[name] = scores_T
         arrays["predicted"] = classifier.classes[review.predicted]
         arrays["probability"] = review.probability
-        arrays["read_position"] = review.gradients.read_position
+        arrays["read_position"] = review.gradients.read_position  # position that the head reads; -1 for several
         with atomic_path(file) as part, part.open("wb") as opened:
             np.savez(opened, **arrays)
 
@@ -203,7 +205,10 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 def _tabulate_ratios(
     checkpoints: Sequence[str], methods: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
 ) -> Iterator[pd.DataFrame]:
-    """Yield a table of the ratios of all tokens for each checkpoint and text, read from the intermediate files."""
+    """Yield a table of the ratios of all tokens for each checkpoint and text, read from the intermediate files.
+
+    The files contain arrays `[methods, layers, tokens]`.
+    """
     for checkpoint in checkpoints:
         for number, document in enumerate(read_documents(run.captured)):
             ratios_MLT = np.load(_locate_ratios(folder, checkpoint, number))

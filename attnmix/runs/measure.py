@@ -169,7 +169,8 @@ def _draw_control_sample(corpus: Corpus, size: int | None, seed: int) -> list[in
     """Return a sample of `size` documents, stratified by label and length; None if all documents are in the sample."""
     if size is None or size >= len(corpus):
         return None
-    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)  # one for each label and length class
+    # Each pair of a label and a length class (an index into `LENGTHS`) has its own number.
+    strata = corpus.labels * len(LENGTHS) + length_class(corpus.lengths)
     drawn: list[int] = stratified_draw(strata, size, seed).tolist()
     return drawn
 
@@ -225,9 +226,12 @@ class _Plan:
 
     @property
     def statistics(self) -> list[str]:
-        """The statistics to measure together with the ratios, including only those controls that the user selected."""
-        controls = self.parameters.controls
-        return [name for name in STATISTICS if name not in SAME_PASS or name in controls]
+        """The statistics to measure in the same forward pass as the ratios.
+
+        Some of them are the controls `SAME_PASS`, which are only measured if the user selected them.
+        """
+        selected_controls = self.parameters.controls
+        return [name for name in STATISTICS if name not in SAME_PASS or name in selected_controls]
 
     def list_batch_tasks(self) -> Iterator[Task]:
         """Yield the batches of the documents sampled for controls, then the batches of all other documents."""
@@ -250,7 +254,11 @@ class _MeasuredCheckpoint(NamedTuple):
 
 
 def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
-    """Measure this process's share of the documents with one checkpoint, and write the intermediate files."""
+    """Measure this process's share of the documents with one checkpoint, and write the intermediate files.
+
+    The engine measures the batches and documents in this process's share that an interrupted run has not measured, and
+    stores the results in `work`. Ratios are measured in all documents, other quantities possibly only in samples.
+    """
     base = load_base(plan.run.checkpoints[name])
     engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
@@ -278,7 +286,13 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 
 
 def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
-    """Return the own shares and the displacements by exchanged tokens, summed over the tokens of document `number`."""
+    """Return the own shares and displacements of document `number`, summed over the measured tokens.
+
+    A displacement is the change of a token's vector if tokens of the document, which is truncated, are replaced by
+    those of donor documents. The own share is o / (o + a), where o is the displacement if the token itself is
+    replaced, and a is the displacement if all other tokens are replaced. `attnmix.measures.exchange.QUANTITIES` lists
+    all quantities.
+    """
     parameters = plan.parameters
     corpus = plan.corpus
     document = corpus.document(number).cut(parameters.exchange_max_length)
@@ -324,6 +338,7 @@ def _choose_donors(corpus: Corpus, number: int) -> Iterator[Document]:
 def _compute_parts_sums(engine: Engine, plan: _Plan, number: int) -> DocumentSums:
     """Return quantities that describe the contributions of input tokens, summed over the tokens of document `number`.
 
+    A contribution is the part of a token's vector that comes from one input token.
     `attnmix.measures.input_parts.QUANTITIES` lists the quantities. The document is truncated. The result has one entry
     for each rule for activation functions in `measure.parts_rules`.
     """
@@ -344,7 +359,8 @@ def _read_corpus_measures(
 ) -> CorpusMeasures:
     """Return the measures of all documents from the intermediate files of all processes.
 
-    If controls are limited to a sample, only ratios are available for the other documents.
+    If controls are limited to a sample, only ratios are available for the other documents. `random` contains the
+    results of the control `random_weights`; None if it was not measured.
     """
     sampled = _read_sampled_measures(measured, random, plan)
     if plan.samples.controls is None:
@@ -364,7 +380,11 @@ def _read_corpus_measures(
 def _read_sampled_measures(
     measured: Mapping[str, _MeasuredCheckpoint], random: "CheckpointWork | None", plan: _Plan
 ) -> CorpusMeasures:
-    """Return the measures of the documents sampled for controls, and the errors of the identities in all documents."""
+    """Return the measures of the documents sampled for controls, and the errors of the identities in all documents.
+
+    The identities state that the parts of a decomposition sum to the model's vectors. `random` contains the results of
+    the control `random_weights`; None if it was not measured.
+    """
     first_checkpoint = next(iter(measured.values()))
     tasks = plan.list_sampled_tasks()
     texts = plan.corpus.texts
@@ -418,11 +438,13 @@ def _write_results(
 ) -> None:
     """Write the csv files, the metrics and the ratios of every token; then remove the intermediate files.
 
-    `machine` describes the device and its arithmetic.
+    `random` contains the results of the control `random_weights`; None if it was not measured. `machine` describes the
+    device and its arithmetic.
     """
     corpus_measures = _read_corpus_measures(measured, random, plan)
-    if "corpus_value" in corpus_measures.sampled.first:
-        _log_left_out_texts(plan, corpus_measures.sampled.first)
+    sums = corpus_measures.sampled.first  # of the first checkpoint; the same texts are left out in all checkpoints
+    if "corpus_value" in sums:
+        _log_left_out_texts(plan, sums)
     tables = _create_tables(corpus_measures, measured, plan)
     for name, table in tables.items():
         writers.write_plot(f"measure/{name}", table, plan.run.tables)
@@ -437,7 +459,10 @@ def _write_results(
 
 
 def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan) -> Iterator[pd.DataFrame]:
-    """Yield a table for each checkpoint and document, with the ratios and descriptive columns of every token."""
+    """Yield a table for each checkpoint and document, with the ratios and descriptive columns of every token.
+
+    Each ratio array in the files is `[methods, layers, tokens]`; its name is the index of the document.
+    """
     for name, checkpoint in measured.items():
         file_by_document: dict[int, Path] = {}
         for task in plan.list_batch_tasks():
@@ -494,7 +519,10 @@ class CheckpointWork:
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
     def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Write the ratios of the documents of a batch, and the largest errors of the identities in the batch."""
+        """Write the ratios of the documents of a batch, and the largest errors of the identities in the batch.
+
+        The identities state that the parts of a decomposition sum to the model's vectors.
+        """
         errors = largest_errors([document_measures.identities for document_measures in measures])
         arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
         for number, document_measures in zip(task.numbers, measures, strict=True):
@@ -553,10 +581,14 @@ class CheckpointWork:
         return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
-        """Return `[2, levels, identities]`: the largest error over all batches, and the number of checked documents."""
+        """Return `[2, levels, identities]`: the largest error over all batches, and the number of checked documents.
+
+        The array of each batch has the same form (see `largest_errors`).
+        """
         by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
-        errors, documents = np.stack(by_batch, axis=1)
-        return np.stack([np.fmax.reduce(errors), documents.sum(0)])
+        errors, documents = np.stack(by_batch, axis=1)  # each is `[batches, levels, identities]`
+        largest = np.fmax.reduce(errors)  # ignores NaN, the error of unchecked identities
+        return np.stack([largest, documents.sum(0)])
 
     def token_file(self, task: Task) -> Path:
         """Return the file of the ratios and identity errors of a batch."""

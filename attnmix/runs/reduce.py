@@ -67,8 +67,8 @@ def _write_nearest(
     searches = [(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed) for vectors_TD in vectors.values()]
     results = in_parallel(neighbours, searches, "nearest vectors")
     columns = {}
-    for site, (near, _) in zip(vectors, results, strict=True):
-        rows_of_near = rows[near].astype(np.int32)
+    for site, (near, _distances) in zip(vectors, results, strict=True):
+        rows_of_near = rows[near].astype(np.int32)  # `near` are indices of mapped tokens `[tokens, neighbours]`
         columns[site] = {"nearest": list(rows_of_near)}
     write_by_site("nearest", tokens, columns, run.maps)
 
@@ -90,7 +90,7 @@ def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> di
         if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
             sites_per_map = len(candidates) if layout == "joint" else 1
             umap.check_neighbours(tokens * sites_per_map)
-        layout_vectors = points_for(layout, candidates, umap)
+        layout_vectors = points_for(layout, candidates, umap)  # without sites that have too few distinct vectors
         if layout_vectors:
             vectors_by_layout[layout] = layout_vectors
         for site in candidates:

@@ -1,7 +1,7 @@
 """Measurement of texts in memory, for the page of `Measures.to_html`, `attnmix show` and `attnmix serve`.
 
-The formulas are the same as in the stages. Derivatives are omitted because they are slow. For the same reason, the only
-maps are separate maps of each point of the residual stream, with one seed. No files are written.
+The formulas are the same as in the stages. Derivatives are omitted because they are slow. For the same reason,
+only separate maps are computed, one for each point of the residual stream, with a single seed. No files are written.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class TextMeasurer:
         """Return the content of the page.
 
         `known` contains earlier measurements of the same texts by checkpoint; their values are reused, and new values
-        are added to them. If `with_heads` is False, only the matrices of the page's picture are computed. Slow measures
-        are limited to the texts of `choose_detailed_texts`.
+        are added to them. If `with_heads` is False, no attention heads are computed, and the matrices are limited
+        to those of the page's picture. Slow measures are limited to the texts of `choose_detailed_texts`.
         """
         results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         measurements = dict(known or {})
@@ -160,7 +160,8 @@ class TextMeasurer:
     ) -> pd.DataFrame:
         """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
 
-        `detailed` are the indices of the texts with slow measures, and `tokens` is the table of all tokens.
+        `measurements` has an entry for each model, by name. `detailed` are the indices of the texts with slow measures,
+        and `tokens` is the table of all tokens.
         """
         captured = measurements[self.captured]
         matrices = self._select_matrices(with_heads)
@@ -168,34 +169,36 @@ class TextMeasurer:
         # A model can run only one forward pass at a time. Jobs can therefore run in parallel if they use different
         # models: the sums use each model itself, the matrices its float64 copy, and the predictions the classifier.
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            incomplete = self._prepare_matrices(measurements, matrices, with_heads)  # before any forward pass runs
+            # Models are copied before the first job starts, because a copy would include the hooks of a forward pass.
+            copied = self._copy_models_without_matrices(measurements, matrices, with_heads)
             sums_jobs = {}
             for name, engine in self.engines.items():
                 sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
             matrix_jobs = []
-            for name in incomplete:
+            for name in copied:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
                 matrix_jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
-            # The maps use the captured model itself, which is in use until its job for the sums is complete.
+            # The maps use the captured model itself, so they have to wait for this model's job for the sums.
             sums_jobs[self.captured].result()
             layouts_job = pool.submit(self._add_layouts, captured, tokens)
             for job in (*sums_jobs.values(), *matrix_jobs, layouts_job):
                 job.result()  # raises the error of a failed job
             return predictions.result()
 
-    def _prepare_matrices(
+    def _copy_models_without_matrices(
         self, measurements: Mapping[str, Measurements], matrices: Sequence[str], with_heads: bool
     ) -> list[str]:
-        """Return the names of the models with missing matrices, after creating the float64 copies of these models.
+        """Copy those models whose matrices (or heads, if `with_heads` is True) are missing, and return their names.
 
-        No forward pass may run in the meantime (see `DocumentMeasurer.create_copy`).
+        The copies are later converted to float64. No forward pass may run in the meantime (see
+        `DocumentMeasurer.create_copy`).
         """
-        incomplete = []
+        copied = []
         for name, engine in self.engines.items():
             if engine.lacks_matrices(measurements[name], matrices, with_heads):  # also creates the copy
-                incomplete.append(name)
-        return incomplete
+                copied.append(name)
+        return copied
 
     def _select_matrices(self, with_heads: bool) -> list[str]:
         """Return the names of the matrices to compute.
@@ -248,7 +251,10 @@ class TextMeasurer:
         return tables
 
     def _fill_text_values(self, results: TextResults, measurements: Mapping[str, Measurements]) -> None:
-        """Add the ratios, matrices and heads of each text to `results`; own shares that were not measured are NaN."""
+        """Add the ratios, matrices and heads of each text to `results`; own shares that were not measured are NaN.
+
+        The ratios of a text are an array `[methods, layers, tokens]`; the own share is appended as the last method.
+        """
         texts = measurements[self.captured].texts
         methods = [*self.engines[self.captured].methods, OWN_SHARE]
         ratios = []
@@ -333,7 +339,7 @@ def _check_comparable(names: Sequence[str], folders: Sequence[Path], bases: Sequ
         raise InputError(
             f"compare: the tokenizers of {first_name} and {second_name} differ; use models with the same tokenizer"
         )
-    first_layers, second_layers = (sum(layer_counts(base)) for base in bases)
+    first_layers, second_layers = (sum(layer_counts(base)) for base in bases)  # summed over encoder and decoder
     if first_layers != second_layers:
         counts = f"{first_layers} layers in {first_name}, {second_layers} in {second_name}"
         raise InputError(f"compare: {counts}; compare models with the same number of layers")
@@ -350,13 +356,13 @@ def _has_equal_heads(results: TextResults) -> bool:
     shapes = set()
     for arrays in results.heads_by_text.values():
         if arrays:  # empty if the heads of the text were not computed
-            _, heads, _, width = arrays["query"].shape
+            _, heads, _, width = arrays["query"].shape  # layers, heads, tokens, width of a head
             shapes.add((heads, width))
     return len(shapes) <= 1
 
 
 def choose_detailed_texts(lengths: Sequence[int]) -> set[int]:
-    """Return the indices of the texts with detailed measures.
+    """Return the indices of the texts with detailed measures, whose cost is quadratic in the text length.
 
     The squares of the lengths of these texts sum to at most `MAX_DETAILED_CELLS`. Texts are added in order, and a text
     that would exceed this limit is skipped. If even the shortest text exceeds the limit, only this text is chosen.

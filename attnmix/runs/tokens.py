@@ -175,10 +175,14 @@ def _create_tables(
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two tables: the texts (`documents`, with the numbers of tokens), and all tokens."""
+    """Return two tables: the texts (`documents`, with the numbers of tokens), and all tokens.
+
+    `documents` is changed: pairs of texts are joined into one text.
+    """
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)
     if config.is_encoder_decoder:
+        # The inputs of the decoder are the tokens of each text shifted right by one, after a start token.
         start = tokenizer.convert_ids_to_tokens([config.decoder_start_token_id])[0]
         table["decoder_token"] = table.groupby("document", sort=False)["token"].shift().fillna(start)
     documents["text"] = documents["text"].map(store.whole_text)

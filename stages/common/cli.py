@@ -71,10 +71,13 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: {', '.join(STAGES)}")
     with as_command(name):
         parameters = read_parameters()
-        for variable, value in (ENVIRONMENT | ({} if sys.stderr.isatty() else WITHOUT_BARS)).items():
+        variables = ENVIRONMENT
+        if not sys.stderr.isatty():
+            variables = ENVIRONMENT | WITHOUT_BARS
+        for variable, value in variables.items():
             os.environ.setdefault(variable, value)
         environment.set_variables(parameters.arithmetic)
-        with frozen_imports():
+        with frozen_imports():  # excludes the imported objects from garbage collection
             stage = import_module(f"stages.{name}")
             gc.collect()  # removes 6 MB of copies of `sys.modules`, which would otherwise be frozen too
         with lock_stage(name):

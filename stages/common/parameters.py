@@ -43,13 +43,14 @@ class Parameters(settings.Section):
     @model_validator(mode="after")
     def _check_kinds_of_texts(self) -> Self:
         """Raise ValueError if `capture.texts` and the texts of the dataset differ in kind (single texts or pairs)."""
-        pairs = not isinstance(self.dataset.text_column, str)
-        kinds = ("one text", "a pair of texts")
+        reviews_are_pairs = not isinstance(self.dataset.text_column, str)  # two columns
         for number, text in enumerate(self.capture.texts):
-            if isinstance(text, str) == pairs:
-                kind = kinds[not pairs]
+            is_pair = not isinstance(text, str)
+            if is_pair != reviews_are_pairs:
+                kind = "a pair of texts" if is_pair else "one text"
+                review_kind = "a pair of texts" if reviews_are_pairs else "one text"
                 raise ValueError(
-                    f"capture.texts[{number}]: {shorten(repr(text))} is {kind}, but each review is {kinds[pairs]}"
+                    f"capture.texts[{number}]: {shorten(repr(text))} is {kind}, but each review is {review_kind}"
                 )
         return self
 

@@ -44,8 +44,9 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
     from attnmix.core.arithmetic.kernels import computed_on  # loads torch
     from attnmix.core.device import chosen_device
 
-    declared, values = _read_declaration(stage), parameters.model_dump()
-    # These are the parameters that dvc.yaml declares for the stage; keys can be nested, such as `capture.dtype`.
+    declared = _read_declaration(stage)
+    values = parameters.model_dump()
+    # Select the parameters that dvc.yaml declares for the stage; keys can be nested, such as `capture.dtype`.
     selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
     settings = [
         selected,
@@ -129,7 +130,10 @@ def _list_packages() -> list[str]:
 
 
 def _read_declaration(stage: str) -> dict[str, Any]:
-    """Return the stage's entry in dvc.yaml."""
+    """Return the stage's entry in dvc.yaml, with its command, dependencies, parameters and outputs.
+
+    An entry with `foreach` contains these under the key `do`.
+    """
     path = REPOSITORY / "dvc.yaml"
     try:
         stages = yaml.safe_load(path.read_text(encoding="utf-8"))["stages"]
