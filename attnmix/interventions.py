@@ -536,8 +536,9 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
     share_R = _distribute_variance(erased_variance, variance_R)
-    factor_R = share_R.sqrt()  # the erased part, sqrt(share) times a coordinate, has this share of its variance
-    # The coordinates of a vector x after `eraser` are (x - mean) (I - readout directions) basis.
+    # A coordinate multiplied by sqrt(share) has `share` times its variance. This multiple of each coordinate is erased.
+    factor_R = share_R.sqrt()
+    # After `eraser`, a vector x has the coordinates (x - mean) (I - readout directions) basis.
     erased_basis_KR = directions_KD @ basis_DR
     basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
     scaled_DR = basis_readout_DR * factor_R

@@ -98,7 +98,7 @@ class Card:
     """A model folder, a file written by `pack`, or None."""
 
     def write_parameters(self, **sections: dict[str, Any]) -> None:
-        """Write `params.yaml` with the settings of the benchmark, `sections`, and defaults for all other keys."""
+        """Write `params.yaml` with the benchmark's settings, those in `sections`, and defaults for all other keys."""
         longest = self.size.words + 2
         values: dict[str, dict[str, Any]] = {
             "finetune": {"batch_size": self.size.batch_texts, "max_length": longest, "epochs": 2},

@@ -5,15 +5,17 @@
     python -m benchmarks.stages --cases measure --arithmetic portable   # in the pipeline's default arithmetic
     python -m benchmarks.stages --small --repeats 1               # a short check of all cases, which writes nothing
 
-A case compares several ways to compute the same result, such as a stage and a short program. The program replaces the
-section of the case in benchmarks/RESULTS.md, which also describes the command and the machine. Every run is a new
-process with the same number of threads, and the ways of a case alternate. Before timing, each way runs once, and the
-results are compared (with `--small`, after timing). Texts are IMDb reviews if IMDB_FOLDER is set to a copy of IMDb,
+A case compares several variants of a computation (`ways`): different programs for the same result, such as a stage and
+a short program, or a stage with different numbers of documents. The section of the case in benchmarks/RESULTS.md, which
+also describes the command and the machine, is replaced. Every run is a new process with the same number of threads, and
+the runs of the variants alternate. Each variant runs once before timing, and then the results are compared. In cases
+with different numbers of documents, only the first variant runs before timing; with `--small`, none does. In these two
+situations, the results are checked after timing. Texts are IMDb reviews if IMDB_FOLDER is set to a copy of IMDb,
 otherwise reviews of the sample; the models are the fine-tuned default model and models with random weights. The outputs
 of `make repro` are required. The case `peers` requires nnsight and TransformerLens; these packages are not in the lock
 files.
 
-All cases are in one file, so that different ways to compute a result can be compared.
+All cases are in one file, so that different programs for a result can be compared.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ MEASURED = "measured.json"
 class Timing(NamedTuple):
     """The time and the peak memory of one run.
 
-    The peak is None if several ways to compute the result were timed in the same process.
+    The peak is None if several variants of the computation were timed in the same process.
     """
 
     seconds: float
@@ -79,28 +81,28 @@ class Timing(NamedTuple):
 
 
 Seconds = dict[str, float]
-"""Durations of one or several ways, by name."""
+"""Durations of one or several variants of a computation, by name."""
 
 
 class Case(NamedTuple):
-    """A comparison of several ways to compute the same result."""
+    """A comparison of several variants of a computation."""
 
     title: str
     folder: str
     """The name of a folder that `lay_out` creates."""
     ways: Mapping[str, Callable[[], Seconds | None]]
-    """The ways by name: functions that run in separate processes.
+    """The variants by name: functions that run in separate processes.
 
-    A function may itself measure and return the durations of one or several ways.
+    A function may itself measure and return the durations of one or several variants.
     """
     check: Callable[[], str]
-    """A function that returns a description of the compared results, or raises an error if they differ."""
+    """A function that returns a description of the results, or raises an error if compared results differ."""
     references: Sequence[str] = ()
-    """The ways whose times are the divisors of the ratios in the table; by default the first way."""
+    """The variants whose times are the divisors of the ratios in the table; by default the first variant."""
     growing: bool = False
-    """True if the ways differ only in the amount of work, which increases from each way to the next.
+    """True if the variants differ only in the amount of work, which increases from each variant to the next.
 
-    Then, only the first way runs before timing, and only the result of the last way is checked.
+    In this case, only the first variant runs before timing, and `check` describes the last one.
     """
 
 
@@ -132,9 +134,9 @@ def fresh_process(arguments: Sequence[str], folder: Path, threads: int) -> tuple
 
 
 def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing]:
-    """Compute the result of a benchmark case in one way, in a new process, and return a dictionary with the timing.
+    """Run the variant `way` of a benchmark case in a new process, and return a dictionary with the timing.
 
-    The keys are names of ways. If the process itself measures several ways, there is an entry for each of them.
+    The keys are names of variants. If the process itself measures several variants, each of them has an entry.
     """
     seconds, _ = fresh_process(["-m", "benchmarks.stages", "--way", case, way], folder, threads)
     measured = json.loads((folder / MEASURED).read_text(encoding="ascii"))
@@ -146,7 +148,7 @@ def run_way(case: str, way: str, folder: Path, threads: int) -> dict[str, Timing
 
 
 def in_this_process(case: str, way: str) -> None:
-    """Compute the result of a benchmark case in one way, and write the run time and the peak memory to `MEASURED`.
+    """Run the variant `way` of a benchmark case; write the durations that it returns and the peak memory to `MEASURED`.
 
     The files are read and written in the current folder. If `way` is "check", print the result of the case's check
     instead.
@@ -175,9 +177,10 @@ def peak_memory() -> float:
 
 
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
-    """Return a Markdown table with the median time and peak memory of each way, and its time ratios to `references`.
+    """Return a Markdown table with the median time and peak memory of each variant, and its ratios to `references`.
 
-    `timings` contains the runs by way. Without `references`, ratios are relative to the first way.
+    The ratios are those of the times. `timings` contains the runs by variant. Without `references`, ratios are relative
+    to the first variant.
     """
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     if len(timings) == 1:
@@ -400,7 +403,7 @@ class Inputs(NamedTuple):
 
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
-    """Return the seconds of loading, tokenization and `way`, without imports, as a dictionary with the key `name`."""
+    """Return, with the key `name`, the seconds of loading, tokenization and the program `way`, without imports."""
     from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
@@ -596,15 +599,16 @@ def _name_lens_hook(name: str) -> str:
 
 
 def same_vectors() -> str:
-    """Compare the vectors written by the other ways with those of the stage `capture`, and return a description.
+    """Compare the vectors written by the other programs with those of the stage `capture`, and describe the results.
 
-    Raise `AssertionError` if they differ by more than `ROUNDING`.
+    The returned sentences contain the numbers of texts, tokens and capture points, the size of the stage's files, and
+    the number of points that each program wrote. Raise `AssertionError` if vectors differ by more than `ROUNDING`.
     """
     sites = stored_sites(ACTIVATIONS)
     texts = len(read_parameters().capture.texts)
     tokens, hidden = read_features(ACTIVATIONS, sites[0]).shape
     counts = []
-    for folder in sorted(PLAIN.iterdir()):  # one folder for each way that writes vectors
+    for folder in sorted(PLAIN.iterdir()):  # one folder for each program that writes vectors
         way = folder.name.removesuffix(", numpy.save")
         counts.append(f"{way} {_count_equal_points(folder)}")
     padding = ""
@@ -636,7 +640,7 @@ def _count_equal_points(folder: Path) -> int:
 
 
 def capture_case(title: str, folder: str, ways: Mapping[str, Callable[[Inputs], None]]) -> Case:
-    """Return a case that compares forward passes without hooks, the stage `capture`, and other `ways`."""
+    """Return a case that compares forward passes without hooks, the stage `capture`, and the programs in `ways`."""
     timed = {name: partial(timed_capture, way, name) for name, way in ways.items()}
     bare, stage = "bare forward passes", "stage capture"
     first = {bare: partial(timed_capture, forward_passes, bare), stage: partial(stage_capture, stage)}
@@ -654,7 +658,8 @@ INSTALLED_PEERS = {
 }
 
 
-# Ratios: all ways alternate in one process, batch by batch, so that other load on the machine affects them equally.
+# Ratios: all computations alternate in one process, batch by batch, so that other load on the machine affects them
+# equally.
 
 SDPA, EAGER = "forward, sdpa", "forward, eager"
 SIX = ("attn_w", "attnres_w", "attn_n", "attnres_n", "attnresln_n", "enc_n")
@@ -729,7 +734,7 @@ def prepare_measuring() -> Measuring:
 
 
 def ratios_in_turn() -> Seconds:
-    """Return the total seconds of each way over all batches; the ways alternate batch by batch."""
+    """Return the total seconds of each computation over all batches; the computations alternate batch by batch."""
     ready = prepare_measuring()
     ways: dict[str, Callable[[Batch], Any]] = {
         SDPA: partial(ready.forward, attention="sdpa"),
@@ -925,7 +930,7 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
         lay_out(case.folder, folder, size, arguments.arithmetic)
         for way in warm_up:
             run_way(name, way, folder, threads)
-        # The check needs the results of all ways. If some ways do not run before timing, the check runs after timing.
+        # The check needs the results of all variants. If some of them do not run before timing, it runs after timing.
         if warm_up == ways:
             compared = check(name, folder, threads)
             timings = _time_ways(name, ways, arguments.repeats, folder, threads)
@@ -938,7 +943,7 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
 
 
 def _time_ways(name: str, ways: Sequence[str], repeats: int, folder: Path, threads: int) -> dict[str, list[Timing]]:
-    """Run all ways of a case in turn, `repeats` times, and return the timings of the runs by way."""
+    """Run all variants of a case in turn, `repeats` times, and return the timings of the runs by variant."""
     timings: dict[str, list[Timing]] = defaultdict(list)
     for _ in range(repeats):
         for way in ways:

@@ -3,7 +3,7 @@
     python examples/do_two_models_differ.py [BEFORE AFTER]
 
 Without arguments, the program compares a randomly initialised model with the default model. After `make repro`, try
-`models/pretrained models/finetuned`. Cautions follow the table. For twenty texts of the sample, it prints:
+`models/pretrained models/finetuned`. For twenty texts of the sample, it prints this table, then its limitations:
 
                             measure layer before after difference [over texts] between_models mixing between_seeds texts tokens
                           own_share     6  0.948 0.562 -0.387 [-0.421, -0.352]          lower   more  too few runs    20      8
@@ -39,5 +39,5 @@ texts = pd.read_json(SAMPLE, lines=True)["text"].head(20)
 options = {"methods": ["attnresln_n"], "controls": ["shuffled_words", "corpus_value"]}
 measured = [attnmix.measure(model, texts, **options) for model in (before, after)]
 comparison = attnmix.compare(*measured)
-print(comparison)  # differences between these two models, and cautions
+print(comparison)  # differences between these two models, and their limitations
 print(comparison.by_layer("attnresln_n").round(3).to_string(index=False))

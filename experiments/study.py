@@ -1,4 +1,7 @@
-"""Run the study in docs/study/plan.md: fine-tuning on true labels, permuted labels or a rare word, with equal seeds.
+"""Run the study in docs/study/plan.md, which compares classifiers fine-tuned with three kinds of labels.
+
+The labels are the true labels, the permuted labels, or labels for the presence of a rare word. All three settings have
+the same seeds.
 
     python -m experiments study --dataset stanfordnlp/imdb
 

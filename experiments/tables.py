@@ -2,7 +2,7 @@
 
 Each seed has its own trained model and its own sample of texts. The results of different seeds are therefore
 independent, and their variation includes that of the model and that of the sample. The interval is mean ± t(n - 1) sd /
-sqrt(n). Two settings are compared in pairs of runs with equal seeds. Changes due to fine-tuning (the checkpoint
+sqrt(n). Two settings are compared in pairs of runs with the same seed. Changes due to fine-tuning (the checkpoint
 `difference`) are tested against 0 by the two-sided t test; `p_holm` is the p value adjusted for the number of layers by
 Holm's step-down method.
 """

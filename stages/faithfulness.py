@@ -96,8 +96,9 @@ def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[s
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
     """Return the table `faithfulness.csv`. The texts sampled for token removal are truncated to `max_length` tokens.
 
-    A method scores the tokens of a text. Costly methods are evaluated in a smaller sample; their scores of other texts
-    are NaN. Shapes: N texts, M methods, T tokens, D draws of a score (one unless the score is random).
+    A method scores the tokens of a text. Token removal by costly scores and by reference scores is evaluated on a
+    smaller sample of the texts; for all other texts, these scores are replaced by NaN. Shapes: N texts, M methods, T
+    tokens, D draws of a score (one unless the score is random).
     """
     methods = present_attributions(classifier.family)
     generator = np.random.default_rng(seed)

@@ -142,12 +142,15 @@ def _load_model(
 ) -> tuple[Any, PreTrainedTokenizerFast]:
     """Return the classifier to train and its tokenizer; adapters (LoRA) and frozen layers are prepared if configured.
 
-    `names` maps class indices to names. If `pairs` is True, the texts are pairs. With 0 epochs, the checkpoint must
-    contain a trained classification head.
+    `names` maps class indices to names. If `pairs` is True, the texts are pairs, and a model with segment embeddings
+    derives the segment of each token from the token IDs. With 0 epochs, the checkpoint must contain a trained
+    classification head.
     """
     load = load_classifier if finetune.epochs else load_trained
     model: Any = load(checkpoint, names)
     tokenizer = load_tokenizer(checkpoint)
+    # This call changes the model: it registers a hook that adds the segments of pairs in every forward pass, if the
+    # model has segment embeddings. The returned handle is not needed, because the hook is never removed.
     read_segments(model.base_model, tokenizer, pairs)
     if finetune.lora:
         from attnmix.models.adapters import with_lora  # slow import

@@ -69,7 +69,8 @@ def main(parameters: Parameters) -> None:
     try:
         write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
     finally:
-        # Wait even after an error, because joblib reports abandoned drawings. This raises errors of other processes.
+        # Wait even after an error, because joblib reports abandoned drawings. The loop also raises errors that occurred
+        # in other processes.
         for _ in drawn:
             pass
 

@@ -1,4 +1,4 @@
-"""Simulated second torch device that computes on the CPU, but has the rules of a GPU.
+"""A simulated second torch device, which computes on the CPU but has the restrictions of a GPU.
 
 torch reserves the device type PrivateUse1 for external devices. Here, one Python function, `_compute`, runs the CPU
 version of every operator. As on CUDA, operators raise an error for tensors on different devices. As on Apple's GPU,
@@ -7,7 +7,7 @@ one kernel launch on a GPU) and of events that make the CPU wait.
 
 The device exists after the import, but `torch.accelerator` reports it only if `DEVICE_RULES.available` is True.
 
-With `TEST_GPU=1` the device is the GPU of this machine, with its own rules and without counts.
+With `TEST_GPU=1`, the device is the GPU of this machine; its own restrictions apply, and nothing is counted.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Folder:
         self.expected: dict[str, Rows] = {}
 
     def rows(self) -> Rows:
-        """Return a random number of rows that occur in no other file."""
+        """Return one to three rows that occur in no other file; their number is random."""
         self.number += 1
         return [(f"text {self.number} {row}", "ab"[row % 2]) for row in range(self.generator.randint(1, 3))]
 

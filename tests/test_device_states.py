@@ -1,4 +1,7 @@
-"""Results on a second device match those on the CPU in any state of torch, also if inputs are on another device."""
+"""Results on a second device match those on the CPU in every tested setting of torch (`STATES`).
+
+They also match if the inputs are on another device than the model, or if the model is moved between calls.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_readers_support_external_stores(
     lazy = other.features("layer_output", document="test/3").xarray()
     assert np.array_equal(lazy.values, one.features("layer_output", document="test/3").numpy())
 
-    # Any Zarr reader can open the arrays, and their shards have the same bytes as local shards.
+    # Any Zarr reader can open the arrays, and their shards are byte-identical to local shards.
     array = zarr.open_array(f"{address}/layer_01/layer_output.zarr", mode="r")
     assert np.array_equal(array[:], stored.read_features(one.activations, SITE))
     files, name = fsspec.core.url_to_fs(f"{address}/layer_01/layer_output.zarr/c/0/0")

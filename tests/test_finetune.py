@@ -1,4 +1,4 @@
-"""Fine-tuning learns, keeps the best epoch and reports its scores, and resumes after a kill with the same bytes."""
+"""Fine-tuning learns, keeps the best epoch and reports its scores, and resumes after a kill with identical bytes."""
 
 from __future__ import annotations
 
@@ -264,11 +264,11 @@ def test_killed_training_resumes_to_identical_bytes(
     state = json.loads(state_file.read_text())
     state["log_history"][0]["loss"] = 101.0
     state_file.write_text(json.dumps(state))
-    # Stop during the removal of the oldest checkpoint; the newest is complete.
+    # Kill the stage during the removal of the oldest checkpoint; the newest is complete.
     log = run_stage(folder, "finetune", kill_at="os.remove .*trainer_state.json")
     assert "resumes from checkpoint-7\n" in log
     newest = max(folder.glob(f"{UNFINISHED}/finetune/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
-    # Stop between publication and clean-up; DVC would then remove the outputs.
+    # Kill the stage between publication and clean-up. Before the next run, remove the outputs, as DVC would.
     log = run_stage(folder, "finetune", kill_at=f"shutil.rmtree {UNFINISHED}/finetune/\\w+$")
     assert f"resumes from {newest.name}\n" in log
     for output in OUTPUTS:

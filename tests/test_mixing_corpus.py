@@ -48,7 +48,7 @@ SETTINGS: dict[str, Any] = {"gradient_documents": 1, "gradient_max_length": 5, "
 
 
 def prepare(workspace: Workspace, documents: int, name: str = "workspace", length: int = 3, **settings: int) -> Path:
-    """Return a folder with the inputs of `measure` and `documents` reviews of `length` words."""
+    """Return a folder with the inputs of `measure`: two tiny models, and `documents` reviews of `length` words each."""
     capture = {"documents": [3], "texts": ["time flies ."], "max_length": 20, "batch_tokens": 40}
     folder = workspace(name, measure=SETTINGS | {"documents": documents} | settings, capture=capture)
     for number, checkpoint in enumerate(("pretrained", "finetuned")):
@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_documents(
 
 
 def test_blocks_do_not_change_results(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All texts have 12 tokens, because then vectors have the same bytes at any position in a batch.
+    # All texts have 12 tokens, so that a text's vectors are bitwise identical at any position in a batch.
     prepare(workspace, 8, length=10)
     run_tokenized(measure)
     whole = {path: pd.read_csv(path) for path in sorted(Run(Path()).tables.rglob("*.csv"))}

@@ -32,8 +32,9 @@ def contents_of(name: str, texts: int) -> torch.Tensor:
 def entering(case: Case, contents: Array) -> Array:
     """Return the input of the first layer `[texts, 8 tokens, 16]`.
 
-    Dimensions 0 to 7 encode the position, and dimensions 8 to 11 the content. Values write contents to dimensions 12 to
-    15, the receiver; at first, it is 0 except for the constant `case.stream`.
+    Dimensions 0 to 7 encode the position, and dimensions 8 to 11 the content. Dimensions 12 to 15 are the receiver, to
+    which attention writes contents. In the input, they are 0, except that the last two are `case.stream` and its
+    negative if this constant is given.
     """
     x = np.zeros((len(contents), 8, 16))
     x[:, range(8), range(8)] = 1.5
@@ -159,7 +160,10 @@ def test_conditional_derivative_matches_finite_differences(name: str) -> None:
         residuals[:, j] = centred[:, j] - centred[:, TOKEN] @ slopes
 
     def length_of_change(direction: Array) -> float:
-        """Return the length of the change of TOKEN's outputs along a direction, over all texts."""
+        """Return the norm, over all texts, of the change of TOKEN's output.
+
+        The inputs of all tokens change by two steps along `direction`.
+        """
         step = 1e-5
         change = output(case, x + step * direction) - output(case, x - step * direction)
         return float(np.sqrt((change[:, TOKEN] ** 2).sum()))

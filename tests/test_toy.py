@@ -108,7 +108,7 @@ def test_matrices_of_two_orthogonal_tokens() -> None:
     for method in ("alti", "globenc"):
         np.testing.assert_allclose(actual[method][0], both_rows(0.75, 0.25), atol=1e-6, err_msg=method)
     # In units of x_1 / 2 and x_2 / 2, the first output is (3, 1) before the norm, (2, 1) without value 1, and (3, 0)
-    # without value 2. The own value changes the direction less, so the other token has the larger part.
+    # without value 2. The direction changes less without the token's own value, so the other token's share is larger.
     own, other = 1 - 7 / (10 * 5) ** 0.5, 1 - 3 / 10**0.5
     assert own / (own + other) == pytest.approx(0.1638, abs=5e-5)
     expected = both_rows(own / (own + other), other / (own + other))

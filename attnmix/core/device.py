@@ -138,7 +138,7 @@ def check_precision(key: str, precision: str, device: torch.device) -> None:
 def _find_accelerator() -> torch.device | None:
     """Return the type of the available accelerator, or None."""
     with warnings.catch_warnings():
-        # torch warns of an outdated driver; `_explain_missing_gpu` reports this problem in one line instead.
+        # torch warns about an outdated driver; `_explain_missing_gpu` reports this problem in one line instead.
         warnings.simplefilter("ignore")
         return torch.accelerator.current_accelerator(check_available=True)
 

@@ -69,7 +69,7 @@ def with_classes(tables: Mapping[str, pd.DataFrame], where: str) -> dict[str, pd
 
 
 def _check_classes(classes: Sequence[Any], where: str) -> None:
-    """Raise `InputError` for fewer than two classes and for invalid names; warn of names that are nearly equal."""
+    """Raise `InputError` for fewer than two classes and for invalid names; warn about names that are nearly equal."""
     if len(classes) < 2:
         raise InputError(f"{where} contains {len(classes)} class ({shown_classes(classes)}); two or more are required")
     for name in classes:
@@ -328,7 +328,7 @@ def _check_whole(numbers: Sequence[Any], values: Sequence[Any], where: str) -> N
 
 
 def _warn_of_alike(names: Sequence[Any], where: str) -> None:
-    """Warn of possible duplicate classes: `Good` and `good`, `01` and `1`, or names with the same appearance."""
+    """Warn about possible duplicate classes: `Good` and `good`, `01` and `1`, or names with the same appearance."""
     words = [str(name) for name in names]
     counts = Counter(_normalise(word) for word in words)
     alike = [word for word in words if counts[_normalise(word)] > 1]

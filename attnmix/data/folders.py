@@ -179,7 +179,7 @@ def shown_file(name: str) -> str:
 
 
 def warn_of_unread_files(shown: str, contents: Contents, read: Sequence[str]) -> None:
-    """Warn of table files that belong to no selected split."""
+    """Warn about table files that belong to no selected split."""
     tables = {*contents.data, *contents.unread_tables}
     unread = sorted(tables.difference(read))
     if not unread:

@@ -120,9 +120,9 @@ def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
 
 
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
-    """Warn of a tsv file that was probably written with the quotes of csv, because these quotes remain in the texts.
+    """Warn about a tsv file that was probably written with csv quoting, because the quotes remain in the texts.
 
-    In such a file, all fields with quotes follow the rules of csv, and some quotes are doubled.
+    In such a file, all fields with quotes are quoted as in csv files, and some quotes are doubled.
     """
     doubled_rows = []
     for name in frame:

@@ -101,10 +101,10 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` if a class is missing in train or a split has only one class; warn of other missing classes.
+    """Raise `InputError` if a class is missing in train or a split has only one class.
 
-    Also warn of test rows whose text or group also occurs in train or validation. `classes` contains the class names by
-    label.
+    Warn about other missing classes, and about test rows whose text or group also occurs in train or validation.
+    `classes` contains the class names by label.
     """
     for split, table in tables.items():
         present = set(table["label"])
@@ -127,7 +127,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
 
 
 def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
-    """Warn of test rows whose text or group (`key`) also occurs in the training or validation split."""
+    """Warn about test rows whose text or group (`key`) also occurs in the training or validation split."""
     shared = int(test.isin(learned).sum())
     if shared:
         logging.warning(
@@ -235,7 +235,7 @@ def _read_folder(
 def _read_split(
     dataset: DatasetParameters, columns: Columns, layout: folders.Layout, split: str, files: Mapping[str, Path]
 ) -> list[FileRows]:
-    """Return the rows of each file of a split; log the files, and warn of rows that occur in several files.
+    """Return the rows of each file of a split; log the files, and warn about rows that occur in several files.
 
     `files` contains the local paths of the files by name.
     """
@@ -289,7 +289,7 @@ class _FilePair(NamedTuple):
 
 
 def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRows], columns: Columns) -> None:
-    """Warn of rows that occur in several files of a split; such rows indicate a copied file."""
+    """Warn about rows that occur in several files of a split; such rows indicate a copied file."""
     if len(rows) < 2:
         return
     first_file: dict[tuple[str, ...], int] = {}  # index of the first file with each row

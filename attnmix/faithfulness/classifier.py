@@ -331,8 +331,8 @@ class FixedFactorScores:
     ) -> Tensor | None:
         """Return, for each token `[T]`, input times gradient of the score of class `label` at the first layer's input.
 
-        `input_TD` is this input. The gradient is that of the score's part from the tokens, without the part from the
-        biases. Return None if the head is not supported (see `logits`).
+        `input_TD` is this input. The gradient is that of the part of the score that comes from the tokens; the part
+        from the biases is excluded. Return None if the head is not supported (see `logits`).
         """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)

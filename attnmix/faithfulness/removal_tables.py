@@ -211,9 +211,9 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     Predicted classes may differ in the level of the ratio, and pooling all texts would confound this difference with
     the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
     `margin_given_length`, the partial correlation controlling for the number of tokens (one degree of freedom less).
-    Rows of the group `all` contain means over classes. Classes with too few texts for a standard error have an
-    undefined correlation. These classes are excluded from the mean over classes and from the number of `documents` of
-    this mean.
+    Rows of the group `all` contain means over classes. With too few texts for a standard error (fewer than 4, or 5 for
+    `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In both rows of `all`,
+    `documents` is the number of texts of the classes in the mean of `margin_spearman`.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
@@ -228,10 +228,12 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
         groups.append(_ClassGroup(ALL, slice(None), sizes_K[is_counted_K].sum()))
         for group in groups:
             sizes = sizes_K[group.classes]  # n texts; the weights of the mean over classes are n - 3 and n - 4
-            plain = _average_by_fisher(plain_K[group.classes], sizes - 3)
-            given_length = _average_by_fisher(given_length_K[group.classes], sizes - 4)
-            rows.append((checkpoint, "margin_spearman", group.name, layer, *plain, group.documents))
-            rows.append((checkpoint, "margin_given_length", group.name, layer, *given_length, group.documents))
+            # `_average_by_fisher` excludes classes with a correlation of NaN or a weight below 1. It returns the mean
+            # over classes (for a single class, the correlation of this class) and the ends of the mean's interval.
+            plain_interval = _average_by_fisher(plain_K[group.classes], sizes - 3)
+            partial_interval = _average_by_fisher(given_length_K[group.classes], sizes - 4)
+            rows.append((checkpoint, "margin_spearman", group.name, layer, *plain_interval, group.documents))
+            rows.append((checkpoint, "margin_given_length", group.name, layer, *partial_interval, group.documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 

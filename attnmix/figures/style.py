@@ -37,8 +37,8 @@ MIN_EXTENT = 1e-3  # minimum extent of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-# The following constants are costs of the position of a label. A displacement from the labelled point by one font size
-# has a cost of 1.
+# A label is placed at the position with the lowest cost. The following constants are parts of this cost, relative to
+# the cost of a displacement from the labelled point by one font size.
 COVERED_POINT_COST = 0.3  # for each point that the label covers
 OVERLAP_COST = 100  # for a label that other labels cover completely
 OUTSIDE_COST = 1000  # for a label that extends beyond the axes

@@ -29,8 +29,8 @@ from attnmix.maps.vectors import Coordinates, Maps, Numbers, Vectors, distinct_r
 N_EPOCHS = 200
 START_NOISE = 1e-4  # standard deviation of the noise in initial coordinates, as in umap-learn's initialisation
 
-# umap-learn compiles these functions in every process (7 s); here they are cached. The function for epochs is compiled
-# with `nogil`, which allows threads to fit maps concurrently.
+# umap-learn compiles these functions in every process (7 s); here they are cached. The function that computes one
+# optimisation epoch is compiled with `nogil`, so that threads can fit maps concurrently.
 umap.layouts._nb_optimize_layout_euclidean_single_epoch = numba.njit(
     umap.layouts._optimize_layout_euclidean_single_epoch, fastmath=True, nogil=True, cache=True
 )

@@ -407,7 +407,8 @@ class BatchPass:
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
         if WORDS not in features:
-            # If the word embeddings were not captured, their error is infinite, and the check raises an `InputError`.
+            # Without captured word embeddings, their error is infinite, so `_check_errors` raises an `InputError` here,
+            # before `features[WORDS]` is read below. Otherwise, `_collect_errors` checks the errors after the pass.
             self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
         if self.has_geometry:
@@ -420,13 +421,21 @@ class BatchPass:
     ) -> tuple[ControlValues, AttendedValues]:
         """Return the tensors of one layer for computing controls, and sums of control values weighted by attention.
 
-        A control is a condition under which the ratios are computed for comparison, such as other value vectors.
+        A control is a condition under which the ratios are computed for comparison, such as other value vectors. Four
+        controls need tensors of the layer; `_measure_ratios` computes the ratios from these tensors:
+
+        `without_value_bias`        `bias_E`, the bias b_V, which is subtracted from the values
+        `corpus_value`              `corpus_BTE`, means over other texts, which replace the values; None if not needed
+        `text_mean_value`           `mean_B1E`, the mean over the tokens of the text, which replaces the values
+        `without_special_sources`   `special_SB`, the positions of the S special tokens of each text
         """
         layer = layer_pass.call.number
         corpus = self.measurer.corpus
         corpus_BTE = None
         if corpus is not None and "corpus_value" in self.controls:
             corpus_BTE = corpus.mean_over_others(layer, micro_batch, layer_pass.value)
+        # In the decoder of an encoder-decoder model, the inputs follow a start token, so that special tokens are one
+        # position further right.
         values = ControlValues(
             bias_E=self.constants[layer - 1].value_bias_E,
             corpus_BTE=corpus_BTE,

@@ -280,7 +280,7 @@ def control_ratios(
 ) -> dict[str, Tensor]:
     """Return the ratios `[methods, B, T]` of all tokens under each control in `names`, by name of the control.
 
-    `splits` contains the original splits of all tokens, to which no control is applied. `attended` is the result of
+    `splits` contains the original splits (without any control) of all tokens. `attended` is the result of
     `values.attended`. `corpus_value` is omitted if there are no corpus values.
     """
     head_sums = _compute_head_sums(layer_pass, values, attended, names)

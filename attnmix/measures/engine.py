@@ -675,14 +675,16 @@ def _exchange_tokens(
 ) -> tuple[list[str], Displacements]:
     """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
 
-    At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` for a single text or with neutral donors.
-    If the limit is `TOKEN_POSITIONS` and the text is not truncated, the result is stored in `measurements`.
+    At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` with neutral donors. If the donors are
+    neutral and the text is not truncated, the result is stored in `measurements`.
     """
     texts = measurements.texts
     document = texts.document(number)
     truncated = document.cut(max_length)
+    # A single text has no other texts as donors, so the engine always replaces its tokens by those of neutral texts.
     has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
     if has_neutral_donors and len(truncated) == len(document):
+        # `token_exchange` calls `exchange` with the same arguments, and stores the result for the shares of each token.
         return engine.token_exchange(measurements, number)
     max_positions = TOKEN_POSITIONS if has_neutral_donors else EXCHANGE_POSITIONS
     positions = choose_positions(truncated, max_positions, engine.seed)

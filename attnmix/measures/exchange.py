@@ -517,7 +517,8 @@ class _Reader:
     def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
         """Return selected vectors `[N, D]` of each level (the embeddings, then each layer) for a batch of texts.
 
-        `rows` and `columns` `[N]` contain the text and the position of each vector.
+        `rows` and `columns` `[N]` contain the text and the position of each vector. During the forward pass,
+        `append_level` receives the vectors of each capture point as soon as they are computed.
         """
         levels: list[Tensor] = []
         is_in_decoder = False
@@ -528,10 +529,12 @@ class _Reader:
             if site.point == DECODER_INPUT:
                 is_in_decoder = True  # All later vectors are those of decoder layers.
             elif site.point == ATTENTION_OUTPUT:
-                if site.layer == self.last_layer:
+                if site.layer == self.last_layer:  # never in encoder-decoder models (None)
+                    # `features` is bound by the `with` statement below, before the forward pass starts.
                     levels.append(_finish_layer(features, vectors_RTD[rows, columns], rows, columns))
-                    raise _LastLayerError
+                    raise _LastLayerError  # ends the forward pass; `suppress` catches it
             elif is_in_decoder:
+                # The inputs of this decoder follow a start token, so each token is one position further right.
                 levels.append(_select_shifted(vectors_RTD, rows, columns))
             else:
                 levels.append(vectors_RTD[rows, columns])

@@ -165,7 +165,7 @@ def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> 
 
     In `attention_output_BTD`, the part of the biases consists of b_O and the beta of the norm after W_O, if any. The
     method `stream` propagates the sources' part to the second skip connection, and `added` propagates the result
-    through the feed-forward network; the methods with the suffix `_with_biases` do the same for the biases' part.
+    through the feed-forward network; the methods with the suffix `_with_biases` do the same for the part of the biases.
     """
     block = layer_pass.block
     cross_BTD = layer_pass.features.get("cross_attention_output")
@@ -179,7 +179,7 @@ def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> 
 
 
 def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
-    """Return a part of the vectors `whole_BTD` after a norm, plus the norm's beta.
+    """Return the sum of the norm's beta and of a part of the vectors `whole_BTD` after the norm.
 
     The norm's divisor is computed from `whole_BTD`.
     """

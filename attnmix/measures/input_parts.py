@@ -50,7 +50,7 @@ QUANTITIES = (
 )
 """Quantities of a text's parts that `by_token` returns."""
 OPPOSITE_COSINE = -0.9
-"""Below this cosine of the other tokens' summed parts and the biases' part, a decomposition is ill-conditioned.
+"""A decomposition is ill-conditioned if the other tokens' summed parts and the part of the biases have a lower cosine.
 
 Nearly opposite vectors cancel at least in part.
 """
@@ -294,7 +294,7 @@ class _Level:
     """Measures of the parts of one level (the embeddings or a layer), accumulated over blocks of sources."""
 
     def __init__(self, whole_TD: Tensor, bias_TD: Tensor) -> None:
-        """Store the vectors `whole_TD` and the biases' part `bias_TD`; allocate the measures of the sources' parts."""
+        """Store the vectors `whole_TD` and the part of the biases `bias_TD`, and allocate tensors for the measures."""
         tokens = len(whole_TD)
         self.whole_TD = whole_TD
         self.bias_TD = bias_TD
@@ -313,7 +313,10 @@ class _Level:
         self.own_TD[positions] = parts_JTD[indices, positions]  # the row of each source token in its own part
 
     def compute_bias_cosine(self) -> Tensor:
-        """Return the cosine `[T]` between the summed parts of other tokens and the biases' part; NaN if either is 0."""
+        """Return the cosine `[T]` between the other tokens' summed parts and the part of the biases.
+
+        The cosine is NaN if either of these vectors is 0.
+        """
         others_TD = self.others_TD
         products_T = (others_TD * self.bias_TD).sum(-1)
         lengths_T = others_TD.norm(dim=-1) * self.bias_TD.norm(dim=-1)
@@ -390,7 +393,7 @@ class PartsReader:
         tokens = batch["input_ids"].shape[-1]
         for sources in self._split_into_blocks(tokens):
             for number, vectors in enumerate(self._propagate_parts(batch, sources, advance)):
-                if sources.start == 0:  # The whole vectors and the biases' part are the same for all blocks.
+                if sources.start == 0:  # The whole vectors and the part of the biases are the same in all blocks.
                     levels.append(_Level(vectors.whole_TD, vectors.bias_TD))
                 levels[number].add(vectors.sources_JTD, sources)
         return levels
@@ -524,7 +527,8 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # True if the other tokens' summed parts are nearly opposite to the biases' part; False if either is 0 (cosine NaN).
+    # True if the other tokens' summed parts are nearly opposite to the part of the biases; False if the cosine is NaN
+    # because either is 0.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

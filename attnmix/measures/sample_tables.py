@@ -39,9 +39,12 @@ _TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from sums `[texts, donors, levels]` by checkpoint and quantity.
 
-    If no text was measured, the table is empty. Rows without tokens are omitted (`complete=False`). Simultaneous
-    intervals cover all donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of
-    the same class and of another class; they contain the difference of the own share between these kinds of donors.
+    `donors` contains the kinds of donor texts, whose tokens replace those of a text; the kind `all` combines the
+    others. The levels are the input of the first layer, and the output of each layer. If no text was measured, the
+    table is empty. Rows without tokens are omitted (`complete=False`). In the rows of `_TOTAL_EFFECTS`, the column
+    `tokens` is empty, because these means are not divided by a number of tokens. Simultaneous intervals cover all
+    donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class and of
+    another class; they contain the difference of the own share between these kinds of donors.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -50,6 +53,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     tables = MeanTables(exchanged, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for quantity in exchange.QUANTITIES:
         labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
+        # The columns that the function `more` returns replace those of the rows; here, they empty the column `tokens`.
         more = _leave_token_counts_empty if quantity in _TOTAL_EFFECTS else None
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)

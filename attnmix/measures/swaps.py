@@ -151,17 +151,19 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
 
     For each token, the other tokens and the token itself are exchanged separately, and only the output of this token is
     used. Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer
-    only for the token of each exchange.
+    only for the token of each exchange. `swap` compares the displacements of the output by the two exchanges.
+    `swap_derivative` compares their linear approximations: the derivatives of the output along the changes of the
+    exchanged inputs, from those of the text to those of the donor.
     """
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)
     outputs_3TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
     y_1TD, others_exchanged_1TD, own_exchanged_1TD = outputs_3TD.split(1)
     swap_T = _compute_share(others_exchanged_1TD - y_1TD, own_exchanged_1TD - y_1TD, y_1TD)
-    moved_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
-    others_moved_1TD, own_moved_1TD = moved_2TD.split(1)
-    derivative_T = _compute_share(others_moved_1TD, own_moved_1TD, y_1TD)
-    return torch.stack([swap_T, derivative_T])
+    derivatives_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
+    others_derivative_1TD, own_derivative_1TD = derivatives_2TD.split(1)
+    swap_derivative_T = _compute_share(others_derivative_1TD, own_derivative_1TD, y_1TD)
+    return torch.stack([swap_T, swap_derivative_T])
 
 
 def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor) -> Tensor:

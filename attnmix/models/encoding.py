@@ -19,9 +19,9 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
-SPACE_MARKS = "Ġ▁"  # space characters in the token names of byte-level BPE and SentencePiece
-# White space in the names of tokens: two marks for a space, one for a line break and one for a tab, then the space, the
-# line break and the tab themselves.
+SPACE_MARKS = "Ġ▁"  # the characters for a space in the token names of byte-level BPE and SentencePiece
+# The characters for white space in token names: `SPACE_MARKS`, the characters of byte-level BPE for a line break and a
+# tab, and the space, the line break and the tab themselves.
 WHITESPACE = "Ġ▁Ċĉ \n\t"
 WHITESPACE_MARKS = str.maketrans(WHITESPACE, f"{SPACE}{SPACE}{NEWLINE}\t{SPACE}{NEWLINE}\t")
 END_ROLES = ("cls", "sep", "bos", "eos")

@@ -1,4 +1,4 @@
-"""Descriptions of the texts on the page: names, label, prediction, and cautions about unknown words."""
+"""Descriptions of the texts on the page: names, label, prediction, and warnings about unknown words."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _shorten(text: str, characters: int) -> str:
 
 
 def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
-    """Return cautions about unknown tokens and single letters in a text; an empty string if there are none."""
+    """Return warnings about unknown tokens and single letters in a text; an empty string if there are none."""
     sentences = []
     if unknown:
         verb = "is" if unknown == 1 else "are"

@@ -1,6 +1,7 @@
 """The sentences of the page, for a pipeline run or for texts measured with the API.
 
-Each sentence states one finding that is not visible in a chart. The numbers of a run are also in files in `reports/`.
+Each sentence states one finding that is not visible in a chart. A pipeline run also writes its numerical results to
+files in `reports/`.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def preferred(table: pd.DataFrame) -> str:
-    """Return the mixing ratio that sentences report, among the ratios in the column `method`."""
+    """Return the mixing ratio that the generated sentences describe, selected from the column `method` of a table."""
     return preferred_ratio(table["method"].unique().tolist())
 
 

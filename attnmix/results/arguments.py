@@ -54,7 +54,7 @@ def choose_ratios(model: Model, methods: Any) -> list[str]:
 
 
 def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> TokenizedTexts:
-    """Return the tokenized texts, truncated to `max_length` tokens or the model's limit; warn of truncated texts."""
+    """Return the tokenized texts, truncated to `max_length` tokens or the model's limit; warn about truncated texts."""
     base: Any = model.network.base_model
     limit = longest_text(base.config)
     if max_length is not None:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Comparison:
-    """The differences between two models on the same texts, returned by `compare` and printed with cautions.
+    """The differences between two models on the same texts, returned by `compare`; `caution` is printed below them.
 
     All tables have these columns:
 
@@ -141,13 +141,13 @@ class Comparison:
         return "\n".join(write_cautions(self.before, self.after, self.rows, self.notes))
 
     def to_markdown(self) -> str:
-        """Return `rows` as a table in Markdown, with the cautions below it."""
+        """Return `rows` as a table in Markdown, with the paragraphs of `caution` below it."""
         table = format_markdown(self._format_rows())
         cautions = [f"- {paragraph}" for paragraph in self._write_paragraphs()]
         return "\n".join([table, "", *cautions])
 
     def to_latex(self) -> str:
-        """Return the main columns of `rows` as a LaTeX `tabular`, with the cautions above it as comments."""
+        """Return the main columns of `rows` as a LaTeX `tabular`, with the text `caution` as comments above it."""
         # These columns do not fit into the width of a page. The intervals over training runs are kept, because they are
         # evidence about training; their column has a different name.
         omitted = ["between_models", "between_seeds", "texts", "tokens"]

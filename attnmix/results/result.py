@@ -405,7 +405,7 @@ class Measures:
                 engine.add_matrices(self.measurements, text, with_rollout(name), advance=progress.advance)
 
     def parts(self, text: int = 0, *, rows: int | Sequence[int] | None = None, rule: str = "chord") -> xarray.Dataset:
-        """Return the contribution of each token of one text to every vector, from the embeddings to each layer.
+        """Return the contributions of each token of one text to the embeddings and to the output of each layer.
 
         A vector y_i is the sum of one part P_ij for each source token j and a part of the biases. This sum is verified.
         Attention weights and standard deviations in norms are fixed at their values in this text. Layer 0 is the input

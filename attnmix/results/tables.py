@@ -52,7 +52,7 @@ def is_own_share(measure: str) -> bool:
 
 
 def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
-    """Return the cells of the measures in `totals`, and the sums of all cells `[texts, cells]`.
+    """Return the cells of a table of the measures in `totals`, and each text's sum in each cell `[texts, cells]`.
 
     A cell is a pair of measure and layer. The first cell of a measure is its mean over layers; the next cells are its
     layers. `own_share` has no mean over layers, because it is cumulative from the input. `totals` contains the sums

@@ -115,9 +115,10 @@ def _compute_token_shares(
 ) -> npt.NDArray[np.float32]:
     """Return the own share o / (o + a) `[layers, tokens]` of each token, averaged over up to two donor texts.
 
-    o and a are the displacements of the token's vector if the token itself, or all other tokens, are replaced by the
-    tokens of a donor text. One donor has the same predicted class, and one has another class; both are drawn from the
-    candidates `donors`. The share is NaN for tokens that were not exchanged.
+    o is the displacement of the token's vector if the token itself is replaced by a token of a donor text; a is the
+    displacement if all other tokens are replaced by tokens of the donor text. One donor has the same predicted class,
+    and one has another class; both are drawn from the candidates `donors`. The share is NaN for tokens that were not
+    exchanged.
     """
     texts = [document]  # the text has the index 0, and the candidate donors follow
     for donor in donors:

@@ -169,7 +169,8 @@ class TextMeasurer:
         # A model can run only one forward pass at a time. Jobs can therefore run in parallel if they use different
         # models: the sums use each model itself, the matrices its float64 copy, and the predictions the classifier.
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
-            # Models are copied before the first job starts, because a copy would include the hooks of a forward pass.
+            # Models are copied before the first job starts, because a copy made during a forward pass would include the
+            # hooks of this pass.
             copied = self._copy_models_without_matrices(measurements, matrices, with_heads)
             sums_jobs = {}
             for name, engine in self.engines.items():
