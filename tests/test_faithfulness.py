@@ -309,6 +309,14 @@ def test_margin_correlation_averages_fisher_z_over_classes() -> None:
     assert correlated["documents"].tolist() == [19, 19, 8, 8, 3, 3, 0, 0, 19, 19, 8, 8, 3, 3, 27, 27]
 
 
+def test_texts_of_margin_correlation_are_counted_for_each_mean() -> None:
+    generator = np.random.default_rng(0)
+    table = pd.DataFrame(generator.normal(size=(12, 3)), columns=["margin", "tokens", "finetuned"])
+    table["predicted"] = ["good"] * 8 + ["rare"] * 4  # too few texts to control for the length
+    rows = margin_correlation(table, ["finetuned"], 6).query("group == 'all'").set_index("quantity")
+    assert rows["documents"].to_dict() == {"margin_spearman": 12, "margin_given_length": 8}
+
+
 @few_samples()
 def test_stage_tables_are_reproducible(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faithfulness, "PROBE_TEXTS", PROBE_TEXTS)

@@ -10,7 +10,6 @@ Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens,
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -212,37 +211,29 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
     the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
     `margin_given_length`, the partial correlation controlling for the number of tokens (one degree of freedom less).
     Rows of the group `all` contain means over classes. With too few texts for a standard error (fewer than 4, or 5 for
-    `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In both rows of `all`,
-    `documents` is the number of texts of the classes in the mean of `margin_spearman`.
+    `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In rows of `all`,
+    `documents` is the number of texts of the classes in the mean.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
+    all_classes = slice(None)
+    groups = [(name, slice(number, number + 1)) for number, name in enumerate(classes)]  # name and indices of classes
+    groups.append((ALL, all_classes))
     rows = []
     for checkpoint in checkpoints:
         correlations_K2 = [_correlate_with_margin(reviews, checkpoint) for reviews in classes.values()]
         plain_K, given_length_K = np.transpose(correlations_K2)
-        is_counted_K = ~np.isnan(plain_K) & (sizes_K > 3)
-        groups = []
-        for number, name in enumerate(classes):
-            groups.append(_ClassGroup(name, slice(number, number + 1), sizes_K[number]))
-        groups.append(_ClassGroup(ALL, slice(None), sizes_K[is_counted_K].sum()))
-        for group in groups:
-            sizes = sizes_K[group.classes]  # n texts; the weights of the mean over classes are n - 3 and n - 4
-            # `_average_by_fisher` excludes classes with a correlation of NaN or a weight below 1. It returns the mean
-            # over classes (for a single class, the correlation of this class) and the ends of the mean's interval.
-            plain_interval = _average_by_fisher(plain_K[group.classes], sizes - 3)
-            partial_interval = _average_by_fisher(given_length_K[group.classes], sizes - 4)
-            rows.append((checkpoint, "margin_spearman", group.name, layer, *plain_interval, group.documents))
-            rows.append((checkpoint, "margin_given_length", group.name, layer, *partial_interval, group.documents))
+        # The weights of the mean over classes of n texts are n - 3 and n - 4.
+        measures = {"margin_spearman": (plain_K, sizes_K - 3), "margin_given_length": (given_length_K, sizes_K - 4)}
+        for group, members in groups:
+            for measure, (correlations_K, freedom_K) in measures.items():
+                # `_average_by_fisher` excludes classes with a correlation of NaN or a weight below 1. It returns the
+                # mean over classes (for a single class, its correlation) and the ends of the mean's interval.
+                interval = _average_by_fisher(correlations_K[members], freedom_K[members])
+                is_counted_K = ~np.isnan(correlations_K) & (freedom_K >= 1)
+                documents = sizes_K[is_counted_K].sum() if members == all_classes else sizes_K[members].sum()
+                rows.append((checkpoint, measure, group, layer, *interval, documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
-
-
-class _ClassGroup(NamedTuple):
-    """One predicted class, or all predicted classes together: a group of texts with rows in `class_use.csv`."""
-
-    name: str
-    classes: slice  # indices of the classes
-    documents: int  # number of texts
 
 
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
