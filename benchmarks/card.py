@@ -46,8 +46,9 @@ from attnmix.core.device import chosen_device, device_name, prepare_device
 from attnmix.core.store.runs import Run
 from attnmix.core.store.texts import split_file
 from attnmix.measures.documents import read_documents, read_reviews
-from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens, padded
 from attnmix.models.loading import load_base
+from attnmix.runs.capture import pass_cost_tokens
 from benchmarks.stages import REPOSITORY, synchronize, write_parameters
 from benchmarks.writer import ROWS as SHARD_ROWS
 from benchmarks.writer import WIDTH as SHARD_WIDTH
@@ -360,7 +361,8 @@ def bare_passes(card: Card, kind: str, batch_tokens: int) -> tuple[int, float]:
     is_captured = kind == "captured"
     documents = read_documents(run.captured) if is_captured else read_reviews("measured", run.drawn_reviews)
     texts = [document.ids.tolist() for document in documents]
-    numbers = batches_by_tokens([len(text) for text in texts], batch_tokens)
+    pass_cost = pass_cost_tokens(card.device) if is_captured else PASS_COST_TOKENS
+    numbers = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
     batches = [padded([texts[number] for number in batch], 0, card.device) for batch in numbers]
     with torch.inference_mode():
         base(**batches[0])  # excludes one-time costs

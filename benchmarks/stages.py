@@ -368,7 +368,7 @@ def write_parameters(folder: Path, arithmetic: str = FASTEST, **changed: dict[st
         YAML(typ="safe", pure=True).dump(values, file)
 
 
-# Capture: the stage, forward passes without hooks, and alternatives that write the same vectors in the same batches.
+# Capture: the stage, forward passes without hooks, and alternatives that write the same vectors.
 
 FINETUNED = Run(Path()).finetuned
 PLAIN = Path("plain")
@@ -390,9 +390,10 @@ class Inputs(NamedTuple):
         import torch
 
         from attnmix.models.encoding import batches_by_tokens, padded
+        from attnmix.runs.capture import pass_cost_tokens
 
         lengths = [length or len(text) for text in self.encoded]
-        for batch in batches_by_tokens(lengths, self.batch_tokens):
+        for batch in batches_by_tokens(lengths, self.batch_tokens, pass_cost_tokens(self.base.device)):
             inputs = padded([self.encoded[i] for i in batch], self.pad, self.base.device)
             if length:
                 padding_values = {"input_ids": self.pad, "attention_mask": 0}

@@ -193,8 +193,8 @@ def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
     is_ratio = metric in (RATIO, RATIO_MINUS_CONTROL)
     if not is_ratio:
         rows = rows[rows["layer"] == LAST_LAYER]
-    means_over_layers = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean()
-    by_checkpoint = means_over_layers.unstack("checkpoint")  # a column for each checkpoint
+    means = rows.groupby(["setting", "seed", "checkpoint"])["value"].mean()
+    by_checkpoint = means.unstack("checkpoint")  # a column for each checkpoint
     compared = by_checkpoint["finetuned"]
     if metric != CLASS_SHARE:  # for the class share, the plan uses the values after fine-tuning
         compared = compared - by_checkpoint["pretrained"]

@@ -96,7 +96,7 @@ def create_own_shares(own: float, documents: int) -> pd.DataFrame:
     """Return the rows of `exchange.csv` for the own share, which grows linearly with the layer."""
     values = {"pretrained": 0.5, "finetuned": 0.5 + own, "difference": own}
     rows = []
-    for donor, size in (("all", 1.0), ("same_class", 1.1), ("other_class", 0.9), ("same_minus_other", 0.2)):
+    for donor, size in (("all", 1.0), ("same_minus_other", 0.2)):
         for layer in (0, 1, 2):
             for checkpoint, value in values.items():
                 mean = size * value * layer / 2
@@ -193,7 +193,7 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
     change, by_class, ratio = answer(planted(change=0.1, own=-0.3))["sentences"]
     assert ": it changes by \u221230.0 points (95% {interval} \u221240.0 to \u221220.0), 40 reviews" in change
     assert by_class == (
-        "Difference between {donors} of the same and of another predicted class: "
+        "Its difference between {donors} of the same and of another predicted class: "
         "+10.0 points before and +4.0 points after fine-tuning."
     )
     assert ": it is 15% before and 25% after fine-tuning, mean over layers and tokens, 40 reviews" in ratio

@@ -61,6 +61,7 @@ DONOR_KINDS = {
 """The kinds of donor texts for exchanged words (`attnmix.measures.exchange`)."""
 TOTAL_EFFECTS = {"total_own": "single tokens", "total_others": "all other tokens"}
 """The total effects by name, each with a description of the tokens whose effect it measures."""
+MIN_EXCESS = 0.005  # excess of a total effect over 1 that is attributed to rounding errors of equal vectors
 SAME_MINUS_OTHER = "same_minus_other"
 """The value of the column `donor` in rows that contain differences of own shares between two kinds of donors.
 

@@ -32,7 +32,7 @@ from attnmix.measures.mixing_tables import (
 )
 from attnmix.measures.swaps import DONORS, SWAPS
 
-_TOTAL_EFFECTS = ("total_own", "total_others", "first_order_own")
+_WITHOUT_TOKEN_COUNTS = ("total_own", "total_others", "first_order_own")
 """Quantities that are divided by the squared displacement after exchange of all tokens, not by a number of tokens."""
 
 
@@ -41,10 +41,10 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
 
     `donors` contains the kinds of donor texts, whose tokens replace those of a text; the kind `all` combines the
     others. The levels are the input of the first layer, and the output of each layer. If no text was measured, the
-    table is empty. Rows without tokens are omitted (`complete=False`). In the rows of `_TOTAL_EFFECTS`, the column
-    `tokens` is empty, because these means are not divided by a number of tokens. Simultaneous intervals cover all
-    donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class and of
-    another class; they contain the difference of the own share between these kinds of donors.
+    table is empty. Rows without tokens are omitted (`complete=False`). In the rows of `_WITHOUT_TOKEN_COUNTS`, the
+    column `tokens` is empty, because these means are not divided by a number of tokens. Simultaneous intervals cover
+    all donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class
+    and of another class; they contain the difference of the own share between these kinds of donors.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -54,7 +54,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     for quantity in exchange.QUANTITIES:
         labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
         # The columns that the function `more` returns replace those of the rows; here, they empty the column `tokens`.
-        more = _leave_token_counts_empty if quantity in _TOTAL_EFFECTS else None
+        more = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
         mean = Mean("exchange", labels, quantity, more=more, complete=False)
         means = tables.add(mean)
         if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:

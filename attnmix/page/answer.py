@@ -243,7 +243,7 @@ def _describe_shares_by_class(run: Results) -> str:
     before = points(differences["mean"]["pretrained"])
     after = points(differences["mean"]["finetuned"])
     states = model_wording_of(run).states.format(before=f"{before} points", after=f"{after} points")
-    return f"Difference between {DONORS_LINK} of the same and of another predicted class: {states}."
+    return f"Its difference between {DONORS_LINK} of the same and of another predicted class: {states}."
 
 
 def preferred_means(curves: pd.DataFrame) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attnmix.core.names import ALL_DONORS, TOTAL_EFFECTS
+from attnmix.core.names import ALL_DONORS, MIN_EXCESS, TOTAL_EFFECTS
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.matrices import ROLLOUTS
@@ -33,10 +33,11 @@ class Cautions(NamedTuple):
 def list_cautions(subject: Subject, run: Results) -> Cautions:
     """Return the limitations of the findings, for a pipeline run or for texts measured with the API."""
     by_layout = {layout: PCA if layout == "pca" else UMAP for layout in run.layouts}
-    return Cautions(_describe_scope(subject, run), _describe_ratio(run), by_layout)
+    answer = " ".join([*_describe_scope(subject, run), *_describe_total_effects(run)])
+    return Cautions(answer, _describe_ratio(run), by_layout)
 
 
-def _describe_scope(subject: Subject, run: Results) -> str:
+def _describe_scope(subject: Subject, run: Results) -> list[str]:
     """Return sentences on the models, the intervals and the texts to which the summary is limited."""
     cautions = []
     if not subject.finetuned:
@@ -56,8 +57,7 @@ def _describe_scope(subject: Subject, run: Results) -> str:
         cautions.append(
             f"According to the dataset card, a program wrote the {noun}. Results can differ for real {noun}."
         )
-    cautions.extend(_describe_total_effects(run))
-    return " ".join(cautions)
+    return cautions
 
 
 def _describe_total_effects(run: Results) -> list[str]:
@@ -72,7 +72,7 @@ def _describe_total_effects(run: Results) -> list[str]:
     effects = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
     if effects.empty:  # the table may then lack the columns of intervals
         return []
-    rows = effects[effects["simultaneous_low"] > 1]
+    rows = effects[effects["simultaneous_low"] > 1 + MIN_EXCESS]
     if rows.empty:
         return []
     largest = int(rows["mean"].argmax())

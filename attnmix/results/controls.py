@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import TOTAL_EFFECTS
+from attnmix.core.names import MIN_EXCESS, TOTAL_EFFECTS
 from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
 from attnmix.measures.controls import classes_without_others
 from attnmix.measures.documents import Document, Texts
@@ -24,7 +24,6 @@ from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, d
 from attnmix.results.measure_names import CLASS_SHARE, CLASS_SHARE_PERMUTED, CONTROL_NAMES, SHARES
 
 STANDARD_ERRORS = 3  # a total effect must exceed 1 by this number of standard errors to cause a warning
-MIN_EXCESS = 0.005  # required excess beyond these standard errors, because equal vectors differ by rounding errors
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:

@@ -59,7 +59,7 @@ RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
 DEVICE_GROUP_BYTES = 2**31  # constant, because batches (and thus rounding) must not depend on free memory
 DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring units whose texts are batched together on a GPU
-CPU_PASS_COST_TOKENS = 64  # cost of starting a forward pass on a CPU, in tokens (at most 30 on 2 cores)
+CPU_PASS_COST_TOKENS = 64  # cost of starting a forward pass on a CPU, in tokens: at most 30 on 2 cores, more on others
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 

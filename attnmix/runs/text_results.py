@@ -171,12 +171,12 @@ class TextMeasurer:
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # Models are copied before the first job starts, because a copy made during a forward pass would include the
             # hooks of this pass.
-            copied = self._copy_models_without_matrices(measurements, matrices, with_heads)
+            names_without_matrices = self._copy_models_without_matrices(measurements, matrices, with_heads)
             sums_jobs = {}
             for name, engine in self.engines.items():
                 sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
             matrix_jobs = []
-            for name in copied:
+            for name in names_without_matrices:
                 arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
                 matrix_jobs.append(pool.submit(_add_matrices, *arguments))
             predictions = pool.submit(self._predict_classes, captured.texts.documents)
@@ -190,16 +190,16 @@ class TextMeasurer:
     def _copy_models_without_matrices(
         self, measurements: Mapping[str, Measurements], matrices: Sequence[str], with_heads: bool
     ) -> list[str]:
-        """Copy those models whose matrices (or heads, if `with_heads` is True) are missing, and return their names.
+        """Copy models without matrices (or heads, if `with_heads` is True), unless copied before; return their names.
 
         The copies are later converted to float64. No forward pass may run in the meantime (see
         `DocumentMeasurer.create_copy`).
         """
-        copied = []
+        names = []
         for name, engine in self.engines.items():
             if engine.lacks_matrices(measurements[name], matrices, with_heads):  # also creates the copy
-                copied.append(name)
-        return copied
+                names.append(name)
+        return names
 
     def _select_matrices(self, with_heads: bool) -> list[str]:
         """Return the names of the matrices to compute.

@@ -78,7 +78,7 @@ def _explain(problem: ErrorDetails) -> str:
     location = problem["loc"]
     if not location:  # from a validator of several sections; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "invalid_key":  # a number as a key; in other locations, numbers are indices of lists
+    if problem["type"] == "invalid_key":  # a key that is not a string; in other locations, numbers are indices of lists
         location = tuple(str(part) for part in location)
     # A location contains the section, the names within it, and indices of lists.
     section, *names = [part for part in location if isinstance(part, str)]
