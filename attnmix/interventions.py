@@ -288,8 +288,7 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     """
     if call.weights.masked_select(cut).any():
         return
-    is_causal = not call.weights.triu(1).any()  # no token attends to a later one
-    if named or is_causal:
+    if named or not call.weights.triu(1).any():  # in causal layers, no token attends to a later one
         problem = f"no target attends to them in layer {call.layer}"
         raise InputError(f"without_edges: sources: {problem}; pass tokens that a target attends to")
 

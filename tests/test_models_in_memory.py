@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import attnmix
 from attnmix.core.errors import InputError
+from attnmix.measures import layers
 from attnmix.models.checkpoint import load_tokenizer
 
 pytestmark = [
@@ -182,6 +183,16 @@ def test_adapter_that_cannot_be_decomposed_is_one_error(tiny_bert: Path) -> None
     with pytest.raises(InputError, match=r"value projection of BertSelfAttention .* merge its adapters") as raised:
         result.parts()
     assert "\n" not in str(raised.value)
+
+
+def test_error_of_value_projection_is_not_blamed_on_adapters(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    result = attnmix.measure(attnmix.load(network(tiny_bert), load_tokenizer(tiny_bert)), TEXT)
+    monkeypatch.setattr(layers, "_compute_values", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        result.parts()
 
 
 @pytest.mark.parametrize(("argument", "value"), [("device", "nonsense"), ("device", "cpu"), ("revision", "main")])

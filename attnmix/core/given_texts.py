@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnmix.core.errors import InputError, text_problem
+from attnmix.core.selections import is_whole_number
 
 CALLS = (
     'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or the output of tokenizer(...)'
@@ -66,7 +67,7 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
     values = _read_values(given, key)
     if not values:
         raise InputError(f"{key}: none; {CALLS}")
-    if all(map(_is_id, values)):
+    if all(map(is_whole_number, values)):
         if not _may_be_ids(given):  # for example, a column of a table, whose integers are labels
             raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
         ids = [int(value) for value in values]
@@ -126,7 +127,7 @@ def _read_parts(parts: list[Any], key: str) -> Item:
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
         raise InputError(f"{key} is empty; {CALLS}")
-    if all(map(_is_id, parts)):
+    if all(map(is_whole_number, parts)):
         ids = [int(part) for part in parts]
         return TokenIds(ids)
     for part in parts:
@@ -378,10 +379,6 @@ def _measure_texts(values: Any) -> MeanLength:
     words = sum(len(text.split()) for text in texts)
     characters = sum(len(text) for text in texts)
     return MeanLength(words / len(texts), characters / len(texts))
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:

@@ -196,17 +196,17 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
     for call in chain.layers:
         hidden = call.whole.hidden
         sums.append(hidden.new_zeros(directions, *hidden[0].shape))
-    for sources_S, is_source_ST in _split_tokens(tokens, directions_KW):  # indices of the sources, one-hot encodings
-        is_other_ST = 1 - is_source_ST
+    for sources_S, source_ST in _split_tokens(tokens, directions_KW):  # indices of the sources, one-hot encodings
+        other_ST = 1 - source_ST
         # The tangents are r_k at the position of the source, and 0 elsewhere; R = S * K.
-        start_SKTW = torch.einsum("st,kw->sktw", is_source_ST, directions_KW)
+        start_SKTW = torch.einsum("st,kw->sktw", source_ST, directions_KW)
         start_RTW = start_SKTW.flatten(0, 1)
         moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
         for layer, call in enumerate(chain.layers):
             moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
             moved_RTD = moved_R1TD.squeeze(1)
             moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))  # J_ij r_k: j on axis S, i on axis T
-            sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, is_other_ST)  # over the sources j != i of the block
+            sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, other_ST)  # over the sources j != i of the block
             squares_SKT = moved_SKTD.square().sum(-1).double()
             squares_KLTT[:, layer, :, sources_S] = squares_SKT.permute(1, 2, 0)  # the last axis contains the sources
     sum_squares = [sum_KTD.square().sum(-1) for sum_KTD in sums]

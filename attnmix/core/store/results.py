@@ -236,8 +236,8 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     scale = lengths_2[0] / squares_2[0]
     if not _is_principal_component(centred_ND, places_N2[:, 0], lengths_2[0], scale):
         return None
-    total_variance = np.square(centred_ND).sum()
-    first_share, second_share = (eigenvalues_2 / total_variance).tolist()
+    total_square = np.square(centred_ND).sum()
+    first_share, second_share = (eigenvalues_2 / total_square).tolist()
     return Components(float(scale), (first_share, second_share))
 
 
