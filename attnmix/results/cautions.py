@@ -79,7 +79,7 @@ def _explain_directions(rows: pd.DataFrame) -> str:
     # The measure of a ratio minus a control is named `<ratio> less <control>`.
     has_differences_from_controls = rows["measure"].str.contains(f" {LESS} ", regex=False).any()
     if has_differences_from_controls:
-        sentence += " The ratio minus a control is the part that depends on the removed property."
+        sentence += " The ratio minus a control can be negative; it is not a part of the ratio."
     return sentence
 
 
