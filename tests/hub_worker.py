@@ -82,6 +82,7 @@ def _begin() -> None:
 
     from attnmix.data.hub import retries
 
+    # The client declares these limits as int.
     constants.HF_HUB_DOWNLOAD_TIMEOUT = constants.HF_HUB_ETAG_TIMEOUT = ANSWER_SECONDS  # type: ignore[assignment]
     retries.TIME_LIMIT_SECONDS = LIMIT_SECONDS
     retries.time = Clock()  # type: ignore[assignment]  # replaces a module
