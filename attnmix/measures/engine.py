@@ -66,7 +66,7 @@ Array = npt.NDArray[Any]
 
 SEED = 111
 """The seed of all random draws in the Python API and on pages; stages use `seed` of params.yaml."""
-EXCHANGE_POSITIONS = 6  # maximum number of measured positions per text if donors are other texts
+EXCHANGE_POSITIONS = 4  # maximum number of measured positions per text if donors are other texts
 PRECISION = float(np.finfo(np.float32).eps)
 IDENTITY_TEXTS = 16  # number of texts of a stage in which all identities are checked
 DEVICE_PASSES_AHEAD = 1  # number of passes started on a GPU while the host computes eigenvalues of the previous batch

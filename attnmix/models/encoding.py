@@ -28,7 +28,7 @@ END_ROLES = ("cls", "sep", "bos", "eos")
 """Roles of the special tokens at the start and end of texts."""
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
-PASS_COST_TOKENS = 128  # cost of an additional batch in `measure` and `faithfulness`, in tokens that take the same time
+PASS_COST_TOKENS = 128  # cost of an additional batch, in tokens that take the same time
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[Text], max_length: int) -> list[list[int]]:

@@ -195,7 +195,7 @@ class Measures:
             A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row
             for each layer and kind of donor. If there are `labels`, the kinds are texts of the same class, texts of
             another class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English
-            sentences. If there are several texts, at most six positions of each text are measured by exchange. If the
+            sentences. If there are several texts, at most four positions of each text are measured by exchange. If the
             share is computed from parts, there is one row per layer, and the column `donors` is missing.
 
         Raises:

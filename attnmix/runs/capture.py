@@ -46,7 +46,7 @@ from attnmix.core.store.shards import ShardWriter
 from attnmix.core.torch_state import torch_state
 from attnmix.models.capture_points import recording, widths
 from attnmix.models.checkpoint import load_tokenizer
-from attnmix.models.encoding import batches_by_tokens, padded
+from attnmix.models.encoding import PASS_COST_TOKENS, batches_by_tokens, padded
 from attnmix.models.families import family_of, present_names
 from attnmix.models.loading import load_classifier
 from attnmix.models.segments import read_segments
@@ -59,7 +59,6 @@ RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
 DEVICE_GROUP_BYTES = 2**31  # constant, because batches (and thus rounding) must not depend on free memory
 DEVICE_GROUP_TOKENS = 2**17  # maximum number of rows of neighbouring units whose texts are batched together on a GPU
-CPU_PASS_COST_TOKENS = 64  # cost of starting a forward pass on a CPU, in tokens: at most 30 on 2 cores, more on others
 DEVICE_PASS_COST_TOKENS = 2**12  # cost of starting a forward pass on a GPU (about ten milliseconds), in tokens
 SIZE_PARAMETERS = "capture.points, capture.documents, capture.drawn, capture.max_length or capture.dtype"
 
@@ -355,7 +354,7 @@ def group_tokens(device: torch.device, row_bytes: int) -> int:
 def pass_cost_tokens(device: torch.device) -> int:
     """Return the cost of starting a forward pass, as the number of tokens that take the same time."""
     if device.type == "cpu":
-        return CPU_PASS_COST_TOKENS
+        return PASS_COST_TOKENS
     return DEVICE_PASS_COST_TOKENS
 
 
