@@ -119,15 +119,15 @@ class DocumentMeasures:
 def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> DocumentSums:
     """Return the sums `[groups, layers, methods]` of a document's ratios over each group of its tokens.
 
-    `ratios_MLT` contains the ratios by method, layer and token. The keys of the result are `ratios_by_<grouping>` for
-    the groupings in `GROUPS`.
+    `ratios_MLT` contains the ratios by method, layer and token. The tokens are grouped in two ways, by token class and
+    by position (`GROUPS`). The keys of the result are `ratios_by_token_class` and `ratios_by_position`.
     """
     sums = {}
-    group_by_grouping: dict[str, npt.NDArray[Any]] = {
+    group_of_each_token: dict[str, npt.NDArray[Any]] = {
         "token_class": document.classes,
         "position": position_groups(len(document)),
     }
-    for grouping, group_T in group_by_grouping.items():
+    for grouping, group_T in group_of_each_token.items():
         groups = len(GROUPS[grouping])
         membership_TG = np.eye(groups)[group_T]  # one-hot
         tokens_G11 = membership_TG.sum(0)[:, None, None]

@@ -378,8 +378,8 @@ class Engine:
 
         The counts are 0 for texts outside the sample. The sample has at most `max_texts` texts, stratified by class,
         and at most `max_length` tokens per text. A quantity that depends on the kind of donor has several sums, whose
-        names may end with this kind. Sums under names other than `name` are omitted if all their counts are 0, because
-        the texts then have no donors of the kind.
+        names may end with this kind. Sums under names other than `name` are omitted if all their counts are 0, for
+        example because the texts have no donors of the kind.
         """
         texts = measurements.texts
         quantity = SAMPLED[name]
@@ -437,8 +437,8 @@ class Engine:
         for number in range(len(measurements.texts)):
             stored = measurements.matrices.get(number, {})  # the text's matrices by name
             lacks_heads = with_heads and number not in measurements.heads
-            lacks_required = not required <= stored.keys()
-            if lacks_heads or lacks_required:
+            missing = required - stored.keys()
+            if lacks_heads or missing:
                 self.single.create_copy()
                 return True
         return False

@@ -98,7 +98,7 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
     Return {} if the number of heads differs between layers, for example between an encoder and its decoder.
     """
-    shapes = {layer["query"].shape for layer in by_layer if layer}
+    shapes = {layer["query"].shape for layer in by_layer if layer}  # `layer` is {} in a family without queries and keys
     if len(shapes) > 1:
         logging.info("heads: omitted, because the numbers of heads differ between the layers")
         return {}
