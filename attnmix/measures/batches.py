@@ -119,15 +119,15 @@ class DocumentMeasures:
 def ratio_sums(document: Document, ratios_MLT: npt.NDArray[np.floating]) -> DocumentSums:
     """Return the sums `[groups, layers, methods]` of a document's ratios over each group of its tokens.
 
-    `ratios_MLT` contains the ratios by method, layer and token. The keys of the result are `ratios_by_<grouping>` for
-    the groupings in `GROUPS`.
+    `ratios_MLT` contains the ratios by method, layer and token. The tokens are grouped in two ways, by token class and
+    by position (`GROUPS`). The keys of the result are `ratios_by_token_class` and `ratios_by_position`.
     """
     sums = {}
-    group_by_grouping: dict[str, npt.NDArray[Any]] = {
+    group_of_each_token: dict[str, npt.NDArray[Any]] = {
         "token_class": document.classes,
         "position": position_groups(len(document)),
     }
-    for grouping, group_T in group_by_grouping.items():
+    for grouping, group_T in group_of_each_token.items():
         groups = len(GROUPS[grouping])
         membership_TG = np.eye(groups)[group_T]  # one-hot
         tokens_G11 = membership_TG.sum(0)[:, None, None]
@@ -403,17 +403,18 @@ class BatchPass:
         An identity is an equation that the captured vectors must satisfy. `stack` is the stack (encoder or decoder)
         that contains the first layer.
         """
-        base = self.measurer.base
-        ids_BT = self.inputs["input_ids"]
-        self.embedding_errors_BI = embedding_errors(base, ids_BT, features, self.mask_BT)
-        if WORDS not in features:
-            # Without captured word embeddings, their error is infinite, so `_check_errors` raises an `InputError` here,
-            # before `features[WORDS]` is read below. Otherwise, `_collect_errors` checks the errors after the pass.
-            self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         self.first_stack = stack
+        ids_BT = self.inputs["input_ids"]
+        self.embedding_errors_BI = embedding_errors(self.measurer.base, ids_BT, features, self.mask_BT)
+        lacks_words = WORDS not in features
+        if lacks_words:
+            # The error of missing word embeddings is infinite, so this call raises an `InputError`. If they are not
+            # missing, the errors are checked after the forward pass, together with those of the layers.
+            self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
         if self.has_geometry:
             for micro_batch in self.micro_batches:
-                self.words.append(Words(micro_batch.part(features[WORDS]), micro_batch.ids_BT))
+                words_BTD = micro_batch.part(features[WORDS])
+                self.words.append(Words(words_BTD, micro_batch.ids_BT))
 
     @torch.inference_mode()  # Inference mode is local to a thread.
     def _compute_control_values(
@@ -429,20 +430,26 @@ class BatchPass:
         `text_mean_value`           `mean_B1E`, the mean over the tokens of the text, which replaces the values
         `without_special_sources`   `special_SB`, the positions of the S special tokens of each text
         """
-        layer = layer_pass.call.number
-        corpus = self.measurer.corpus
-        corpus_BTE = None
-        if corpus is not None and "corpus_value" in self.controls:
-            corpus_BTE = corpus.mean_over_others(layer, micro_batch, layer_pass.value)
-        # In the decoder of an encoder-decoder model, the inputs follow a start token, so that special tokens are one
-        # position further right.
+        layer_index = layer_pass.call.number - 1
+        is_decoder = self._is_shifted(layer_pass)  # Its tokens are one position further right, after a start token.
         values = ControlValues(
-            bias_E=self.constants[layer - 1].value_bias_E,
-            corpus_BTE=corpus_BTE,
+            bias_E=self.constants[layer_index].value_bias_E,
+            corpus_BTE=self._average_corpus(micro_batch, layer_pass),
             mean_B1E=micro_batch.means(layer_pass.value),
-            special_SB=micro_batch.special_positions(self._is_shifted(layer_pass)),
+            special_SB=micro_batch.special_positions(shifted=is_decoder),
         )
-        return values, values.attended(layer_pass, self.controls)
+        attended = values.attended(layer_pass, self.controls)
+        return values, attended
+
+    def _average_corpus(self, micro_batch: MicroBatch, layer_pass: LayerPass) -> Tensor | None:
+        """Return the values `[B, T, E]` for the control `corpus_value`: means over tokens of other texts.
+
+        Return None if the control is not requested, or if there are no corpus values.
+        """
+        corpus = self.measurer.corpus
+        if corpus is None or "corpus_value" not in self.controls:
+            return None
+        return corpus.mean_over_others(layer_pass.call.number, micro_batch, layer_pass.value)
 
     @torch.inference_mode()
     def _measure_ratios(
@@ -453,39 +460,49 @@ class BatchPass:
     ) -> RatioMeasures:
         """Return the ratios, the attention to the first token, and the requested statistics based on `LayerSplits`.
 
-        The splits divide each vector into the parts from the token itself and from other tokens. Three groups of
-        statistics are also computed from the splits, as sums over tokens: the part of the other tokens and the lengths
-        of both parts (`others`, `lengths`), the ratios under controls, and the ratios by group of source tokens in
-        pairs of texts (`PAIR_SOURCES`). If no controls are requested, `control_values` is None.
+        The splits divide each vector into the parts from the token itself and from other tokens. If no controls are
+        requested, `control_values` is None.
         """
         splits = split_layer(layer_pass)
         ratios_MN = apply_formulas(self.measurer.methods, splits)  # N = B * T
         ratios_MBT = ratios_MN.unflatten(-1, micro_batch.mask_BT.shape)
         weight_on_first_BTH = layer_pass.attention.to_first()
-
-        sums: dict[str, Tensor] = {}
-        needs_lengths = "others" in self.statistics or "lengths" in self.statistics
-        needs_sources = any(name in self.statistics for name in PAIR_SOURCES)
-        if needs_lengths:
-            sums.update(_sum_contributions(micro_batch, splits))
-        if control_values is not None:
-            values, attended = control_values.result()
-            sums.update(self._sum_controls(micro_batch, layer_pass, splits, values, attended))
-        if needs_sources:
-            sums.update(self._sum_sources(micro_batch, layer_pass, splits))
         return RatioMeasures(
             ratios_BMT=ratios_MBT.transpose(0, 1),
             to_first_BT=weight_on_first_BTH.mean(-1),
-            sums=sums,
+            sums=self._sum_statistics(micro_batch, layer_pass, splits, control_values),
         )
+
+    def _sum_statistics(
+        self,
+        micro_batch: MicroBatch,
+        layer_pass: LayerPass,
+        splits: LayerSplits,
+        control_values: Future[tuple[ControlValues, AttendedValues]] | None,
+    ) -> dict[str, Tensor]:
+        """Return the requested statistics based on `splits`, as sums over the tokens of each text `[B, ...]`, by name.
+
+        They are the contributions of other tokens and the lengths of contributions (`others`, `lengths`), the ratios
+        under controls, and the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`).
+        """
+        sums: dict[str, Tensor] = {}
+        if "others" in self.statistics or "lengths" in self.statistics:
+            sums.update(_sum_contributions(micro_batch, splits))
+        if control_values is not None:
+            values, attended = control_values.result()  # waits for the task
+            sums.update(self._sum_controls(micro_batch, layer_pass, splits, values, attended))
+        if any(name in self.statistics for name in PAIR_SOURCES):
+            sums.update(self._sum_sources(micro_batch, layer_pass, splits))
+        return sums
 
     @torch.inference_mode()
     def _measure_vectors(
         self, number: int, layer_pass: LayerPass, features: Mapping[Site, Tensor], new_sites: Sequence[Site]
     ) -> VectorMeasures:
-        """Return the requested statistics of a layer's steps, heads and sinks, and the geometry of `new_sites`.
+        """Return the requested statistics of a layer, and the geometry of the vectors at `new_sites`.
 
-        `number` is the index of the micro-batch, and `features` contains the vectors of the whole batch by site.
+        The statistics are those of the layer's single steps, of its heads and of its attention sinks. `number` is the
+        index of the micro-batch, and `features` contains the vectors of the whole batch by site.
         """
         micro_batch = self.micro_batches[number]
         statistics = {}
@@ -531,7 +548,7 @@ class BatchPass:
         methods = self.measurer.methods
         ratios_by_control = control_ratios(methods, layer_pass, splits, values, attended, self.controls)
         sums: dict[str, Tensor] = {}
-        if ratios_by_control:
+        if ratios_by_control:  # All C controls are summed together.
             ratios_CMBT = torch.stack(list(ratios_by_control.values()))
             ratios_BTCM = ratios_CMBT.permute(2, 3, 0, 1)
             sums_BCM = micro_batch.sums(ratios_BTCM)
@@ -539,7 +556,7 @@ class BatchPass:
         if "corpus_value" in self.controls and self.measurer.corpus is None:
             shape = (len(micro_batch.documents), len(methods))
             sums["corpus_value"] = micro_batch.mask_BT.new_full(shape, torch.nan, dtype=torch.float64)
-        return {name: sums[name] for name in self.controls}
+        return {name: sums[name] for name in self.controls}  # in the order of `self.controls`
 
     def _sum_sources(self, micro_batch: MicroBatch, layer_pass: LayerPass, splits: LayerSplits) -> dict[str, Tensor]:
         """Return the sums of the ratios over tokens `[B, M]` for each of `PAIR_SOURCES`; {} if a text is not a pair.
@@ -576,21 +593,18 @@ class BatchPass:
         encoder or decoder, the word embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes
         are measured together, stacked on an axis X. `words` contains the distinct word embeddings of each text.
         """
-        groups: dict[tuple[bool, torch.Size], list[Site]] = {}
-        for site, vectors_BTD in vectors.items():
-            is_in_layer = site.layer == layer_pass.call.number
-            group = groups.setdefault((is_in_layer, vectors_BTD.shape), [])
-            group.append(site)
+        layer = layer_pass.call.number
         mask_B1T = micro_batch.mask_BT.unsqueeze(1) if micro_batch.is_padded else None
         is_first_stack = layer_pass.call.stack == self.first_stack
         measured = []
-        for (is_in_layer, shape), sites in groups.items():
+        for sites in _group_sites(vectors, layer):
             vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
             cloud = Cloud(vectors_BXTD, mask_B1T)
+            is_in_layer = sites[0].layer == layer  # the same for all sites of the group
             reference_BTD = layer_pass.x if is_in_layer else words_BTD
             reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
             # Nearest word embeddings require vectors of equal width and of the same tokens; decoder tokens are shifted.
-            has_word_embeddings = is_first_stack and shape == words_BTD.shape
+            has_word_embeddings = is_first_stack and vectors[sites[0]].shape == words_BTD.shape
             measures_BXm = geometry_but_rank(cloud, reference, words if has_word_embeddings else None)
             site_measures = SiteMeasures(
                 sites=sites,
@@ -603,11 +617,15 @@ class BatchPass:
 
     @torch.inference_mode()
     def wait_for_results(self) -> list[DocumentMeasures]:
-        """Wait for the measures of each document, and return them."""
+        """Wait for the measures of each document, and return them.
+
+        Raise `InputError` if the error of an identity is too large or a ratio is not finite.
+        """
         start = time.perf_counter()
         # `_join` concatenates the micro-batches, and stacks the layers along a new axis with the index `axis`.
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), axis=2)
-        errors_BLI = self._collect_errors(ratios_BMLT)
+        errors_BLI = self._join_errors()
+        self._check_layers(errors_BLI, ratios_BMLT)
         to_first_BLT = self._join(lambda measures: self._pad(measures.ratios.to_first_BT), axis=1)
         statistics = self._join_statistics()
         results = []
@@ -658,14 +676,15 @@ class BatchPass:
         padded with zeros.
         """
         computed_sites: list[Site] = []
-        measures = []  # by group of sites that were measured together, for the texts of all micro-batches
-        ranks = []
-        unit_sums = []
-        for parts in self._list_site_groups():
-            computed_sites.extend(parts[0].sites)
-            measures.append(torch.cat([part.measures_BXm for part in parts]))
-            ranks.append(torch.cat([part.ranks_BX.result() for part in parts]))
-            unit_sums.append(torch.cat([part.unit_sums_BXD for part in parts]))
+        # The results of each group of sites that were measured together, for the texts of all micro-batches:
+        measures = []  # [B, X, m]
+        ranks = []  # [B, X]
+        unit_sums = []  # [B, X, D]
+        for micro_batches_of_group in self._list_site_groups():
+            computed_sites.extend(micro_batches_of_group[0].sites)
+            measures.append(torch.cat([part.measures_BXm for part in micro_batches_of_group]))
+            ranks.append(torch.cat([part.ranks_BX.result() for part in micro_batches_of_group]))
+            unit_sums.append(torch.cat([part.unit_sums_BXD for part in micro_batches_of_group]))
         measures_BXm = torch.cat(measures, 1).cpu()
         measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces the NaN of `geometry_but_rank`
         unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
@@ -686,25 +705,29 @@ class BatchPass:
                 groups.append([micro_batch.vectors.sites[group] for micro_batch in micro_batches_of_layer])
         return groups
 
-    def _collect_errors(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    def _join_errors(self) -> npt.NDArray[np.float64]:
         """Return the errors of the identities in the embeddings (index 0) and in each layer, `[B, 1 + L, I]`.
 
-        An identity is an equation that the model's vectors must satisfy. Raise `InputError` if an error is too large or
-        a ratio is not finite.
+        An identity is an equation that the model's vectors must satisfy.
         """
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, axis=1)
         # The identity `hidden_states` could not be checked layer by layer, because it concerns the model's output.
         hidden_states_index = list(IDENTITIES).index("hidden_states")
         layer_errors_BLI[..., hidden_states_index] = torch.stack(self._compare_hidden_states(), 1)
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
-        all_errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
-        errors_BLI = all_errors_BLI.double().cpu().numpy()
+        errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
+        return np.asarray(errors_BLI.double().cpu().numpy())
+
+    def _check_layers(self, errors_BLI: npt.NDArray[np.float64], ratios_BMLT: npt.NDArray[np.float32]) -> None:
+        """Raise an `InputError` if the error of an identity is too large or a ratio is not finite, in layer order.
+
+        `errors_BLI` is the result of `_join_errors`: index 0 of its axis L is the embeddings, which have no ratios.
+        """
         has_broken_ratio_BL = self._find_broken_ratios(ratios_BMLT)
         self._check_errors(0, errors_BLI[:, 0])
         for layer in range(1, errors_BLI.shape[1]):
             self._check_finite(layer, has_broken_ratio_BL[:, layer - 1])
             self._check_errors(layer, errors_BLI[:, layer])
-        return errors_BLI
 
     def _find_broken_ratios(self, ratios_BMLT: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Return a mask `[B, L]` of the documents and layers with a non-finite ratio; padding is ignored."""
@@ -723,19 +746,19 @@ class BatchPass:
         stacks = self.measurer.family.stacks
         # The first of the hidden states is the output of the embeddings.
         if len(stacks) > 1:
-            recorded = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
+            hidden_states = [self.output.encoder_hidden_states[1:], self.output.decoder_hidden_states[1:]]
         else:
-            recorded = [self.output.hidden_states[1:]]
+            hidden_states = [self.output.hidden_states[1:]]
         errors = []
         first = 0  # index of the stack's first layer among the layers of all stacks
-        for stack, states in zip(stacks, recorded, strict=True):
-            outputs = self.outputs[first : first + len(states)]
+        for stack, states_of_stack in zip(stacks, hidden_states, strict=True):
+            outputs = self.outputs[first : first + len(states_of_stack)]
             norm_paths = [stack.final_norm] if stack.final_norm else []
-            for norm in optional_modules(self.measurer.base, norm_paths):
+            for norm in optional_modules(self.measurer.base, norm_paths):  # at most one
                 outputs[-1] = norm(outputs[-1])
-            for output_BTD, state_BTD in zip(outputs, states, strict=True):
+            for output_BTD, state_BTD in zip(outputs, states_of_stack, strict=True):
                 errors.append(vector_errors(output_BTD, state_BTD, self.mask_BT))
-            first += len(states)
+            first += len(states_of_stack)
         return errors
 
     def _check_finite(self, layer: int, broken_B: npt.NDArray[np.bool_]) -> None:
@@ -781,6 +804,16 @@ class BatchPass:
             parts = [select(measures) for measures in layer]
             by_layer.append(torch.cat(parts) if len(parts) > 1 else parts[0])
         return torch.stack(by_layer, axis)
+
+
+def _group_sites(vectors: Mapping[Site, Tensor], layer: int) -> list[list[Site]]:
+    """Group the sites by the shape of their vectors, and by whether they are in `layer` or before it."""
+    groups: dict[tuple[bool, torch.Size], list[Site]] = {}
+    for site, vectors_BTD in vectors.items():
+        is_in_layer = site.layer == layer
+        group = groups.setdefault((is_in_layer, vectors_BTD.shape), [])
+        group.append(site)
+    return list(groups.values())
 
 
 def _concatenate_sites(vectors: Sequence[Tensor]) -> Tensor:

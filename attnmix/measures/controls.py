@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
@@ -79,8 +80,8 @@ class CorpusValues:
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Sum the value vectors of each layer and group of tokens over all `batches`, with one forward pass per batch.
 
-        A group is a combination of token class and group of positions. Return None if `batches` is empty. `pad` is the
-        ID of the padding token.
+        A group is a combination of a token class and a range of positions. Return None if `batches` is empty. `pad` is
+        the ID of the padding token.
         """
         sums_LGE = torch.zeros(())  # replaced by a tensor `[L, G, E]` when the first batch is added
         counts_G = torch.zeros(())
@@ -123,7 +124,7 @@ class CorpusValues:
 def _average_groups(sums_BGE: Tensor, counts_BG1: Tensor) -> Tensor:
     """Return the mean `[B, G, E]` of each group or, if the group has no tokens, of all tokens of its class.
 
-    A group is a combination of token class (C) and group of positions. The mean is NaN if the class has no tokens.
+    A group is a combination of a token class (C) and a range of positions. The mean is NaN if the class has no tokens.
     """
     classes_and_positions = (len(CLASSES), len(POSITIONS))
     sums_BCE = sums_BGE.unflatten(1, classes_and_positions).sum(2)
@@ -188,21 +189,14 @@ class ControlValues(NamedTuple):
 
         The control values replace the layer's values under a control: the values without b_V, or the corpus values. The
         weighted sums are multiplied by W_O, and split into the part from the token itself and that from other tokens.
-
-        b_V is subtracted before the weighted sum, because a subtraction after the sum would leave rounding errors if
-        the layer's values consist of b_V alone. These rounding errors would result in a meaningless ratio of 1.
         """
         W_ED = layer_pass.block.output.W
-        values_by_control = {}
-        if "without_value_bias" in controls:
-            values_by_control["without_value_bias"] = layer_pass.value - self.bias_E
-        if "corpus_value" in controls and self.corpus_BTE is not None:
-            values_by_control["corpus_value"] = self.corpus_BTE
+        values_by_control = self._select_values(layer_pass, controls)
         if not values_by_control:  # The other controls need only the sums of the attention weights.
             _no_sums, row_sums_BHT = layer_pass.attention.weighted_sums([])
             return AttendedValues({}, row_sums_BHT.transpose(1, 2))
         values_CBTE = torch.stack(list(values_by_control.values()))
-        attended_CBTE, row_sums_BTH = _attend(layer_pass, values_CBTE)  # sums over all sources of each token
+        attended_CBTE, row_sums_BTH = _apply_attention(layer_pass, values_CBTE)  # sums over all sources of each token
         own_CBTE = scaled_heads(layer_pass.diagonal, values_CBTE)
         own_CBTD = own_CBTE @ W_ED
         others_CBTD = attended_CBTE @ W_ED - own_CBTD
@@ -213,13 +207,29 @@ class ControlValues(NamedTuple):
             splits[name] = Split(own_ND, others_ND)
         return AttendedValues(splits, row_sums_BTH)
 
+    def _select_values(self, layer_pass: LayerPass, controls: Collection[str]) -> dict[str, Tensor]:
+        """Return the values `[B, T, E]` under `without_value_bias` and `corpus_value`, if they are in `controls`.
 
-def _attend(layer_pass: LayerPass, values_CBTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of values, weighted by attention `[C, B, T, E]`, and the sums of the weights `[B, T, H]`.
+        `corpus_value` is omitted if there are no corpus values. b_V is subtracted from the values here, because a
+        subtraction from the weighted sums would leave rounding errors if the layer's values consist of b_V alone. These
+        rounding errors would result in a meaningless ratio of 1.
+        """
+        values_by_control = {}
+        if "without_value_bias" in controls:
+            values_by_control["without_value_bias"] = layer_pass.value - self.bias_E
+        if "corpus_value" in controls and self.corpus_BTE is not None:
+            values_by_control["corpus_value"] = self.corpus_BTE
+        return values_by_control
 
-    `values_CBTE` contains the concatenated values of all heads. Both sums run over the sources of each token.
+
+def _apply_attention(layer_pass: LayerPass, values_CBTE: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum_j a^h_ij v_j `[C, B, T, E]` under C controls, and the sums of the weights a^h_ij `[B, T, H]`.
+
+    For each of B texts, T tokens i and H heads h, both sums run over all tokens j of the text. a^h_ij are the layer's
+    attention weights, and `values_CBTE` contains the values v_j under each control. The axis E contains the vectors of
+    all heads, concatenated.
     """
-    heads = layer_pass.diagonal.shape[-1]
+    heads = layer_pass.attention.value.shape[-3]
     values_CBTHd = values_CBTE.unflatten(-1, (heads, -1))
     values_CBHTd = values_CBTHd.transpose(-2, -3)
     sums_by_control, row_sums_BHT = layer_pass.attention.weighted_sums(values_CBHTd.unbind())
@@ -287,16 +297,17 @@ def control_ratios(
     controls = _split_attention(layer_pass, splits, attended, head_sums)
     if not controls:
         return {}
+    # All controls are computed together, stacked on a leading axis C in the order of `controls`.
+    projected = _stack_splits([control.projected for control in controls.values()])
+    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
     layer = None
     if PREACTIVATION in ratio_points(methods):  # A ratio covers the whole layer, including the feed-forward network.
         layer = _stack_layer_splits(splits, controls, head_sums)
-    # All controls are computed together, stacked on a leading axis in the order of `controls`.
-    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
-    projected = _stack_splits([control.projected for control in controls.values()])
     splits_of_controls = splits.with_others(projected, mixed_weight_CN, layer)
     ratios_MCN = apply_formulas(methods, splits_of_controls)
     ratios_CMN = ratios_MCN.transpose(0, 1)
-    ratios_CMBT = ratios_CMN.unflatten(-1, layer_pass.diagonal.shape[:2])
+    texts_and_tokens = layer_pass.diagonal.shape[:2]
+    ratios_CMBT = ratios_CMN.unflatten(-1, texts_and_tokens)
     return dict(zip(controls, ratios_CMBT, strict=True))
 
 
@@ -322,14 +333,21 @@ def _split_attention(
         own_ND, others_ND = head_sums["text_mean_value"].projected()
         controls["text_mean_value"] = _AttentionSplit(Split(own_ND, others_ND), splits.mixed_weight)
     if "without_special_sources" in head_sums:
-        special = head_sums["without_special_sources"]
-        others_ND = splits.projected.others - special.projected()
-        projected = Split(splits.projected.own, others_ND)
         heads = layer_pass.diagonal.shape[-1]
-        special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
-        mixed_weight_N = _renormalise_weight(splits.mixed_weight, special_weight_N)
-        controls["without_special_sources"] = _AttentionSplit(projected, mixed_weight_N)
+        special = head_sums["without_special_sources"]
+        controls["without_special_sources"] = _subtract_special_sources(splits, special, heads)
     return controls
+
+
+def _subtract_special_sources(splits: LayerSplits, special: HeadSums, heads: int) -> _AttentionSplit:
+    """Return the split of attention's output without special tokens as sources of other tokens.
+
+    `splits` contains the original splits, and `special` the contributions of special tokens.
+    """
+    others_ND = splits.projected.others - special.projected()
+    projected = Split(splits.projected.own, others_ND)
+    special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
+    return _AttentionSplit(projected, _renormalise_weight(splits.mixed_weight, special_weight_N))
 
 
 def _compute_head_sums(
@@ -339,10 +357,12 @@ def _compute_head_sums(
 
     `text_mean_value` inserts the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
     `without_special_sources` subtracts the contributions of special tokens. For `text_mean_value` and
-    `without_value_bias`, the sums for the token itself and for the other tokens are separate.
+    `without_value_bias`, the sums for the token itself and for the other tokens are separate (first axis of the
+    weights).
     """
-    diagonal_BTH = layer_pass.diagonal
-    weights_2BTH = torch.stack([diagonal_BTH, attended.row_sums_BTH - diagonal_BTH])  # the token itself, others
+    own_weights_BTH = layer_pass.diagonal
+    others_weights_BTH = attended.row_sums_BTH - own_weights_BTH
+    weights_2BTH = torch.stack([own_weights_BTH, others_weights_BTH])
     sums = {}
     if "without_value_bias" in attended.splits:
         sums["without_value_bias"] = HeadSums(weights_2BTH, _project_heads(layer_pass, values.bias_E))
@@ -372,23 +392,24 @@ def _stack_layer_splits(
 def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Split:
     """Return the `Split` of the layer's output under the control `name`: parts from the token itself and from others.
 
-    `sums` is the result of `_compute_head_sums` for this control. The returned split equals the property `layer` of the
-    control's `LayerSplits`, but is faster to compute (see `HeadSums`).
+    `splits` contains the original splits, and `sums` is the result of `_compute_head_sums` for this control. The
+    returned split equals the property `layer` of the control's `LayerSplits`, but is faster to compute (see
+    `HeadSums`).
     """
     rest = splits.rest
     assert rest is not None
-    network = sums.network(splits)
+    network = sums.network(splits)  # the contributions that the control inserts or subtracts
+    if name == "without_special_sources":
+        # Only the part from other tokens changes.
+        return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
     if name == "text_mean_value":
         # The part from the token itself also includes the layer's input, which the skip connection adds.
-        network = network.add_own(rest.network_part(splits.x_ND))
-        own_ND, others_ND = rest.output(network)
-        return Split(own_ND, others_ND)
-    if name == "without_value_bias":
-        # The contributions of b_V are subtracted from both original parts.
-        own_ND, others_ND = rest.output(splits.network.minus(network))
-        return Split(own_ND, others_ND)
-    # `without_special_sources` only changes the part from other tokens.
-    return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
+        both_parts = network.add_own(rest.network_part(splits.x_ND))
+    else:
+        # `without_value_bias`: the contributions of b_V are subtracted from both original parts.
+        both_parts = splits.network.minus(network)
+    own_ND, others_ND = rest.output(both_parts)
+    return Split(own_ND, others_ND)
 
 
 def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
@@ -443,12 +464,19 @@ def shuffled_words(document: Document, seed: int) -> Document:
     text_of_token = np.zeros(len(document)) if document.segments is None else document.segments
     for text in (0, 1):
         positions = np.flatnonzero((document.words >= 0) & (text_of_token == text))  # without special tokens
-        words, word_of_token = np.unique(document.words[positions], return_inverse=True)
-        new_rank_of_word = generator.permutation(len(words))
-        new_rank_of_token = new_rank_of_word[word_of_token]
-        order = np.argsort(new_rank_of_token, kind="stable")  # keeps the order of the tokens of a word
+        order = _shuffle_groups(document.words[positions], generator)
         source[positions] = positions[order]
     return document.take(source)
+
+
+def _shuffle_groups(words: npt.NDArray[np.integer], generator: np.random.Generator) -> npt.NDArray[np.integer]:
+    """Return the indices of tokens with their words in random order; the tokens of a word keep their order.
+
+    `words` contains the index of each token's word.
+    """
+    distinct_words, word_of_token = np.unique(words, return_inverse=True)
+    new_rank_of_word = generator.permutation(len(distinct_words))
+    return np.argsort(new_rank_of_word[word_of_token], kind="stable")
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:

@@ -56,7 +56,7 @@ from attnmix.measures.exchange import (
 from attnmix.measures.input_parts import QUANTITIES, RULES, PartsReader, by_token, document_shares, parts_obstacle
 from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.neutral_texts import NEUTRAL_TEXTS
-from attnmix.measures.swaps import DONORS, SWAPS, document_swaps, next_donors
+from attnmix.measures.swaps import SWAPS, document_swaps, next_donors
 from attnmix.measures.variance_shares import draw_texts
 from attnmix.models.encoding import batches_by_tokens
 from attnmix.models.families import family_of, layer_counts
@@ -91,7 +91,8 @@ def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] 
         texts: The texts.
         batch_tokens: The maximum number of tokens per batch, including padding.
         sample: Indices of the texts whose statistics are measured; None for all texts. The batches of the sample come
-            first and combine texts of all row groups; each batch of other texts has texts of a single row group.
+            first and combine texts of all row groups; each batch of other texts has texts of a single row group. A row
+            group is a part of the file that is loaded as a whole.
     """
     if sample is not None:
         yield from sampled_tasks(texts, batch_tokens, sample)
@@ -99,7 +100,7 @@ def batch_tasks(texts: Texts | Corpus, batch_tokens: int, sample: Sequence[int] 
     for row_group in texts.row_groups:
         numbers = all_numbers[texts.rows(row_group)]
         if sample is not None:
-            numbers = np.setdiff1d(numbers, sample)
+            numbers = np.setdiff1d(numbers, sample)  # without the texts of the sample
         for place, batch in enumerate(_group_by_length(texts, numbers, batch_tokens)):
             yield Task(f"{row_group}-{place}", batch, is_sampled=sample is None)
 
@@ -264,7 +265,7 @@ class Engine:
         """An engine for a model with the same architecture and random weights."""
         model: Any = random_model(self.base.config, self.seed)
         model.to(self.base.device)
-        read_segments(model, self.tokenizer, self.pairs)
+        read_segments(model, self.tokenizer, self.pairs)  # registers a hook for the segments of pairs
         return Engine(model, self.methods, self.batches.pad_token_id, batch_tokens=self.batch_tokens, seed=self.seed)
 
     @cached_property
@@ -282,18 +283,18 @@ class Engine:
         """Measure the ratios of all texts and the `statistics` of a sample, batch by batch, and store them in `sink`.
 
         `sample` contains the indices of the sampled texts; None for all texts. Batches of sampled texts combine several
-        row groups, because each row group contains only a few sampled texts.
+        row groups, because each row group contains only a few sampled texts. An identity is an equation that the
+        model's vectors must satisfy; some identities are checked only in a few texts, and only once if `check_once` is
+        True.
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))
-        # An identity is an equation that the model's vectors must satisfy; some are checked only in a few texts.
-        checked = set[int]()  # indices of these texts
-        if not (self.check_once and self.is_checked):
-            checked = self._choose_identity_sample(texts, sample)
+        skips_identities = self.check_once and self.is_checked
+        checked = set[int]() if skips_identities else self._choose_identity_sample(texts, sample)
         tasks = sink.remaining(MEASURES, batch_tasks(texts, self.batch_tokens, sample=sample))
         passes = self._start_passes(tasks, texts, statistics, checked)
-        passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
         # `passes_ahead` further passes are started before this loop waits for the results of a pass.
+        passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
         for task, batch_pass in look_ahead(passes, passes_ahead):
             measures = batch_pass.wait_for_results()
             sink.write_tokens(task, measures)
@@ -340,7 +341,10 @@ class Engine:
     def read_single(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
     ) -> None:
-        """Call `measure` for each text whose index is in `numbers`, and store the sums in `sink`."""
+        """Call `measure` for each text whose index is in `numbers`, and store the sums in `sink` under the name `kind`.
+
+        Texts with stored sums are omitted.
+        """
         for task in sink.remaining(kind, text_tasks(numbers)):
             sink.write(kind, task, [measure(number) for number in task.numbers])
 
@@ -370,11 +374,12 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Return the sums of the quantity `name`, which is in `SAMPLED`, for all texts.
+        """Measure the quantity `name` of `SAMPLED` in a sample, and return its sums for all texts, by name.
 
         The counts are 0 for texts outside the sample. The sample has at most `max_texts` texts, stratified by class,
-        and at most `max_length` tokens per text. The result has several entries if the quantity depends on the kind of
-        donor.
+        and at most `max_length` tokens per text. A quantity that depends on the kind of donor has several sums, whose
+        names may end with this kind. Sums under names other than `name` are omitted if all their counts are 0, for
+        example because the texts have no donors of the kind.
         """
         texts = measurements.texts
         quantity = SAMPLED[name]
@@ -384,9 +389,8 @@ class Engine:
         sums_of_sample = measurements.read(name, text_tasks(numbers))
         sums_of_all_texts = {}
         for key, sums in sums_of_sample.items():
-            # Keys other than `name` depend on donors. Their counts are 0 if the texts have no such donors.
-            lacks_donors = key != name and not sums.counts.any()
-            if not lacks_donors:
+            has_counts = bool(sums.counts.any())
+            if key == name or has_counts:
                 sums_of_all_texts[key] = sums.scatter(numbers, len(texts))
         return sums_of_all_texts
 
@@ -433,8 +437,8 @@ class Engine:
         for number in range(len(measurements.texts)):
             stored = measurements.matrices.get(number, {})  # the text's matrices by name
             lacks_heads = with_heads and number not in measurements.heads
-            lacks_required = not required <= stored.keys()
-            if lacks_heads or lacks_required:
+            missing = required - stored.keys()
+            if lacks_heads or missing:
                 self.single.create_copy()
                 return True
         return False
@@ -518,21 +522,33 @@ class Engine:
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
         """Return, for each kind of donor, one array of token IDs `[T]` per donor: the document with the donor's words.
 
-        `number` is the index of a text in `texts`; the document is this text or its first tokens.
+        A donor is a text whose words replace those of the document. `number` is the index of a text in `texts`; the
+        document is this text or its first tokens.
         """
         kinds = self.donor_kinds(texts)
         if self.neutral_donors or kinds == (NEUTRAL,):
-            neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
-            exchanged = exchanged_texts(document, neutral, candidates=range(len(neutral)), number=len(neutral))
-            # Donors with few tokens in common with the text come first, because equal tokens cannot be exchanged.
-            exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))
-            donors = self.neutral_donors or len(neutral)  # 0 stands for all neutral texts
-            return {NEUTRAL: exchanged[:donors]}
+            return {NEUTRAL: self._exchange_with_neutral_texts(document)}
         classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
+    def _exchange_with_neutral_texts(self, document: Document) -> list[npt.NDArray[np.int32]]:
+        """Return the document's token IDs `[T]` with its words replaced by those of a neutral text, for each donor.
+
+        The donors are the `neutral_donors` (if 0: all) neutral texts that have the fewest tokens in common with the
+        document, because equal tokens cannot be exchanged.
+        """
+        neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
+        exchanged = exchanged_texts(document, neutral, candidates=range(len(neutral)), number=len(neutral))
+        exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))
+        donors = self.neutral_donors or len(neutral)
+        return exchanged[:donors]
+
     def _exchange_matrix(self, texts: Texts, number: int) -> Array:
-        """Return the matrix `EXCHANGE` of the text with index `number`, `[layers, tokens, sources]`."""
+        """Return the matrix `EXCHANGE` of the text with index `number`, `[layers, tokens, sources]`.
+
+        It contains the displacement of each token's vector, relative to the vector's length, if only the source token
+        is replaced by the token of a donor text.
+        """
         document = texts.document(number)
         donors = self._draw_exchanged_texts(texts, number, document)
         with_embeddings = exchange_matrix(self.base, document, donors, self.batch_tokens)
@@ -650,23 +666,22 @@ OWN_SHARE_WAYS = {"exchange": OWN_SHARE, "parts": "own_share_by_parts"}
 
 
 def _measure_own_share(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the own share after each layer `[layers]`, computed by exchange, for each kind of donor.
+    """Return the sums of the own share and of the total effects of one text after each layer `[layers]`, by name.
 
-    In an exchange, tokens of the text are replaced by those of a donor text, which displaces the text's vectors. The
-    own share is o / (o + a), where o and a are the displacements of a token's vector if the token itself and if all
-    other tokens are replaced. The sums with the name `OWN_SHARE` cover all donors. The result also contains the
-    `TOTAL_EFFECTS`, computed from the same displacements: o^2 and a^2, each relative to the squared displacement if all
-    tokens are replaced.
+    If words of the text are replaced by those of a donor text, the vector of a token is displaced: by o if only the
+    token itself is replaced, by a if all other tokens are, and by j if all tokens are. The own share is o / (o + a),
+    and the `TOTAL_EFFECTS` are o^2 / j^2 and a^2 / j^2. All sums cover all donors, except that own shares are also
+    returned for each kind of donor if there are several kinds.
     """
     kinds, displacements = _exchange_tokens(engine, measurements, max_length, number)
-    by_quantity = exchange_sums(displacements, PRECISION)
+    sums_by_quantity = exchange_sums(displacements, PRECISION)  # each [kinds, levels], in the order of `kinds`
+    all_donors = 0  # The first of the kinds covers all donors: it is `ALL_DONORS`, or the only kind.
+    names = [OWN_SHARE, *(f"{OWN_SHARE}_{kind}" for kind in kinds[1:])]
     sums = {}
-    all_donors = 0  # The first kind covers all donors: it is `ALL_DONORS`, or the only kind.
-    for place, kind in enumerate(kinds):
-        name = OWN_SHARE if place == all_donors else f"{OWN_SHARE}_{kind}"
-        sums[name] = _select_layers(by_quantity[OWN_SHARE], place)
-    for quantity in TOTAL_EFFECTS:
-        sums[quantity] = _select_layers(by_quantity[quantity], all_donors)
+    for place, name in enumerate(names):
+        sums[name] = _select_layers(sums_by_quantity[OWN_SHARE], place)
+    for name in TOTAL_EFFECTS:
+        sums[name] = _select_layers(sums_by_quantity[name], all_donors)
     return sums
 
 
@@ -676,16 +691,16 @@ def _exchange_tokens(
     """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
 
     At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` with neutral donors. If the donors are
-    neutral and the text is not truncated, the result is stored in `measurements`.
+    neutral and the text is not truncated, the result is also stored in `measurements`, for the shares of each token.
     """
     texts = measurements.texts
     document = texts.document(number)
     truncated = document.cut(max_length)
-    # A single text has no other texts as donors, so the engine always replaces its tokens by those of neutral texts.
+    is_complete = len(truncated) == len(document)
+    # The engine replaces the tokens of a single text by those of neutral texts, because there is no other text.
     has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
-    if has_neutral_donors and len(truncated) == len(document):
-        # `token_exchange` calls `exchange` with the same arguments, and stores the result for the shares of each token.
-        return engine.token_exchange(measurements, number)
+    if has_neutral_donors and is_complete:
+        return engine.token_exchange(measurements, number)  # calls `exchange` as below, and stores the result
     max_positions = TOKEN_POSITIONS if has_neutral_donors else EXCHANGE_POSITIONS
     positions = choose_positions(truncated, max_positions, engine.seed)
     return engine.exchange(texts, number, truncated, positions)
@@ -710,19 +725,22 @@ def _measure_own_share_by_parts(
     """
     document = measurements.texts.document(number)
     truncated = document.cut(max_length)
-    is_complete = len(truncated) == len(document)
-    if is_complete:
+    shares_LTT = None  # the share of each source (last axis) in the vector of each token
+    if len(truncated) == len(document):
         engine.add_input_parts(measurements, number)
-    if is_complete and INPUT_PARTS in measurements.matrices[number]:
-        shares_LTT = measurements.matrices[number][INPUT_PARTS]
-        own_LT = shares_LTT.diagonal(axis1=1, axis2=2)
-    else:
-        batch = engine.batches.batch([truncated])
-        parts = engine.readers["chord"].read(batch)
-        quantities_QKT = by_token(parts)
-        own_KT = quantities_QKT[QUANTITIES.index(OWN_SHARE)]  # K levels, the input of the first layer first
-        own_LT = own_KT[1:].double().cpu().numpy()
+        shares_LTT = measurements.matrices[number].get(INPUT_PARTS)
+    own_LT = _read_own_shares(engine, truncated) if shares_LTT is None else shares_LTT.diagonal(axis1=1, axis2=2)
     return {OWN_SHARE: Sums.over_tokens(own_LT.astype(np.float64))}
+
+
+def _read_own_shares(engine: Engine, document: Document) -> Array:
+    """Return the share of each token's own input in the token's vector after each layer, `[layers, T]`."""
+    batch = engine.batches.batch([document])
+    parts = engine.readers["chord"].read(batch)
+    quantities_QKT = by_token(parts)
+    own_KT = quantities_QKT[QUANTITIES.index(OWN_SHARE)]  # K levels, the input of the first layer first
+    own_LT: Array = own_KT[1:].double().cpu().numpy()
+    return own_LT
 
 
 def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
@@ -733,13 +751,16 @@ def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, 
     text of another class. Without predicted classes, the only donor is the next text.
     """
     texts = measurements.texts
+    next_of_class, next_of_other_class = next_donors(number, texts.predicted)
     has_classes = bool((texts.predicted >= 0).all())
-    names = [f"swap_{donor}" for donor in DONORS] if has_classes else ["swap"]
-    donors = next_donors(number, texts.predicted)[: len(names)]  # without classes, all texts have the class -1
+    if has_classes:
+        donors = {f"swap_{SAME_CLASS}": next_of_class, f"swap_{OTHER_CLASS}": next_of_other_class}
+    else:
+        donors = {"swap": next_of_class}  # All texts have the class -1.
     ids = texts.document(number).cut(max_length).ids
     zeros_L = np.zeros(sum(layer_counts(engine.base)))
     sums = {}
-    for name, donor in zip(names, donors, strict=True):
+    for name, donor in donors.items():
         sums[name] = Sums(zeros_L, zeros_L)
         if donor is not None:
             donor_ids = texts.document(donor).cut(max_length).ids

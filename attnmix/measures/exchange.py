@@ -213,15 +213,17 @@ def measure_exchange(
     donors_per_kind = [len(kind) for kind in donors.values()]
     kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)  # index of each exchanged text's kind of donor
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
+
     # The axis of length 4 contains the fields of `Displacements`. Positions that are not measured remain NaN.
+    fields = len(Displacements._fields)
     levels = squares_XLS4.shape[1]
-    means_4KLT = np.full((4, len(donors), levels, len(document)), np.nan)
+    means_4KLT = np.full((fields, len(donors), levels, len(document)), np.nan)
     for kind in range(len(donors)):
         means_LS4 = _average_known(squares_XLS4[kind_X == kind])
-        means_4LT = means_4KLT[:, kind]  # a view
-        means_4LT[..., positions] = np.moveaxis(means_LS4, -1, 0)
-    own_KLT, others_KLT, joint_KLT, length_KLT = means_4KLT
-    return Displacements(own_KLT, others_KLT, joint_KLT, length_KLT)
+        for field in range(fields):
+            means_LT = means_4KLT[field, kind]  # a view
+            means_LT[:, positions] = means_LS4[..., field]
+    return Displacements(*means_4KLT)
 
 
 def exchange_matrix(
@@ -242,15 +244,16 @@ def exchange_matrix(
     ids_T = document.ids
     tokens = len(document)
     reader = _Reader(base, np.arange(tokens, dtype=np.int32))
-    originals = reader.read_complete(ids_T[None])  # by level, [1, T, D]
+    originals = reader.read_complete(ids_T[None])  # the vectors `[1, T, D]` of the unmodified text, by level
     length_LT = _copy_to_host([_compute_squared_length(level[0]) for level in originals])
     exchanged = list(chain.from_iterable(donors.values()))
     squares_XLTT = np.full((len(exchanged), len(originals), tokens, tokens), np.nan)
-    batch_rows = max(1, batch_tokens // tokens)
-    for squares_LTT, donor_T in zip(squares_XLTT, exchanged, strict=True):  # `squares_LTT` is a view, filled below.
+    texts_per_pass = max(1, batch_tokens // tokens)  # one text for each exchanged source
+    for text, donor_T in enumerate(exchanged):
+        squares_LTT = squares_XLTT[text]  # a view
         sources = np.flatnonzero(donor_T != ids_T)
-        for start in range(0, len(sources), batch_rows):
-            batch = sources[start : start + batch_rows]
+        for start in range(0, len(sources), texts_per_pass):
+            batch = sources[start : start + texts_per_pass]
             squares_LTT[:, :, batch] = _exchange_single_tokens(reader, ids_T, donor_T, batch, originals)
     return np.sqrt(_average_known(squares_XLTT) / length_LT[..., None])
 
@@ -277,36 +280,48 @@ def _exchange_single_tokens(
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
 
-    The first row covers all donors: values are averaged over the kinds of donors before the sum over tokens, but total
-    and first-order effects are summed over the kinds. If there is only one kind, this row is omitted, and the shape is
-    `[1, L]`.
+    The levels are the embeddings and the output of each layer. The first row covers all donors: values are averaged
+    over the kinds of donors before the sum over tokens, but total and first-order effects are summed over the kinds. If
+    there is only one kind, this row is omitted, and the shape is `[1, L]`.
 
     Args:
         displacements: Displacements of one text.
         precision: Relative precision of the model's dtype; displacements of this order count as 0.
     """
     significant = _remove_rounding_errors(displacements, precision)
-    # Squared displacements if the token itself, all other tokens or all tokens are replaced, and squared lengths of the
-    # vectors, each `[K, L, T]`.
-    own = significant.own
-    others = significant.others
-    joint = significant.joint
-    length = significant.length
-    by_token = {
-        OWN_SHARE: _compute_own_share(significant),
+    sums = {}
+    for name, values_KLT in _compute_token_quantities(significant).items():
+        sums[name] = Sums.over_tokens(_prepend_mean_over_donors(values_KLT))
+    sums.update(_sum_total_effects(significant))
+    return sums
+
+
+def _compute_token_quantities(displacements: Displacements) -> dict[str, Doubles]:
+    """Return those of the `QUANTITIES` that are defined for each token, `[K, L, T]`, by name.
+
+    They are the own share, its counterpart for squared displacements, and displacements relative to the vector length.
+    """
+    own, others, joint, length = displacements  # squares
+    return {
+        OWN_SHARE: _compute_own_share(displacements),
         "own_share_squared": _divide(own, own + others),
         "own": np.sqrt(_divide(own, length)),
         "others": np.sqrt(_divide(others, length)),
         "joint": np.sqrt(_divide(joint, length)),
     }
-    sums = {}
-    for name, values_KLT in by_token.items():
-        sums[name] = Sums.over_tokens(_prepend_mean_over_donors(values_KLT))
-    # Total effects are ratios of sums over tokens, so they are divided by the joint displacement, not by the number of
-    # tokens.
-    totals = {"total_own": own, "total_others": others, "first_order_own": joint - others}
+
+
+def _sum_total_effects(displacements: Displacements) -> dict[str, Sums]:
+    """Return the total and first-order effects, as sums of squared displacements over tokens `[1 + K, L]`, by name.
+
+    The sums are divided by the sum of the joint displacements instead of a number of tokens, so the counts of the
+    `Sums` contain the joint displacements. See `exchange_sums` for the first row.
+    """
+    own, others, joint, _length = displacements  # squares
+    effects = {"total_own": own, "total_others": others, "first_order_own": joint - others}
     joint_KL = np.nansum(joint, -1)
-    for name, squares_KLT in totals.items():
+    sums = {}
+    for name, squares_KLT in effects.items():
         values_KL = np.nansum(squares_KLT, -1)
         sums[name] = Sums(_prepend_total(values_KL), _prepend_total(joint_KL))
     return sums
@@ -364,7 +379,7 @@ class _Hybrids(NamedTuple):
     """
 
     ids_RT: Ids
-    """Token IDs of two hybrids for each exchanged text and position.
+    """Token IDs of two consecutive hybrids for each exchanged text and position.
 
     In the first hybrid, only the token at the position is exchanged; in the second, all other tokens are exchanged.
     """
@@ -372,6 +387,18 @@ class _Hybrids(NamedTuple):
     """The measured position of each hybrid, as an index in `positions`."""
     has_hybrids_XS: npt.NDArray[np.bool_]
     """True for each exchanged text and position with hybrids."""
+
+    def arrange(self, values_LR: Doubles) -> tuple[Doubles, Doubles]:
+        """Return values of all hybrids as two arrays `[L, X, S]`: first hybrids, and second hybrids of each position.
+
+        Values are NaN for exchanged texts and positions without hybrids.
+        """
+        shape = (len(values_LR), *self.has_hybrids_XS.shape)
+        first_LXS = np.full(shape, np.nan)
+        second_LXS = np.full(shape, np.nan)
+        first_LXS[:, self.has_hybrids_XS] = values_LR[:, 0::2]
+        second_LXS[:, self.has_hybrids_XS] = values_LR[:, 1::2]
+        return first_LXS, second_LXS
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
@@ -408,39 +435,46 @@ def _measure_squares(
     have the same token or do not differ elsewhere.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
-    complete_ids = np.stack([ids_T, *exchanged_XT])
-    batch_rows = max(1, batch_tokens // len(ids_T))
-    reader = _Reader(base, positions)
+    texts_per_pass = max(1, batch_tokens // len(ids_T))
+    squares = _run_passes(_Reader(base, positions), ids_T, exchanged_XT, hybrids, texts_per_pass)
+    own_LXS, others_LXS = hybrids.arrange(squares.hybrids_LR)
+    joint_LXS = squares.joint_LXS
+    joint_LXS[:, ~hybrids.has_hybrids_XS] = np.nan
+    length_LXS = np.where(hybrids.has_hybrids_XS, squares.length_L1S, np.nan)
+    squares_LXS4 = np.stack([own_LXS, others_LXS, joint_LXS, length_LXS], -1)
+    return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
-    # Complete texts share a pass with the first hybrids, because short passes take almost as long as full ones.
-    in_first_pass = max(0, batch_rows - len(complete_ids))  # number of hybrids
-    first_places = hybrids.places_R[:in_first_pass]
-    # By level, `complete` contains the vectors [1 + X, S, D] of the text and its exchanged texts, and `hybrid_vectors`
-    # the vectors [R, D] of the hybrids.
-    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], first_places)
+
+class _Squares(NamedTuple):
+    """Squared displacements and lengths of a text's vectors."""
+
+    hybrids_LR: Doubles  # the displacement in each hybrid, at the measured position of the hybrid
+    joint_LXS: Doubles  # the displacements in each exchanged text
+    length_L1S: Doubles  # the lengths in the unmodified text
+
+
+def _run_passes(reader: _Reader, ids_T: Ids, exchanged_XT: Ids, hybrids: _Hybrids, texts_per_pass: int) -> _Squares:
+    """Run forward passes of a text, its exchanged texts and its hybrids, and compare their vectors.
+
+    The first pass contains all complete texts (the text and its exchanged texts) and the first hybrids, because short
+    passes take almost as long as full ones. The remaining hybrids are read in further passes.
+    """
+    complete_ids = np.stack([ids_T, *exchanged_XT])
+    in_first_pass = max(0, texts_per_pass - len(complete_ids))  # number of hybrids
+    places_R = hybrids.places_R[:in_first_pass]
+    # By level, `complete` contains the vectors [1 + X, S, D] of the complete texts, and `hybrid_vectors` the vectors
+    # [R, D] of the hybrids.
+    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], places_R)
     originals = [level[0] for level in complete]
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
-    displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, first_places)]
-
-    # The remaining hybrids are read in further passes.
-    for start in range(in_first_pass, len(hybrids.ids_RT), batch_rows):
-        batch = slice(start, start + batch_rows)
+    displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, places_R)]
+    for start in range(in_first_pass, len(hybrids.ids_RT), texts_per_pass):
+        batch = slice(start, start + texts_per_pass)
         places_R = hybrids.places_R[batch]
         hybrid_vectors = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
         displaced.append(_compute_hybrid_displacements(hybrid_vectors, originals, places_R))
-
-    # The two hybrids of a position are consecutive: own token exchanged, other tokens exchanged.
-    displaced_LR = np.concatenate(displaced, 1)
-    has_hybrids_XS = hybrids.has_hybrids_XS
-    own_LXS = np.full(joint_LXS.shape, np.nan)
-    others_LXS = np.full(joint_LXS.shape, np.nan)
-    own_LXS[:, has_hybrids_XS] = displaced_LR[:, 0::2]
-    others_LXS[:, has_hybrids_XS] = displaced_LR[:, 1::2]
-    joint_LXS[:, ~has_hybrids_XS] = np.nan
-    length_LXS = np.where(has_hybrids_XS, length_L1S, np.nan)
-    squares_LXS4 = np.stack([own_LXS, others_LXS, joint_LXS, length_LXS], -1)
-    return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
+    return _Squares(np.concatenate(displaced, 1), joint_LXS, length_L1S)
 
 
 def _compute_hybrid_displacements(
@@ -459,6 +493,45 @@ def _compute_hybrid_displacements(
 
 class _LastLayerError(Exception):
     """Raised to end a forward pass before the feed-forward network of the last layer."""
+
+
+class _LevelCollector:
+    """Collects N vectors of each level (the embeddings, then each layer) during a forward pass of R texts.
+
+    `take` receives the vectors of each capture point as soon as they are computed.
+    """
+
+    features: Recording
+    """The recording that calls `take`; set before the forward pass starts."""
+
+    def __init__(self, rows: Tensor, columns: Tensor, last_layer: int | None) -> None:
+        """Store the text (`rows`) and the position (`columns`) of each of the N vectors.
+
+        `last_layer` is the number of the layer after whose attention the forward pass ends, or None.
+        """
+        self.rows = rows
+        self.columns = columns
+        self.last_layer = last_layer
+        self.is_in_decoder = False
+        self.levels: list[Tensor] = []  # the collected vectors [N, D]
+
+    def take(self, site: Site, vectors_RTD: Tensor) -> None:
+        """Collect the selected vectors of a level; after attention in the last layer, compute its output and stop.
+
+        The layer's output is computed from the attention output `vectors_RTD`, at the N selected positions only.
+        """
+        if site.point == DECODER_INPUT:
+            self.is_in_decoder = True  # All later vectors are those of decoder layers.
+        elif site.point == ATTENTION_OUTPUT:
+            if site.layer == self.last_layer:
+                attention_output_ND = vectors_RTD[self.rows, self.columns]
+                self.levels.append(_finish_layer(self.features, attention_output_ND, self.rows, self.columns))
+                raise _LastLayerError
+        elif self.is_in_decoder:
+            # The inputs of this decoder follow a start token, so each token is one position further right.
+            self.levels.append(_select_shifted(vectors_RTD, self.rows, self.columns))
+        else:
+            self.levels.append(vectors_RTD[self.rows, self.columns])
 
 
 class _Reader:
@@ -492,59 +565,44 @@ class _Reader:
         """Return the results of `read_complete` and `read_hybrids`, from a single forward pass.
 
         The first result contains the vectors of the texts `ids_XT` at all S measured positions, `[X, S, D]`. The second
-        contains one vector of each text in `hybrid_ids_RT`, `[R, D]`, at the measured position with the index in
-        `places_R`. Both are lists by level: the embeddings, then each layer.
+        contains one vector of each text in `hybrid_ids_RT` (two texts combined), `[R, D]`, at the measured position
+        with the index in `places_R`. Both are lists by level: the embeddings, then each layer.
         """
         device = self.base.device
-        places = torch.as_tensor(places_R, device=device)
+        texts = len(ids_XT)
+        positions = len(self.positions)
         all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
         all_rows = torch.arange(len(all_ids), device=device)
-        complete_rows = all_rows[: len(ids_XT)].repeat_interleave(len(self.positions))
-        hybrid_rows = all_rows[len(ids_XT) :]
-        # The row and column of each vector in the batch: first all positions of each complete text, then one position
-        # of each hybrid.
+        # The row and column in the batch of each vector to read: first those at all positions of each complete text,
+        # then one vector of each hybrid.
+        complete_rows = all_rows[:texts].repeat_interleave(positions)
+        complete_columns = self.positions.repeat(texts)
+        hybrid_rows = all_rows[texts:]
+        hybrid_columns = self.positions[torch.as_tensor(places_R, device=device)]
         rows = torch.cat([complete_rows, hybrid_rows])
-        columns = torch.cat([self.positions.repeat(len(ids_XT)), self.positions[places]])
+        columns = torch.cat([complete_columns, hybrid_columns])
         vectors = []
         hybrid_vectors = []
         for level_ND in self._read_levels(all_ids, rows, columns):
-            complete_ND = level_ND[: len(complete_rows)]
-            vectors.append(complete_ND.unflatten(0, (len(ids_XT), len(self.positions))))
-            hybrid_vectors.append(level_ND[len(complete_rows) :])
+            complete_ND = level_ND[: texts * positions]
+            vectors.append(complete_ND.unflatten(0, (texts, positions)))
+            hybrid_vectors.append(level_ND[texts * positions :])
         return vectors, hybrid_vectors
 
     @torch.inference_mode()
     def _read_levels(self, ids_RT: Ids, rows: Tensor, columns: Tensor) -> list[Tensor]:
         """Return selected vectors `[N, D]` of each level (the embeddings, then each layer) for a batch of texts.
 
-        `rows` and `columns` `[N]` contain the text and the position of each vector. During the forward pass,
-        `append_level` receives the vectors of each capture point as soon as they are computed.
+        `rows` and `columns` `[N]` contain the text and the position of each vector.
         """
-        levels: list[Tensor] = []
-        is_in_decoder = False
-
-        def append_level(site: Site, vectors_RTD: Tensor) -> None:
-            """Append the vectors of a level; after attention in the last layer, compute the layer's output and stop."""
-            nonlocal is_in_decoder
-            if site.point == DECODER_INPUT:
-                is_in_decoder = True  # All later vectors are those of decoder layers.
-            elif site.point == ATTENTION_OUTPUT:
-                if site.layer == self.last_layer:  # never in encoder-decoder models (None)
-                    # `features` is bound by the `with` statement below, before the forward pass starts.
-                    levels.append(_finish_layer(features, vectors_RTD[rows, columns], rows, columns))
-                    raise _LastLayerError  # ends the forward pass; `suppress` catches it
-            elif is_in_decoder:
-                # The inputs of this decoder follow a start token, so each token is one position further right.
-                levels.append(_select_shifted(vectors_RTD, rows, columns))
-            else:
-                levels.append(vectors_RTD[rows, columns])
-
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         points = ["embedding_output", DECODER_INPUT, ATTENTION_OUTPUT, "layer_output"]
-        with recording(self.base, points, taken=append_level) as features, suppress(_LastLayerError):
-            self.base(**inputs)
-        return levels
+        collector = _LevelCollector(rows, columns, self.last_layer)
+        with recording(self.base, points, taken=collector.take) as features, suppress(_LastLayerError):
+            collector.features = features
+            self.base(**inputs)  # The collector may end the forward pass by a `_LastLayerError`.
+        return collector.levels
 
 
 def _select_shifted(vectors_RTD: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -561,17 +619,19 @@ def _select_shifted(vectors_RTD: Tensor, rows: Tensor, columns: Tensor) -> Tenso
 def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return the output `[N, D]` of the current layer at N positions, from its attention output `[N, D]`.
 
-    `rows` and `columns` `[N]` contain the text and the position of each vector in the batch.
+    `features` is the recording of the forward pass; its attribute `layer` is the current layer's call. `rows` and
+    `columns` `[N]` contain the text and the position of each vector in the batch.
     """
     call = features.layer
     assert call is not None
-    x = call.whole.hidden[rows, columns]
+    x_ND = call.whole.hidden[rows, columns]
+    # Modules expect a batch of texts, so all positions are passed as one text.
+    x_1ND = x_ND.reshape(1, -1, x_ND.shape[-1])
+    attention_output_1ND = attention_output.reshape(x_1ND.shape)
     with features.pause():  # The calls of the layer's modules must not be recorded.
-        # Modules expect a batch of texts, so all positions are passed as one text.
-        shape = (1, -1, x.shape[-1])
         block = Block(call.module, call.stack)
-        output = block.rest(call, x.reshape(shape), attention_output.reshape(shape))
-    return output.reshape(x.shape)
+        output_1ND = block.rest(call, x_1ND, attention_output_1ND)
+    return output_1ND.reshape(x_ND.shape)
 
 
 def _compute_squared_distance(moved: Tensor, original: Tensor) -> Tensor:

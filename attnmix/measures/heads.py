@@ -42,7 +42,7 @@ def head_factors(block: Block, heads: int) -> Tensor:
     half of the digits.
     """
     W_HdD = block.output.W.unflatten(0, (heads, -1))
-    R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R
+    R_HRd = torch.linalg.qr(W_HdD.double().mT, mode="r").R  # the transpose of W_O^h is Q R, where Q preserves lengths
     factors_HdR: Tensor = R_HRd.mT.to(W_HdD)
     return factors_HdR
 
@@ -98,7 +98,7 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
     Return {} if the number of heads differs between layers, for example between an encoder and its decoder.
     """
-    shapes = {layer["query"].shape for layer in by_layer if layer}
+    shapes = {layer["query"].shape for layer in by_layer if layer}  # `layer` is {} in a family without queries and keys
     if len(shapes) > 1:
         logging.info("heads: omitted, because the numbers of heads differ between the layers")
         return {}
@@ -111,11 +111,12 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 
 
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
-    """Return the tensors of the heads of one layer, by name.
+    """Return the tensors of the heads of one layer, by name, for one text.
 
-    Vectors (`value` and the following names) are included only if the tensors `given` of all `layers` layers together
-    have at most `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several
-    heads share are stored once. `model` is the model's name for messages.
+    f_h(x_j) is the value vector of token j after W_O of head h, and a^h_ij are the attention weights. The vectors
+    (`value` and the following names) are included only if the tensors `given` of all `layers` layers together have at
+    most `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several heads
+    share are stored once. `model` is the model's name for messages.
     """
     attention = layer_pass.attention
     block = layer_pass.block
@@ -131,19 +132,22 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
         "key": attention.key[first_of_group],
         "log_sums": attention.log_sums,
         "reach": _find_reach(attention, f"{model}: layer {layer_pass.call.number}"),
-        "scores": torch.tensor([attention.scaling, attention.softcap or 0.0], dtype=torch.float64),
+        "scores": torch.tensor([attention.scaling, attention.softcap or 0.0], dtype=torch.float64),  # 0: no softcap
         "source_norms": source_HTD.norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }
-    given_bytes = 4 * given_HTD.numel() * layers  # float32
+    bytes_per_number = 4  # float32
+    given_bytes = bytes_per_number * given_HTD.numel() * layers
     if given_bytes <= VECTOR_BYTES:
-        parts["value"] = attention.value[first_of_group]
-        parts["attended"] = attended_HTd
-        parts["given"] = given_HTD
-        parts["output_bias"] = block.output.b
-        parts["input"] = layer_pass.x
-        parts["result"] = _read_result(layer_pass)
-        parts.update(_read_norms(block))
+        parts |= {
+            "value": attention.value[first_of_group],
+            "attended": attended_HTd,
+            "given": given_HTD,
+            "output_bias": block.output.b,
+            "input": layer_pass.x,
+            "result": _read_result(layer_pass),
+        }
+        parts |= _read_norms(block)
     return parts
 
 
@@ -180,19 +184,23 @@ def _find_reach(call: AttentionCall, where: str) -> Tensor:
     Raise `InputError` if the visible keys of a token are not contiguous, or if the mask contains biases of attention
     scores or other numbers besides 0 and large negative numbers. The message begins with `where`.
     """
-    tokens = torch.arange(call.key.shape[-2], device=call.key.device)
+    positions = torch.arange(call.key.shape[-2], device=call.key.device)
+    last_position = positions[-1]
     if call.mask is None:
-        first = torch.zeros_like(tokens)
-        last = tokens if call.causal else tokens[-1].expand(len(tokens))
+        first = torch.zeros_like(positions)
+        last = positions if call.causal else last_position.expand(len(positions))
         return torch.stack([first, last], dim=-1)
-    is_visible_TT = (call.mask == 0).all(0)  # token by key, in all heads
+
+    # The mask is a number that is added to the score of each token (first axis T) and key (second axis T) in each head.
+    is_visible_TT = (call.mask == 0).all(0)  # in all heads
     is_hidden_TT = (call.mask < FAR_BELOW).all(0)
     first = is_visible_TT.int().argmax(-1)  # argmax returns the first maximum
     distance_from_end = is_visible_TT.flip(-1).int().argmax(-1)
-    last = tokens[-1] - distance_from_end
-    is_inside_TT = (tokens >= first.unsqueeze(-1)) & (tokens <= last.unsqueeze(-1))
-    # All keys from the first to the last visible one must be visible, and all other keys must be hidden.
-    if not torch.equal(is_visible_TT, is_inside_TT) or not torch.equal(is_hidden_TT, ~is_inside_TT):
+    last = last_position - distance_from_end
+    is_in_range_TT = (positions >= first.unsqueeze(-1)) & (positions <= last.unsqueeze(-1))
+    all_in_range_are_visible = torch.equal(is_visible_TT, is_in_range_TT)
+    all_others_are_hidden = torch.equal(is_hidden_TT, ~is_in_range_TT)
+    if not (all_in_range_are_visible and all_others_are_hidden):
         raise InputError(
             f"{where} adds terms to the attention scores, or its mask has gaps; heads can only be stored if each token "
             "attends to a contiguous range of sources"

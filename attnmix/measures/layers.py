@@ -61,7 +61,7 @@ class Block:
         A gated network has two first Linears, W_g and W_u, unless a single Linear contains both.
         """
         modules = [self.layer.get_submodule(path) for path in self.stack.feed_forward_network]
-        first, activation, *second, last = modules
+        first, activation, *second, last = modules  # `second` contains W_u, or nothing
         first_linears = [linear_weights(module) for module in (first, *second)]
         return first_linears, activation, linear_weights(last)
 
@@ -190,7 +190,7 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class NetworkPart:
-    """Contributions of sources on the second skip connection and in the feed-forward network.
+    """Contributions of the sources: on the second skip connection, and after the network's first Linears.
 
     The tensors are linear in the contributions to `AfterAttention.residual_ND`, and thus additive. They are not divided
     by the standard deviations of later norms. `AfterAttention.output` performs the divisions of the norms before and
@@ -223,8 +223,8 @@ class NetworkPart:
     def weighted(self, weights_BTH: Tensor) -> Self:
         """Return, for each of B * T tokens, the sum of H contributions with the weights `weights_BTH`.
 
-        The contributions have shape `[H, ...]` or `[B, H, ...]`, the weights `[..., B, T, H]`, and the sums
-        `[..., B * T, ...]`.
+        The tensors of `self` contain H contributions `[H, width]`, or H for each of B texts `[B, H, width]`. The
+        weights have shape `[..., B, T, H]`, and the sums `[..., B * T, width]`.
         """
         stream = (weights_BTH @ self.stream).flatten(-3, -2)
         entering = []
@@ -298,14 +298,23 @@ class AfterAttention:
     def slopes(self) -> tuple[Tensor, ...]:
         """The factors `[N, W]` of the parts of each of the `inputs`.
 
-        The factor of the parts of p is (g(p) - g(0)) / p. In a gated network W_2 (g(p) * u), the factor of the parts of
-        p is u (g(p) - m) / p, and that of the parts of u is m, the mean of g(t p) over t from 0 to 1.
+        The factor of the parts of p is (g(p) - g(0)) / p, for the activation g. For a gated network, see
+        `_compute_gated_slopes`.
+        """
+        if self.block.stack.gated:
+            return self._compute_gated_slopes()
+        activation = self._activation
+        p_NW = self.preactivation_NW
+        # The function `slopes` of this module returns (g(p) - g(0)) / p.
+        return (slopes(activation, p_NW, activation(p_NW)),)
+
+    def _compute_gated_slopes(self) -> tuple[Tensor, Tensor]:
+        """Return the factors `[N, W]` of the parts of p and of those of u in a gated network W_2 (g(p) * u).
+
+        The factor of the parts of p is u (g(p) - m) / p, and that of the parts of u is m, the mean of g(t p) over t
+        from 0 to 1.
         """
         activation = self._activation
-        if not self.block.stack.gated:
-            p_NW = self.preactivation_NW
-            # The function `slopes` of this module returns (g(p) - g(0)) / p.
-            return (slopes(activation, p_NW, activation(p_NW)),)
         p_NW, u_NW = self.inputs
         mean_NW = mean_on_path(activation, p_NW)  # m
         zero = p_NW.new_zeros(1)
@@ -345,10 +354,12 @@ class AfterAttention:
     def _apply_slopes(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
         """Return the parts `[..., N, W]` of W_2's input: the sum of the products of `parts` and `slopes`.
 
-        `parts` contains one tensor for each of the `inputs`, or a single tensor with the concatenated parts of both
-        inputs of a gated network. The tensors are overwritten, because an allocation would cost as much as the product.
+        `parts` contains the parts of each of the `inputs`. If W_g and W_u of a gated network are a single Linear, it
+        contains a single tensor with the parts of both inputs `[..., N, 2 W]`. The tensors are overwritten, because an
+        allocation would cost as much as the product.
         """
-        if len(parts) < len(slopes):  # W_g and W_u are a single Linear.
+        are_concatenated = len(parts) < len(slopes)
+        if are_concatenated:
             width = slopes[0].shape[-1]
             gate_and_up = parts[0]
             parts = gate_and_up[..., :width], gate_and_up[..., width:]
@@ -546,35 +557,40 @@ def run_layers(
         if module in attentions:  # cross-attention is excluded
             attention_calls.append(call)
 
-    def visit_layer(_module: Module, _arguments: Any, _output: Any) -> None:
-        """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
-        call = features.layer
-        if call is None or features.paused:  # While recording is paused, `visit` calls modules.
-            return
-        if not attention_calls:
-            raise _create_missing_attention_error(base, call)
-        layer_sites = [site for site in features if site.layer == call.number]
-        layer_features = {site.point: features[site] for site in layer_sites}
-        with features.pause():  # These statements may call modules of the model; such calls must not be recorded.
-            block = Block(call.module, call.stack)
-            layer_pass = LayerPass(
-                block=block,
-                call=call,
-                attention=attention_calls.pop(),
-                x=call.whole.hidden,
-                features=layer_features,
-            )
-            visit(layer_pass, features)
-        for site in layer_sites:
-            if site.point != "layer_output":
-                del features[site]
+    with recording(base, points) as features:
 
-    with (
-        recording(base, points) as features,
-        layer_hooks(base, visit_layer),
-        attention_by(observed(record_attention), base),
-    ):
-        return (model or base)(**batch, **options)
+        def visit_layer(_module: Module, _arguments: Any, _output: Any) -> None:
+            """Forward hook of a layer: call `visit`, and delete the layer's features except its output."""
+            call = features.layer  # the call of this layer
+            if call is None or features.paused:  # While recording is paused, `visit` itself calls the layer.
+                return
+            if not attention_calls:
+                raise _create_missing_attention_error(base, call)
+            with features.pause():  # These statements may call modules of the model; such calls must not be recorded.
+                layer_pass = _create_layer_pass(call, attention_calls.pop(), features)
+                visit(layer_pass, features)
+            _delete_all_but_output(features, call.number)
+
+        with layer_hooks(base, visit_layer), attention_by(observed(record_attention), base):
+            return (model or base)(**batch, **options)
+
+
+def _create_layer_pass(call: LayerCall, attention: AttentionCall, features: Mapping[Site, Tensor]) -> LayerPass:
+    """Return the `LayerPass` of the layer called in `call`; `features` contains this and other layers' features."""
+    return LayerPass(
+        block=Block(call.module, call.stack),
+        call=call,
+        attention=attention,
+        x=call.whole.hidden,
+        features={site.point: feature for site, feature in features.items() if site.layer == call.number},
+    )
+
+
+def _delete_all_but_output(features: dict[Site, Tensor], layer: int) -> None:
+    """Delete the features of the layer with number `layer`, except its output."""
+    for site in list(features):
+        if site.layer == layer and site.point != "layer_output":
+            del features[site]
 
 
 def _create_missing_attention_error(base: PreTrainedModel, call: LayerCall) -> InputError:
@@ -616,14 +632,25 @@ def value_map(layer_pass: LayerPass) -> Linear:
     """
     attention = layer_pass.call.attending["attention"]
     hidden = attention.hidden.shape[-1]
-    inputs_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # V = D + 1
+    units_and_zero_VD = torch.cat([torch.eye(hidden), torch.zeros(1, hidden)]).to(attention.hidden)  # V = D + 1
+    values_VE = _compute_value_of_each(attention, units_and_zero_VD)
+    value_of_units_DE = values_VE[:-1]
+    bias_E = values_VE[-1]  # the value of the zero vector
+    return Linear(value_of_units_DE - bias_E, bias_E)
+
+
+def _compute_value_of_each(attention: ModuleCall, vectors_VD: Tensor) -> Tensor:
+    """Return the concatenated values of all heads `[V, E]` for V input vectors, each processed as a separate text.
+
+    Raise `InputError` if the attention module contains an operation that `torch.vmap` does not support.
+    """
 
     def compute_value(vector_D: Tensor) -> Tensor:
         return _compute_values(attention, vector_D.expand(1, 1, -1)).flatten()
 
     with torch.inference_mode():
         try:
-            values_VE = torch.vmap(compute_value)(inputs_VD)
+            values_VE: Tensor = torch.vmap(compute_value)(vectors_VD)
         except RuntimeError as error:
             if "functorch" not in str(error):
                 raise
@@ -631,9 +658,7 @@ def value_map(layer_pass: LayerPass) -> Linear:
             problem = f"the value projection of {type(attention.module).__name__} does not support torch.vmap"
             allowed = "merge its adapters into the weights (peft: merge_and_unload)"
             raise InputError(f"model: {problem}; {allowed}") from error
-    value_of_units_DE = values_VE[:-1]
-    bias_E = values_VE[-1]  # the value of the zero vector
-    return Linear(value_of_units_DE - bias_E, bias_E)
+    return values_VE
 
 
 def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
@@ -669,10 +694,11 @@ def _attend_to_encoder(call: LayerCall, z: Tensor) -> Tensor:
     All elements of the leading axes attend to these encoder states, which were recorded as arguments of `call`.
     """
     cross = call.attending["cross_attention"]
-    vectors_BTD = z.reshape(-1, *z.shape[-2:])
+    vectors_BTD = z.reshape(-1, *z.shape[-2:])  # all leading axes as one axis of texts
     options = dict(cross.options)
-    for name, value in options.items():
-        if isinstance(value, Tensor) and value.dim() == 3:  # encoder states
+    for name, value in cross.options.items():
+        is_encoder_states = isinstance(value, Tensor) and value.dim() == 3
+        if is_encoder_states:  # Repeat the states of the text for each element of the axis B.
             options[name] = value.expand(len(vectors_BTD), *value.shape[1:])
     output = cross.module(vectors_BTD, *cross.arguments, **options)
     return first_of(output).view_as(z)

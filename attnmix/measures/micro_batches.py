@@ -50,7 +50,7 @@ class MicroBatch:
 
     @cached_property
     def groups_BT(self) -> Tensor:
-        """The index of each token's group: a combination of token class and group of positions. Padding has index 0."""
+        """The index of each token's group: a combination of a token class and a range of positions; 0 for padding."""
         groups = [_compute_token_groups(document) for document in self.documents]
         return self._pad(groups, 0)
 
@@ -101,16 +101,17 @@ class MicroBatch:
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
-        If `shifted` is True, positions are shifted right by one, as decoder inputs are, and include the start token.
+        If `shifted` is True, positions are those in the inputs of a decoder. These inputs are the text's tokens without
+        the last one, shifted right by one, after a start token, which is also a special token.
         """
-        if not shifted:
-            return self._special_SB
         position_SB = self._special_SB
+        if not shifted:
+            return position_SB
         start_1B = torch.zeros_like(self.mask_BT[:, :1], dtype=torch.int64).T  # the start token is at position 0
-        is_special_SB = position_SB >= 0
-        is_before_last_SB = position_SB < self.tokens_B - 1  # The last token is not an input of the decoder.
-        next_SB = torch.where(is_special_SB & is_before_last_SB, position_SB + 1, -1)
-        return torch.cat([start_1B, next_SB])
+        is_padding_SB = position_SB < 0
+        is_last_token_SB = position_SB >= self.tokens_B - 1
+        shifted_SB = torch.where(is_padding_SB | is_last_token_SB, -1, position_SB + 1)
+        return torch.cat([start_1B, shifted_SB])
 
     @cached_property
     def _special_SB(self) -> Tensor:
@@ -166,7 +167,7 @@ def _split_places(documents: Sequence[Document], max_tokens: int) -> Iterator[sl
 
 
 def _compute_token_groups(document: Document) -> npt.NDArray[np.int64]:
-    """Return the index `[T]` of each token's group: a combination of token class and group of positions."""
+    """Return the index `[T]` of each token's group: a combination of a token class and a range of positions."""
     class_T = document.classes.astype(np.int64)
     position_T = position_groups(len(document))
     return class_T * len(POSITIONS) + position_T

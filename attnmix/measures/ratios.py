@@ -165,25 +165,30 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """The parts of the layer's output: `residual` after the rest of the layer; `known_layer`, if given.
+        """The layer's output, split into the parts from the token itself and from other tokens; or `known_layer`.
 
-        The rest of the layer is the steps after attention's skip connection, including the feed-forward network. The
-        parts are computed up to a factor that both parts of a token have in common, and that cancels in `share`.
+        Both parts are propagated through the rest of the layer, including the feed-forward network. They lack a factor
+        that they have in common for each token, and that cancels in `share`.
         """
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
-        network = self.network.copy()  # `output` overwrites its argument, but the property `network` is cached.
-        output_2ND = self.rest.output(network)
-        own_ND, others_ND = output_2ND
+        # The two parts are stacked. `output` overwrites its argument, but the property `network` is cached.
+        own_ND, others_ND = self.rest.output(self.network.copy())
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits of the same layer for the parts `projected` of W_O's output."""
+        """Return the splits of the same layer for other parts `projected` of W_O's output, such as those of a control.
+
+        `mixed_weight` is the attention weight on other tokens. `layer` is the split of the layer's output, if known.
+        """
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return the split `layer`, given the part of the token itself. Only the part of other tokens is propagated."""
+        """Return the same split as `layer`, but only compute the part of other tokens.
+
+        `own_layer_ND` is the known part of the token itself.
+        """
         assert self.rest is not None
         others = self.rest.network_part(self.residual.others)
         return Split(own_layer_ND, self.rest.output(others))
@@ -207,10 +212,10 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
     import torch  # lazy import, because `RATIOS` is also used without torch
 
     values = {method: RATIOS[method].formula(splits) for method in methods}
-    split_methods = [method for method, value in values.items() if isinstance(value, Split)]
-    if split_methods:
-        shares = _compute_shares([values[method] for method in split_methods])
-        values.update(zip(split_methods, shares, strict=True))
+    methods_with_split = [method for method, value in values.items() if isinstance(value, Split)]
+    if methods_with_split:
+        shares = _compute_shares([values[method] for method in methods_with_split])
+        values.update(zip(methods_with_split, shares, strict=True))  # replaces the splits
     return torch.stack(list(values.values()))
 
 
@@ -263,33 +268,55 @@ def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: in
     tokens = layer_pass.x.shape[-2]
     # The attention tensors may include padding, which `LayerPass.document` removes only from the other tensors.
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
-    # Flatten the axes before the last one to one axis of tokens.
-    all_diagonal_NH = diagonal_TH.flatten(0, -2)
-    all_value_NE = layer_pass.value[..., :tokens, :].flatten(0, -2)
-    all_x_ND = layer_pass.x.flatten(0, -2)
-    all_projected_ND = layer_pass.projected.flatten(0, -2)
-    all_features = {}
-    for point in points:
-        if point in layer_pass.features:
-            all_features[point] = layer_pass.features[point].flatten(0, -2)
-    mixed_weight_N = (1 - diagonal_TH.mean(-1)).flatten()
+    value_TE = layer_pass.value[..., :tokens, :]
+    mixed_weight_T = 1 - diagonal_TH.mean(-1)
+
+    # The tensors of all N tokens. A chunk contains rows of these tensors.
+    mixed_weight_N = mixed_weight_T.flatten()
+    diagonal_NH = _merge_texts(diagonal_TH)
+    value_NE = _merge_texts(value_TE)
+    x_ND = _merge_texts(layer_pass.x)
+    projected_ND = _merge_texts(layer_pass.projected)
+    captured = [point for point in points if point in layer_pass.features]
+    features = {point: _merge_texts(layer_pass.features[point]) for point in captured}
     for start in range(0, len(mixed_weight_N), max_tokens):
         rows = slice(start, start + max_tokens)
-        x_ND = all_x_ND[rows]
-        projected_ND = all_projected_ND[rows]
-        own_ND = scaled_heads(all_diagonal_NH[rows], all_value_NE[rows]) @ block.output.W
-        # The output of W_O without b_O is the sum of the contributions of all tokens.
-        others_ND = (projected_ND - block.output.b).sub_(own_ND)
-        features = {point: vectors[rows] for point, vectors in all_features.items()}
-        splits = LayerSplits(
-            block=block,
-            mixed_weight=mixed_weight_N[rows],
-            x_ND=x_ND,
-            projected_ND=projected_ND,
-            projected=Split(own_ND, others_ND),
-            rest=rest_of_layer(block, x_ND, projected_ND, features),
+        own_ND = scaled_heads(diagonal_NH[rows], value_NE[rows]) @ block.output.W
+        splits = _split_tokens(
+            block,
+            mixed_weight_N[rows],
+            own_ND,
+            x_ND[rows],
+            projected_ND[rows],
+            features={point: vectors[rows] for point, vectors in features.items()},
         )
         yield _Chunk(rows, splits)
+
+
+def _merge_texts(vectors: Tensor) -> Tensor:
+    """Merge all axes before the last one, such as the axes of texts and tokens, into one axis of tokens."""
+    return vectors.flatten(0, -2)
+
+
+def _split_tokens(
+    block: Block,
+    mixed_weight_N: Tensor,
+    own_ND: Tensor,
+    x_ND: Tensor,
+    projected_ND: Tensor,
+    features: Mapping[str, Tensor],
+) -> LayerSplits:
+    """Return the splits of N tokens. `own_ND` is the part of `projected_ND`, W_O's output, from the token itself."""
+    # W_O's output without b_O is the sum of the contributions of all tokens.
+    others_ND = (projected_ND - block.output.b).sub_(own_ND)
+    return LayerSplits(
+        block=block,
+        mixed_weight=mixed_weight_N,
+        x_ND=x_ND,
+        projected_ND=projected_ND,
+        projected=Split(own_ND, others_ND),
+        rest=rest_of_layer(block, x_ND, projected_ND, features),
+    )
 
 
 def rest_of_layer(

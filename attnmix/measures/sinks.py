@@ -77,24 +77,34 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
     The measure of attention is NaN for texts of one token; measures of values are NaN for texts of one or two tokens.
     """
     positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    last_B = mask_BT.sum(-1) - 1
+    last_B = mask_BT.sum(-1) - 1  # position of the last token
     is_before_last_BT = positions_T < last_B.unsqueeze(-1)
-    is_between_BT = is_before_last_BT & (positions_T > 0)
     on_last_BTH = weights_on(layer_pass.attention, last_B)
-    on_last_BT = on_last_BTH.mean(-1).double()
-    value_length_BT = layer_pass.value.double().norm(dim=-1)
-    first_length_B = value_length_BT[:, 0]
-    last_length_B1 = value_length_BT.take_along_dim(last_B.unsqueeze(-1), -1)
-    last_length_B = last_length_B1.squeeze(-1)
-    between_length_B = _average_tokens(value_length_BT, is_between_BT)
+    on_last_BT = on_last_BTH.mean(-1).double()  # the mean over heads
+    is_between_BT = is_before_last_BT & (positions_T > 0)
+    first_value_B, last_value_B = _compare_value_lengths(layer_pass.value, last_B, is_between_BT)
     output_BTD = layer_pass.features["layer_output"]
     measures = (  # in the order of `SINK_MEASURES`
         _average_tokens(on_last_BT, is_before_last_BT),
-        first_length_B / between_length_B,
-        last_length_B / between_length_B,
+        first_value_B,
+        last_value_B,
         _measure_massive_activations(output_BTD, mask_BT, lengths),
     )
     return torch.stack(measures, -1)
+
+
+def _compare_value_lengths(value_BTE: Tensor, last_B: Tensor, is_between_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lengths `[B]` of the first and of the last token's value vector, relative to the tokens between them.
+
+    `last_B` contains the position of the last token. `is_between_BT` selects the tokens over whose lengths the divisor
+    is a mean.
+    """
+    length_BT = value_BTE.double().norm(dim=-1)
+    first_length_B = length_BT[:, 0]
+    last_length_B1 = length_BT.take_along_dim(last_B.unsqueeze(-1), -1)
+    last_length_B = last_length_B1.squeeze(-1)
+    between_length_B = _average_tokens(length_BT, is_between_BT)
+    return first_length_B / between_length_B, last_length_B / between_length_B
 
 
 def _measure_massive_activations(output_BTD: Tensor, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
