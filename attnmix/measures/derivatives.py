@@ -47,6 +47,7 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
+EMBEDDING_POINTS = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)  # capture points of the sums of embeddings, by stack
 PASS_TOKENS = 8192  # maximum number of tokens, summed over tangents, in one pass through a layer
 DEVICE_PASS_TOKENS = 2**17  # the maximum on devices other than CPUs, where larger operations are more efficient
 
@@ -71,44 +72,56 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     """Run one forward pass of a text, and return one chain per stack (encoder, decoder).
 
     A chain consists of the vectors at which derivatives start, the modules from these vectors to the first layer, and
-    the recorded calls of the layers, which can be repeated with other vectors. It starts at the sum of the embeddings
-    or, in families in which this sum is not a capture point, at the input of the first layer.
+    the recorded calls of the layers, which can be repeated with other vectors.
     """
-    calls: list[LayerCall] = []
-    points = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)
-
-    def append_layer(*_: object) -> None:
-        assert features.layer is not None  # The hook runs after a layer.
-        calls.append(features.layer)
-
-    with torch.no_grad(), recording(base, points) as features, layer_hooks(base, append_layer):
-        base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
+    calls, features = _record_layers(base, ids_1T)
     chains = []
     # Only encoder-decoder models have a second stack.
-    for stack, point in zip(family_of(base.config).stacks, points, strict=False):
-        stack_calls = [call for call in calls if call.stack == stack]
-        first = stack_calls[0]
-        # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack.
-        embedding_sum = Site(first.number - 1, point)
-        start_1TW = first.whole.hidden  # the input of the first layer
-        if embedding_sum in features:
-            start_1TW = features[embedding_sum]
-        # Without a captured sum, there are no such modules, and `embed` returns its input.
+    for stack, embedding_point in zip(family_of(base.config).stacks, EMBEDDING_POINTS, strict=False):
+        calls_of_stack = [call for call in calls if call.stack == stack]
+        start_TW = _select_start(calls_of_stack[0], features, embedding_point)
+        # If the chain starts at the input of the first layer, there are no such modules, and `embed` returns its input.
         embed = torch.nn.Sequential(*optional_modules(base, stack.embedding))
-        # `torch.func` does not support some activations; in this case, the layer is replaced by a copy with another
-        # activation. Copies before the end of the recording would include its hooks.
-        layers = [_replace_activation(call) for call in stack_calls]
-        chains.append(Chain(start_1TW[0], embed, layers))
+        layers = [_with_supported_activation(call) for call in calls_of_stack]
+        chains.append(Chain(start_TW, embed, layers))
     return chains
 
 
-def _replace_activation(call: LayerCall) -> LayerCall:
+def _record_layers(base: PreTrainedModel, ids_1T: Tensor) -> tuple[list[LayerCall], Mapping[Site, Tensor]]:
+    """Run one forward pass of a text, and return the calls of all layers in order, and the sums of the embeddings."""
+    calls: list[LayerCall] = []
+    with torch.no_grad(), recording(base, EMBEDDING_POINTS) as features:
+
+        def append_call(*_: object) -> None:
+            """Append the call of the layer that has just run (forward hook)."""
+            assert features.layer is not None
+            calls.append(features.layer)
+
+        with layer_hooks(base, append_call):
+            base(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T))
+    return calls, features
+
+
+def _select_start(first_call: LayerCall, features: Mapping[Site, Tensor], embedding_point: str) -> Tensor:
+    """Return the vectors `[T, W]` at which the chain of a stack starts: the sum of the embeddings.
+
+    In families in which this sum is not a capture point, the chain starts at the input of the first layer.
+    """
+    # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack.
+    embedding_sum = Site(first_call.number - 1, embedding_point)
+    if embedding_sum in features:
+        return features[embedding_sum][0]
+    return first_call.whole.hidden[0]
+
+
+def _with_supported_activation(call: LayerCall) -> LayerCall:
     """Return `call` or, if `torch.func` does not support the family's activation, a call of a copied layer.
 
-    The copy has an equivalent activation, and shares the parameters of the layer.
+    The copy has an equivalent activation, and shares the parameters of the layer. It must be created after the end of
+    the recording, because it would otherwise include the hooks of the recording.
     """
     equivalent_name = call.stack.activation
-    if equivalent_name is None:
+    if equivalent_name is None:  # The activation of the family is supported.
         return call
     # Parameters in the memo of `deepcopy` are not copied, so that the layer and its copy share them.
     shared_parameters = {id(parameter): parameter for parameter in call.module.parameters()}
@@ -143,7 +156,8 @@ def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: 
 def levels(norms: JacobianNorms) -> Tensor:
     """Return the share of other tokens in each token's derivative, `[layers, forms, T]` in the order of `FORMS`.
 
-    The share is NaN if all derivatives of the token are 0.
+    The share is others / (others + |J_ii|), where the `FORMS` are three ways to combine the derivatives J_ij with
+    respect to the other tokens j into one norm. It is NaN if all derivatives of the token are 0.
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
     others_LTT = norms.entries_LTT - torch.diag_embed(own_LT)
@@ -184,46 +198,59 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
     """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for the directions r_k.
 
     J_ij is the derivative of a layer's output at token i with respect to the start of the chain at token j, the source.
-    For each source and direction, a tangent that is r_k at the source and 0 at all other tokens is propagated through
-    all layers; its value at token i after a layer is J_ij r_k. The tangents of a block of S sources are propagated
-    together. The sum over j != i is accumulated block by block, and is squared after the last block.
+    The vectors J_ij r_k of all layers are computed for one block of sources at a time. The sum over j != i is therefore
+    accumulated block by block, and squared after the last block.
     """
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
     layers = len(chain.layers)
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
-    sums = []  # by layer, [K, T, D]: sum_{j != i} J_ij r_k over the sources j propagated so far
+    sums = []  # by layer, [K, T, D]: sum_{j != i} J_ij r_k over the sources j of all blocks so far
     for call in chain.layers:
         hidden = call.whole.hidden
         sums.append(hidden.new_zeros(directions, *hidden[0].shape))
-    for sources_S, source_ST in _split_tokens(tokens, directions_KW):  # indices of the sources, one-hot encodings
-        other_ST = 1 - source_ST
-        # The tangents are r_k at the position of the source, and 0 elsewhere; R = S * K.
-        start_SKTW = torch.einsum("st,kw->sktw", source_ST, directions_KW)
-        start_RTW = start_SKTW.flatten(0, 1)
-        moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
-        for layer, call in enumerate(chain.layers):
-            moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
-            moved_RTD = moved_R1TD.squeeze(1)
-            moved_SKTD = moved_RTD.unflatten(0, (len(sources_S), directions))  # J_ij r_k: j on axis S, i on axis T
-            sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, other_ST)  # over the sources j != i of the block
+    # Each block consists of the indices of its sources, and their one-hot encodings.
+    for sources_S, source_ST in _split_tokens(tokens, directions_KW):
+        is_other_ST = 1 - source_ST  # 1 for j != i, 0 for j = i
+        for layer, moved_SKTD in enumerate(_propagate_tangents(chain, source_ST, directions_KW)):
+            # `moved_SKTD` contains J_ij r_k: source j on the axis S, token i on the axis T.
+            sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, is_other_ST)
             squares_SKT = moved_SKTD.square().sum(-1).double()
-            squares_KLTT[:, layer, :, sources_S] = squares_SKT.permute(1, 2, 0)  # the last axis contains the sources
+            squares_KLTT[:, layer, :, sources_S] = squares_SKT.permute(1, 2, 0)
     sum_squares = [sum_KTD.square().sum(-1) for sum_KTD in sums]
     sum_squares_KLT = torch.stack(sum_squares, dim=1)
     return squares_KLTT, sum_squares_KLT.double()
 
 
+def _propagate_tangents(chain: Chain, source_ST: Tensor, directions_KW: Tensor) -> Iterator[Tensor]:
+    """Yield, for each layer, the derivatives `[S, K, T, D]` of its output along K directions at each of S sources.
+
+    `source_ST` contains the one-hot encodings of the sources. For each source and direction, a tangent that is the
+    direction at the source and 0 at all other tokens is propagated from the start of the chain through all layers.
+    """
+    start_SKTW = torch.einsum("st,kw->sktw", source_ST, directions_KW)
+    sources_and_directions = start_SKTW.shape[:2]
+    start_RTW = start_SKTW.flatten(0, 1)  # R = S * K tangents
+    moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
+    for call in chain.layers:
+        moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
+        moved_RTD = moved_R1TD.squeeze(1)
+        moved_SKTD: Tensor = moved_RTD.unflatten(0, sources_and_directions)
+        yield moved_SKTD
+
+
 def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij of a layer's output at token i with respect to its input at token j.
 
-    The norms are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for random directions r_k of the output.
+    The norms are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for K random directions r_k of the output,
+    the same for all tokens i.
     """
     graph = _build_layer_graph(call)
     tokens, width = graph.output_1TD.shape[1:]
     basis_KD = _draw_directions(graph.output_1TD[0].detach(), directions, seed)
     directions_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
-    # Backpropagate r_k from the outputs of all tokens to the inputs (sum_i r_k J_ij) and to the outputs of the heads.
+    # Backpropagate r_k from the outputs of all tokens i: to the input of each token j, which yields sum_i r_k J_ij, and
+    # to the outputs of the attention heads.
     input_K1TD, heads_K1TE = _backpropagate(graph.output_1TD, (graph.x_1TD, graph.heads_1TE), directions_K1TD)
     squares = _compute_layer_squares(graph, input_K1TD.squeeze(1), heads_K1TE.squeeze(1))
     return JacobianNorms(
@@ -282,12 +309,13 @@ def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Ten
     directions, tokens, _width = input_KTD.shape
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
     sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
-    own_KTD = input_KTD.clone()  # The products of all other tokens i are subtracted below.
-    for targets_S, same_ST in _split_tokens(tokens, input_KTD):  # The axis S contains the tokens i of a block.
-        other_ST = 1 - same_ST
+    own_KTD = input_KTD.clone()  # sum_i r_k J_ij; after the loop, only r_k J_jj
+    # Each block consists of the indices of its tokens i, and their one-hot encodings.
+    for targets_S, same_ST in _split_tokens(tokens, input_KTD):
+        is_other_ST = 1 - same_ST
         heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)  # 0 for all tokens except i
         products_SKTD = _backpropagate_from_heads(graph, heads_SKTE)  # the axis T contains the tokens j
-        others_SKTD = products_SKTD * other_ST[:, None, :, None]  # 0 for j = i
+        others_SKTD = products_SKTD * is_other_ST[:, None, :, None]  # r_k J_ij; 0 for j = i
         own_KTD -= others_SKTD.sum(0)
         squares_SKT = others_SKTD.square().sum(-1).double()
         squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
@@ -348,18 +376,19 @@ def _get_pass_tokens(vectors: Tensor) -> int:
 def _compute_norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the estimate `[...]` of |J| from |J r_k|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    To first order, the root of the mean square is too small by the fraction v / 8, where v is the relative variance of
-    the mean square. The root is therefore multiplied by 1 + v / 8. The variance is that of K draws without replacement,
-    so that v is 0 if K equals `width`. For a single direction, v is unknown, and the norm is not corrected.
+    |J|^2 is estimated by the mean of |J r_k|^2 times `width`. To first order, the root of this estimate is too small by
+    the fraction v / 8, where v is the relative variance of the mean. The root is therefore multiplied by 1 + v / 8. The
+    variance is that of K draws without replacement, so that v is 0 if K equals `width`. For a single direction, v is
+    unknown, and the norm is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)
     spread = squares_K.var(0, correction=0)
     undrawn_share = 1 - directions / width
-    variance = spread / max(1, directions - 1) * undrawn_share
-    relative = torch.where(mean > 0, variance / mean.square(), 0)
+    variance_of_mean = spread / max(1, directions - 1) * undrawn_share
+    relative_variance = torch.where(mean > 0, variance_of_mean / mean.square(), 0)
     biased_norm = (mean * width).sqrt()
-    norm: Tensor = biased_norm * (1 + relative / 8)
+    norm: Tensor = biased_norm * (1 + relative_variance / 8)
     return norm
 
 
@@ -374,10 +403,13 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(context: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        context.save_for_forward(inputs[1])
+        """Save the weight for `jvp`."""
+        weight = inputs[1]
+        context.save_for_forward(weight)
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative of the output along the tangent of `x`."""
         (weight,) = context.saved_tensors
         moved: Tensor = x_tangent @ weight.T
         return moved
@@ -402,6 +434,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def jvp(context: Any, x_tangent: Tensor, *_constants: None) -> Tensor:
+        """Return the derivative of the output along the tangent of `x`."""
         (slope,) = context.saved_tensors
         moved: Tensor = x_tangent * slope
         return moved
@@ -416,11 +449,12 @@ class _LeanDerivatives(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `function`, or its equivalent in `LEAN`."""
+        options = kwargs or {}
         lean = self.LEAN.get(function)
         if lean is None:
-            return function(*args, **kwargs or {})
+            return function(*args, **options)
         # Autograd functions accept only positional arguments. `linear` and `gelu` take their keyword arguments last.
-        return lean(*args, *(kwargs or {}).values())
+        return lean(*args, *options.values())
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:

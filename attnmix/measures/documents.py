@@ -45,7 +45,8 @@ class Document:
         if self.segments is not None:
             return self._cut_pair(self.segments, length)
         is_word_from_end = self.words[::-1] >= 0
-        special_at_end = int(is_word_from_end.argmax())  # number of special tokens at the end
+        # `argmax` is the first index of True, and thus the number of special tokens at the end.
+        special_at_end = int(is_word_from_end.argmax())
         beginning = np.arange(length - special_at_end)
         end = np.arange(len(self) - special_at_end, len(self))
         return self.take(np.concatenate([beginning, end]))
@@ -70,7 +71,7 @@ class Document:
         """Return a text that consists of the tokens at the positions `places`, in this order."""
         selected = {}
         for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray):  # All arrays have one element for each token.
                 selected[name] = value[places]
         return replace(self, **selected)
 
@@ -87,7 +88,7 @@ def documents_of(texts: pd.DataFrame, tokens: pd.DataFrame) -> list[Document]:
     `texts` contains rows of `texts.parquet`, and `tokens` all rows of `tokens.parquet` for these texts, in text order.
     """
     ends = np.cumsum(texts["tokens"].to_numpy())  # the column `tokens` contains the number of tokens of each text
-    splits = ends[:-1]
+    splits = ends[:-1]  # the rows of `tokens` at which all texts but the first begin
     class_indices = pd.Categorical(tokens["token_class"], categories=list(CLASSES)).codes
     ids = np.split(np.array(tokens["token_id"], np.int32), splits)
     classes = np.split(class_indices.astype(np.int8), splits)

@@ -4,7 +4,7 @@ Computation is batched over texts and points. Shapes: `...` texts and points, T 
 distinct token IDs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
@@ -54,7 +54,7 @@ class Cloud:
 
         # Compute the lengths of the vectors, and the sum of the vectors after scaling each to length 1.
         length_T = x_TD.norm(dim=-1)
-        self.norm = length_T.norm(dim=-1)
+        self.norm = length_T.norm(dim=-1)  # root of the sum of squared lengths
         inverse_length_T = 1 / length_T.clamp_min(SHORTEST)
         unit_sum_1D = inverse_length_T.unsqueeze(-2).matmul(x_TD)
         self.unit_sum_D = unit_sum_1D.squeeze(-2)
@@ -63,7 +63,7 @@ class Cloud:
         mean_D = x_TD.sum(-2) / self.tokens.unsqueeze(-1)
         mean_1D = mean_D.unsqueeze(-2)
         self.centred_TD = x_TD.addcmul_(mask_T1, mean_1D, value=-1)
-        self.squares_T = self.centred_TD.norm(dim=-1).square()
+        self.squares_T = self.centred_TD.norm(dim=-1).square()  # squared lengths after centring
         self.centred_norm = self.squares_T.sum(-1).sqrt()
 
         # The Gram matrix is T x T or D x D, whichever is smaller.
@@ -108,20 +108,27 @@ class Words:
         `vectors` `[..., points, T, D]` are compared by cosine, and only with the word embeddings of the same text.
         """
         texts = self.unit_WD.shape[:-2]
-        rows = vectors.reshape(*texts, -1, vectors.shape[-1]).to(self.unit_WD)  # the tokens of all points of a text
+        tokens = self.ids_T.shape[-1]
+        rows_RD = vectors.reshape(*texts, -1, vectors.shape[-1])  # R = points * T
+        nearest_R = self._find_nearest(rows_RD.to(self.unit_WD))
+        nearest_ids_R = self.ids_W.gather(-1, nearest_R)
+        nearest_ids_PT = nearest_ids_R.view(*texts, -1, tokens)
+        is_own_PT = nearest_ids_PT == self.ids_T.unsqueeze(-2)
+        return is_own_PT.view(vectors.shape[:-1])
+
+    def _find_nearest(self, vectors_RD: Tensor) -> Tensor:
+        """Return the index `[..., R]`, on the axis W, of the word embedding that has the largest cosine with a vector.
+
+        The vectors are processed in chunks, to limit the memory for the cosines.
+        """
         words = self.unit_WD[..., 0].numel()
         chunk_rows = max(1, NEAREST_NUMBERS // words)
         nearest_by_chunk = []
-        for chunk in rows.split(chunk_rows, -2):
-            # The length of a token's vector does not affect which embedding has the largest cosine with it.
-            products = chunk @ self.unit_WD.mT
-            nearest_by_chunk.append(products.argmax(-1))
-        tokens = self.ids_T.shape[-1]
-        nearest = torch.cat(nearest_by_chunk, -1)  # indices on the axis W
-        nearest_ids = self.ids_W.gather(-1, nearest)
-        ids_by_point = nearest_ids.view(*texts, -1, tokens)
-        is_own = ids_by_point == self.ids_T.unsqueeze(-2)
-        return is_own.view(vectors.shape[:-1])
+        for chunk_RD in vectors_RD.split(chunk_rows, -2):
+            # The length of a vector does not affect which embedding has the largest cosine with it.
+            products_RW = chunk_RD @ self.unit_WD.mT
+            nearest_by_chunk.append(products_RW.argmax(-1))
+        return torch.cat(nearest_by_chunk, -1)
 
 
 def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -187,37 +194,43 @@ def _stack_measures(measures: Mapping[str, Tensor], names: Sequence[str], like: 
 def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
     """Return a future for the effective ranks `[texts, points]` of a cloud `[texts, points, T, D]`.
 
-    `lengths` contains the number of tokens of each text. The ranks are computed from the eigenvalues of Gram matrices,
-    which have the size T x T, including padding, or D x D if the width D is smaller than T (`by_tokens` is False).
-
-    Eigenvalues are computed on the CPU, because solvers on other devices process matrices sequentially. A separate
-    thread copies Gram matrices from another device to the CPU, while the device continues to compute. For a cloud on
-    the CPU, the future is already complete.
+    `lengths` contains the number of tokens of each text. The ranks are computed from the eigenvalues of Gram matrices
+    on the CPU, because solvers on other devices process matrices sequentially. A separate thread copies Gram matrices
+    from another device to the CPU, while the device continues to compute. For a cloud on the CPU, the future is already
+    complete.
     """
-    sizes = lengths  # sizes of the Gram matrices without padding
-    if not cloud.by_tokens:
-        sizes = [cloud.width] * len(lengths)
+    sizes = _get_gram_sizes(cloud, lengths)
     if not cloud.gram_NN.is_cpu:
         fetching_thread = _get_fetching_thread()
         return fetching_thread.submit(_fetch_ranks, cloud.gram_NN, sizes)
-    # `map` uses only this thread, because other threads may be measuring other texts on the CPU.
-    ranks = _compute_ranks(cloud.gram_NN, sizes, apply=map)
+    ranks = _compute_ranks(cloud.gram_NN, sizes)
     finished: Future[Tensor] = Future()
     finished.set_result(ranks)
     return finished
 
 
+def _get_gram_sizes(cloud: Cloud, lengths: Sequence[int]) -> Sequence[int]:
+    """Return the size of each text's Gram matrices without padding.
+
+    The matrices are tokens x tokens or, if the width of the vectors is smaller than the number of tokens including
+    padding, width x width.
+    """
+    if cloud.by_tokens:
+        return lengths
+    return [cloud.width] * len(lengths)
+
+
 def _fetch_ranks(gram: Tensor, sizes: Sequence[int]) -> Tensor:
     """Copy Gram matrices from another device to the CPU, and compute their effective ranks in parallel."""
-    solving_threads = _get_solving_threads()
-    return _compute_ranks(gram.cpu(), sizes, solving_threads.map)
+    return _compute_ranks(gram.cpu(), sizes, threads=_get_solving_threads())
 
 
-def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[..., Iterable[Tensor]]) -> Tensor:
+def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], threads: ThreadPoolExecutor | None = None) -> Tensor:
     """Return the effective ranks `[texts, points]` from Gram matrices with padding, `[texts, points, N, N]`.
 
     `sizes` contains the size of each text's matrices without padding. Matrices of equal size are computed together, in
-    groups of texts. `apply` applies a function to each group: `map`, or the method `map` of a thread pool.
+    groups of texts. By default, all groups are computed in the current thread, because other threads may be measuring
+    other texts.
     """
     points = gram_BPNN.shape[1]
     groups = list(_group_by_size(sizes, points))
@@ -225,8 +238,9 @@ def _compute_ranks(gram_BPNN: Tensor, sizes: Sequence[int], apply: Callable[...,
     for texts in groups:
         size = sizes[texts[0]]
         grams.append(gram_BPNN[texts, :, :size, :size])
+    apply_to_groups = map if threads is None else threads.map
     ranks_BP = gram_BPNN.new_empty(len(sizes), points)
-    for texts, ranks in zip(groups, apply(_compute_effective_rank, grams), strict=True):
+    for texts, ranks in zip(groups, apply_to_groups(_compute_effective_rank, grams), strict=True):
         ranks_BP[texts] = ranks
     return ranks_BP
 
@@ -325,12 +339,21 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     vectors of the step `heads` are not meaningful, because the concatenated heads have a different basis from the
     residual stream. These cosines are NaN if the concatenated heads and the residual stream differ in width.
     """
-    layer_input = layer_pass.x
     all_vectors = _select_step_vectors(layer_pass)
     vectors_by_step = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
-    steps = list(vectors_by_step.values())
-    previous_steps = [layer_input, *steps[:-1]]
+    measures_STm = _compare_steps(layer_pass.x, list(vectors_by_step.values()))
+    measures_by_step = dict(zip(vectors_by_step, measures_STm, strict=True))
+    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=layer_pass.x[..., 0])
+    in_order = [measures_by_step.get(step, undefined_Tm) for step in STEP_POINTS]
+    return torch.stack(in_order, dim=-2)
 
+
+def _compare_steps(layer_input: Tensor, steps: Sequence[Tensor]) -> Tensor:
+    """Return `STEP_MEASURES` `[S, ..., T, measures]` of S steps, from the vectors `[..., T, D]` after each step.
+
+    The vectors are compared with those after the previous step (for the first step, the input) and with the input.
+    """
+    previous_steps = [layer_input, *steps[:-1]]
     input_length_T = layer_input.norm(dim=-1)
     lengths = [input_length_T]
     products_with_input = []
@@ -344,18 +367,13 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     all_lengths = torch.stack(lengths)
     length_ST = all_lengths[1:]
     previous_length_ST = all_lengths[:-1]
-
     measures = {
         "cosine_previous": _compute_cosine(torch.stack(products_with_previous), length_ST * previous_length_ST),
         "cosine_input": _compute_cosine(torch.stack(products_with_input), length_ST * input_length_T),
         "distance_previous": torch.stack(distances) / input_length_T,
         "norm": length_ST / input_length_T,
     }
-    measures_STm = _stack_measures(measures, STEP_MEASURES, like=length_ST)
-    measures_by_step = dict(zip(vectors_by_step, measures_STm, strict=True))
-    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=input_length_T)
-    in_order = [measures_by_step.get(step, undefined_Tm) for step in STEP_POINTS]
-    return torch.stack(in_order, dim=-2)
+    return _stack_measures(measures, STEP_MEASURES, like=length_ST)
 
 
 def _select_step_vectors(layer_pass: LayerPass) -> dict[str, Tensor | None]:

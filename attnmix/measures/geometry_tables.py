@@ -65,18 +65,19 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
     `attention` contains the values of the columns `layer` and `point` for measures of attention.
     """
-    # A `Mean` has a table, columns of labels, the name of the sums (or a function of all sums), and checkpoints;
-    # without checkpoints, it also has rows with their difference. `complete=False` omits rows without a value.
+    # A `Mean` has a table, label columns, the name of the sums (or a function of all sums) and checkpoints. If no
+    # checkpoints are given, rows for the difference of the checkpoints are added. `complete=False` omits rows without a
+    # value.
     checkpoints = tuple(measured.sums)
-    tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
-    to_first = attention | {"measure": ["attention_to_first"]}
-    sinks = attention | {"measure": SINK_MEASURES}
-    lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", sites, "geometry", checkpoints))
     tables.add(_average_steps(measured))
+    to_first = attention | {"measure": ["attention_to_first"]}
+    tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
     tables_of_all_texts.add(Mean("geometry", to_first, "to_first", checkpoints))
+    sinks = attention | {"measure": SINK_MEASURES}
     tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
+    lengths = attention | {"measure": LENGTH_MEASURES}
     tables.add(Mean("geometry", lengths, part_lengths))
 
 
@@ -98,19 +99,15 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         sums_NXD, counts = sums["unit_sums"].take(numbers)
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
-        intervals = []  # by site, [3 columns of `INTERVAL`, 3 measures]
-        for place in range(len(sites)):  # one site at a time, to limit memory
-            squares_N1 = tokens_N[:, None]  # the squared length of a vector of norm 1 is 1
-            # Products of vectors that are scaled to norm 1 are cosines.
-            units = Moments.from_sums(sums_NXD[:, [place]], squares_N1, tokens_N)
-            intervals.append(_compute_cosines(units, classes_N, is_usable_N))
-        usable_texts = is_usable_N.sum()
         documents_by_measure = {
             MEAN_COSINE_ACROSS_TEXTS: len(is_usable_N),
-            **dict.fromkeys(MEAN_COSINES_BY_CLASS, usable_texts),
+            **dict.fromkeys(MEAN_COSINES_BY_CLASS, is_usable_N.sum()),
         }
-        documents = list(documents_by_measure.values())
+        intervals = []  # by site, [3 columns of `INTERVAL`, 3 measures]
+        for place in range(len(sites)):  # one site at a time, to limit memory
+            intervals.append(_compute_cosines(sums_NXD[:, [place]], tokens_N, classes_N, is_usable_N))
         columns: dict[str, Any] = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
+        documents = list(documents_by_measure.values())
         columns["documents"] = np.broadcast_to(documents, (len(sites), len(documents)))
         labels = {"site": sites, "measure": list(documents_by_measure)}
         table = table_rows("geometry", checkpoint, labels, columns)
@@ -119,14 +116,23 @@ def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
         yield table[table["mean"].notna() | is_across_texts]
 
 
-def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable_N: npt.NDArray[np.bool_]) -> Doubles:
-    """Return mean cosines with their intervals, `[3, 3]`: mean, low and high for three kinds of pairs of texts.
+def _compute_cosines(
+    unit_sums_N1D: Doubles,
+    tokens_N: Doubles,
+    classes_N: npt.NDArray[np.int64],
+    is_usable_N: npt.NDArray[np.bool_],
+) -> Doubles:
+    """Return mean cosines between tokens of different texts at one site, `[3, 3]`: mean, low and high by kind of pairs.
 
-    The pairs consist of any two texts, of two texts of the same class, and of two texts of different classes. The last
-    two kinds are restricted to usable texts: `is_usable_N` is True for texts with at least two tokens and a class of at
-    least three such texts, because leave-one-out samples need a pair of texts of each class. `units` contains the
-    moments of vectors of norm 1 at one site. The intervals are computed from leave-one-out values.
+    The kinds are pairs of any two texts, of two texts of the same class, and of two texts of different classes. The
+    last two kinds are restricted to usable texts (`is_usable_N`): those with at least two tokens and a class of at
+    least three such texts, because leave-one-out samples need a pair of texts of each class. The intervals are computed
+    from leave-one-out values. `unit_sums_N1D` contains, for each text, the sum of its token vectors after scaling each
+    to length 1.
     """
+    squares_N1 = tokens_N[:, None]  # sums of squared lengths, which are 1
+    # Products of vectors of length 1 are cosines.
+    units = Moments.from_sums(unit_sums_N1D, squares_N1, tokens_N)
     one_class_N = np.zeros(len(classes_N))  # a single class, so that pairs of the same class are all pairs
     all_pairs, all_pairs_without_one = products(units, one_class_N)
     usable_units = _select_texts(units, is_usable_N)
@@ -141,7 +147,7 @@ def _compute_cosines(units: Moments, classes_N: npt.NDArray[np.int64], is_usable
 
 
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with the shares of `PARTS` in the contributions of other tokens.
+    """Yield the rows of `geometry` with the shares of corpus, class, text and token in other tokens' contributions.
 
     The first rows contain, for each checkpoint, the 95 % quantile of the share `class` over random permutations of the
     texts' classes. The next rows contain the shares of each checkpoint and of the difference between checkpoints. There
@@ -155,8 +161,8 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
     for checkpoint, sums in measured.sums.items():
         texts, is_usable_N = attention_moments(sums, numbers, classes_N)
         usable_classes = classes_N[is_usable_N]
-        whole, without = products(texts, usable_classes)  # for all texts, and with each text left out
-        shares[checkpoint] = Jackknifed(whole.shares(), without.shares())
+        means, means_without_one = products(texts, usable_classes)  # of all texts, and with each text left out
+        shares[checkpoint] = Jackknifed(means.shares(), means_without_one.shares())
         permuted_L = class_share_null(texts, usable_classes, measured.seed)
         documents_L = np.full(len(permuted_L), len(usable_classes))
         columns: dict[str, Any] = {"mean": permuted_L, "documents": documents_L}
@@ -211,7 +217,8 @@ def _draw_texts(measured: CorpusMeasures) -> tuple[list[int], npt.NDArray[np.int
 
 
 def _select_texts(moments: Moments, is_selected_N: npt.NDArray[np.bool_]) -> Moments:
-    return Moments(*(part[is_selected_N] for part in moments))
+    """Return the moments of the texts in a mask."""
+    return Moments(*(values[is_selected_N] for values in moments))
 
 
 def part_lengths(sums: CorpusSums) -> Sums:
@@ -220,5 +227,6 @@ def part_lengths(sums: CorpusSums) -> Sums:
     The first is |sum_{j!=i} F_ij|, the length of the summed contributions of all other tokens j to token i. The second
     is |F_ii + x_i|, the length of token i's own contribution including the skip connection.
     """
-    values, counts = sums["lengths"]
-    return Sums(values[:, :, 1:], counts)  # without the squared length
+    # The first of the three columns is the squared length |sum_{j!=i} F_ij|^2, which is omitted.
+    lengths_NL3, counts = sums["lengths"]
+    return Sums(lengths_NL3[:, :, 1:], counts)

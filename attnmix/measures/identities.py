@@ -47,21 +47,30 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
     texts = len(mask_BT)
     undefined_B = layer_pass.x.new_full((texts,), torch.nan)
     sampled_places = [place for place in range(texts) if sampled is None or sampled[place]]
-    errors = _check_steps(layer_pass, mask_BT)
     # `_check_steps` is fast and checks all texts. `_check_sources` recomputes attention and checks only sampled texts.
-    # Its errors are added to those of `_check_steps`, and replace errors with the same name.
+    # Its errors replace those of `_check_steps` with the same name.
+    errors = _check_steps(layer_pass, mask_BT)
     if len(sampled_places) == texts:
         errors.update(_check_sources(layer_pass, mask_BT))
         return _stack_errors(errors, undefined_B)
     errors_BI = _stack_errors(errors, undefined_B)
-    if not sampled_places:
-        return errors_BI
-    places_P = torch.tensor(sampled_places, device=mask_BT.device)  # P sampled texts
-    source_errors = _check_sources(layer_pass.documents(places_P), mask_BT[places_P])
-    source_errors_PI = _stack_errors(source_errors, undefined_B[places_P])
-    is_not_checked_PI = source_errors_PI.isnan()
-    errors_BI[places_P] = torch.where(is_not_checked_PI, errors_BI[places_P], source_errors_PI)
+    if sampled_places:
+        places_P = torch.tensor(sampled_places, device=mask_BT.device)
+        _replace_errors(errors_BI, layer_pass, mask_BT, places_P)
     return errors_BI
+
+
+def _replace_errors(errors_BI: Tensor, layer_pass: LayerPass, mask_BT: Tensor, places_P: Tensor) -> None:
+    """Replace, in place, errors of the P texts at `places_P` by those of `_check_sources`.
+
+    The errors of identities that `_check_sources` does not check remain.
+    """
+    sampled_errors_PI = errors_BI[places_P]
+    undefined_P = torch.full_like(sampled_errors_PI[:, 0], torch.nan)
+    source_errors = _check_sources(layer_pass.documents(places_P), mask_BT[places_P])
+    source_errors_PI = _stack_errors(source_errors, undefined_P)
+    is_not_checked_PI = source_errors_PI.isnan()
+    errors_BI[places_P] = torch.where(is_not_checked_PI, sampled_errors_PI, source_errors_PI)
 
 
 def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Site, Tensor], mask_BT: Tensor) -> Tensor:
@@ -71,9 +80,11 @@ def embedding_errors(base: PreTrainedModel, ids_BT: Tensor, features: Mapping[Si
     """
     embed = base.get_input_embeddings()
     true_words_BTD = embed(ids_BT)
-    missing = true_words_BTD.new_empty(0)  # Its shape differs from that of the true vectors, so the error is infinite.
-    captured_words_BTD = features.get(Site(0, "word_embedding"), missing)
-    errors = {"word_embedding": vector_errors(captured_words_BTD, true_words_BTD, mask_BT)}
+    captured_words_BTD = features.get(Site(0, "word_embedding"))
+    if captured_words_BTD is None:
+        errors = {"word_embedding": true_words_BTD.new_full((len(true_words_BTD),), torch.inf)}
+    else:
+        errors = {"word_embedding": vector_errors(captured_words_BTD, true_words_BTD, mask_BT)}
     vectors_BTD = features.get(Site(0, "embedding_sum"))
     output_BTD = features.get(Site(0, "embedding_output"))
     if vectors_BTD is not None and output_BTD is not None:
@@ -113,23 +124,23 @@ def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
 
 
 def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
-    """Recompute vectors of the layer from preceding vectors; return the errors `[B]` of these identities by name.
+    """Return the errors `[B]`, by name, of the identities that compare a vector with the vectors that precede it.
 
-    For example, `attention_residual` must equal the layer's input plus `attention_output`. The properties of
-    `layer_pass` are the vectors after attention's skip connection (`residual`), after the norm that follows
-    (`attended`), and after cross-attention and its norm (`stream`). Names are skipped if the layer has no such module.
+    For example, `attention_residual` must equal the layer's input plus `attention_output`. Identities of vectors that
+    the layer does not have are skipped.
     """
     features = layer_pass.features
     block = layer_pass.block
-    residual_BTD = layer_pass.residual
+    residual_BTD = layer_pass.residual  # the layer's input + attention_output
     expected = {"attention_residual": residual_BTD}
-    # `normalise` computes the norm after attention from the weights that the measures use, so that these weights are
-    # checked. Calling one of the other norms runs the model's own module; only the input of the norm is checked.
     if "attention_norm" in features:
+        # Measures use the weights of this norm. `normalise` also uses them, so that they are checked.
         expected["attention_norm"] = block.attention_norm.normalise(residual_BTD)
+    # All other norms are called as modules of the model; only the input of the norm is checked.
     if "cross_attention_norm" in features:
         cross_residual_BTD = layer_pass.attended + features["cross_attention_output"]
         expected["cross_attention_norm"] = block.cross_attention_norm(cross_residual_BTD)
+    # `stream` contains the vectors before the feed-forward network, to which the output of the network is added.
     network_residual_BTD = layer_pass.stream + features["ffn_output"]
     expected["layer_output"] = block.output_norm(network_residual_BTD)
     return _compare_vectors(expected, features, mask_BT)

@@ -62,9 +62,9 @@ class Tangents(AfterAttention):
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` of g(p) or, in a gated network, of g(p) u, with respect to each of the `inputs`.
+        """The derivatives `[N, W]` of the activation's output g(p) with respect to each of the `inputs`.
 
-        They are g'(p) or, in a gated network, u g'(p) and g(p).
+        In a gated network with the inputs p and u, they are those of g(p) u: u g'(p) and g(p).
         """
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
@@ -122,11 +122,11 @@ def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
     The part of a source equals `x_TD` at the position of this source, and is 0 at all other positions. The last part,
     that of the biases, is 0.
     """
-    tokens = torch.arange(len(x_TD), device=x_TD.device)
-    positions = tokens[sources]
-    indices = tokens[: len(positions)]
+    all_positions = torch.arange(len(x_TD), device=x_TD.device)
+    positions = all_positions[sources]
     parts_JTD = x_TD.new_zeros(len(positions) + 1, *x_TD.shape)
-    parts_JTD[indices, positions] = x_TD[positions]
+    part_indices = all_positions[: len(positions)]
+    parts_JTD[part_indices, positions] = x_TD[positions]
     return parts_JTD
 
 
@@ -173,11 +173,17 @@ class _AffineLayer:
         )
         self.output_deviation_R1 = before_network_RD.new_ones(())
         if not block.output_norm.absent:
-            # The methods with the suffix `_with_biases` add all biases. Applied to whole vectors instead of a part,
-            # they return the whole input of the output norm, from which its divisor is computed.
-            stream_RD = self.rest.stream_with_biases(layer_pass.residual[rows])
-            whole_RD = stream_RD + self.rest.added_with_biases(stream_RD)
-            self.output_deviation_R1 = block.output_norm.deviation(whole_RD)
+            output_norm_input_RD = self._compute_output_norm_input(layer_pass.residual[rows])
+            self.output_deviation_R1 = block.output_norm.deviation(output_norm_input_RD)
+
+    def _compute_output_norm_input(self, residual_RD: Tensor) -> Tensor:
+        """Return the input `[R, D]` of the layer's output norm for the vectors after attention's skip connection.
+
+        The methods with the suffix `_with_biases` propagate the part of the biases. Applied to whole vectors, they
+        return whole vectors.
+        """
+        stream_RD = self.rest.stream_with_biases(residual_RD)
+        return stream_RD + self.rest.added_with_biases(stream_RD)
 
     def propagate(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
         """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
@@ -420,7 +426,7 @@ class PartsReader:
         layers at each level. Memory grows linearly with the number of tokens T, because no array of parts `[T, T, D]`
         is allocated.
         """
-        levels = self._propagate_parts(batch, sources=None)
+        levels = self._propagate_parts(batch, sources=None)  # all sources as a single part
         input_JTD = levels[0].parts_JTD
         shares = []
         biases = []
@@ -438,14 +444,15 @@ class PartsReader:
     def _compute_row(self, input_JTD: Tensor, level: _DecomposedVectors, position: int) -> Tensor:
         """Return the signed share `[T]` of each source in the vector at `position`: one row of `projection`.
 
-        Because `read_rows` propagates all sources as a single part, index 0 of the axis J contains all sources, and
-        index 1 the biases. The share of all sources is a linear function of the input vectors x_j of the first
-        layer, and is therefore the sum over j of x_j . gradient_j. The term of source j is the share of this source.
+        `input_JTD` contains two parts of the first layer's input: all sources together, then the biases. The parts of
+        `level` were propagated from them. The share of all sources is a linear function of the first layer's input
+        vectors x_j, and is therefore the sum over j of x_j . gradient_j. The term of source j is its share.
         """
         all_sources_TD = level.parts_JTD[0]
         share_T = projection(all_sources_TD, level.whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
-        products_TD = gradient_JTD[0] * input_JTD[0]
+        x_TD = input_JTD[0]
+        products_TD = gradient_JTD[0] * x_TD
         return products_TD.sum(-1).detach()
 
     def _propagate_parts(
@@ -466,7 +473,7 @@ class PartsReader:
                 return  # Layers of the decoder are not decomposed.
             document = layer_pass.document(0)
             with torch.set_grad_enabled(sources is None):
-                if not levels:
+                if not levels:  # The first layer's input is the level of the embeddings.
                     embeddings = _DecomposedVectors(document.x, _create_first_parts(document.x, sources))
                     levels.append(embeddings)
                 input_JTD = levels[-1].parts_JTD
@@ -484,6 +491,7 @@ class PartsReader:
         maps: list[Linear] = []
 
         def append_map(layer_pass: LayerPass, _features: object) -> None:
+            """Append the `value_map` of a layer, unless it is a layer of the decoder."""
             if layer_pass.call.stack == self.stack:
                 maps.append(value_map(layer_pass))
 

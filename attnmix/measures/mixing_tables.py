@@ -119,8 +119,8 @@ class CorpusMeasures:
     @property
     def layers(self) -> range:
         """The layer numbers, from 1."""
-        ratios_DGLM = self.first["ratios_by_token_class"].values
-        return range(1, ratios_DGLM.shape[2] + 1)
+        _texts, _groups, number_of_layers, _methods = self.first["ratios_by_token_class"].values.shape
+        return range(1, number_of_layers + 1)
 
     @property
     def sources(self) -> list[str]:
@@ -165,17 +165,18 @@ class MeanTables:
 
     def resample(self, mean: Mean) -> dict[str, Resampled]:
         """Return the resampled means by checkpoint, and their paired difference unless `mean.checkpoints` is set."""
-        names = mean.checkpoints
-        if not names:  # The model with random weights has only the sums of its control.
-            names = [name for name in self.sums if name != RANDOM]
-        select = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
-        means = {}
-        for name in names:
-            chunks = map(select, in_chunks(self.sums[name]))
-            means[name] = self.draws.resample(chunks)
         if mean.checkpoints:
-            return means
+            return {name: self._resample_checkpoint(mean, name) for name in mean.checkpoints}
+        # The model with random weights has only the sums of its control.
+        names = [name for name in self.sums if name != RANDOM]
+        means = {name: self._resample_checkpoint(mean, name) for name in names}
         return with_difference(means)
+
+    def _resample_checkpoint(self, mean: Mean, checkpoint: str) -> Resampled:
+        """Return the resampled means of one checkpoint, from sums that are loaded chunk by chunk."""
+        select_sums = itemgetter(mean.sums) if isinstance(mean.sums, str) else mean.sums
+        chunks = map(select_sums, in_chunks(self.sums[checkpoint]))
+        return self.draws.resample(chunks)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
         """Add rows to the table of `mean`: the differences of `means` between two values of the first label column.
@@ -357,7 +358,7 @@ def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     if "random_weights" in sampled.random:
         sums_with_random[RANDOM] = sampled.random
     sampled_tables = tables.create_for_texts(sums_with_random, sampled.draws)  # It adds its rows to `tables`.
-    # Controls are compared with the true means, those without a control, of the same texts. If controls were measured
+    # Controls are compared with the true means (those without a control) of the same texts. If controls were measured
     # only in a sample, the true means are computed again for the sample. `resample` adds no rows to a table.
     true_means = means_of_all_texts
     if sampled is not measured:
@@ -386,7 +387,7 @@ def weighted_table(
             "mixing_weighted",
             labels,
             ratios_with_all_layers(subset, weight),
-            more=_correlate_with_depth if has_depth else None,
+            more=_correlate_with_depth if has_depth else None,  # creates the columns of the correlation
         )
         tables.add(mean)
     return tables.tables()["mixing_weighted"]
@@ -395,36 +396,39 @@ def weighted_table(
 def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapping[str, Resampled]) -> None:
     """Add the table `mixing_controls`, with the mean ratios under each measured control.
 
-    Further columns contain the difference between the true mean (the mean without a control) and the mean under the
-    control, paired by text. `true_means` contains the true means by checkpoint.
+    Further columns contain the true mean (the mean without a control) minus the mean under the control, paired by text.
+    `true_means` contains the true means by checkpoint.
     """
     tables.add_table("mixing_controls")
-    for name in CONTROLS:
-        # The control with random weights is measured in a checkpoint of its own, and all other controls in the
-        # checkpoints of the ratios.
+    for control in CONTROLS:
         sums = measured.first
-        checkpoints: tuple[str, ...] = ()  # the default of `Mean`
-        if name == "random_weights":
+        checkpoints: tuple[str, ...] = ()  # the default of `Mean`: all checkpoints of the ratios, and their difference
+        if control == "random_weights":  # measured in a model of its own
             sums = measured.random
             checkpoints = (RANDOM,)
-        if name not in sums:
+        if control not in sums:  # The control was not measured.
             continue
-        labels = {"control": [name], "layer": measured.layers, "method": measured.methods}
+        labels = {"control": [control], "layer": measured.layers, "method": measured.methods}
         true_means_of_same_texts = true_means
-        # Only `corpus_value`, the mean value over other texts, can be undefined in a text. The count of this text is 0.
-        excludes_texts = name == "corpus_value" and (sums[name].counts == 0).any()
-        if excludes_texts:
-            # For paired differences, the true means must exclude the same texts.
-            true_ratios = Mean("mixing", labels, ratios_where_present(name))
-            true_means_of_same_texts = tables.resample(true_ratios)
+        if _excludes_texts(control, sums):
+            true_ratios_of_same_texts = Mean("mixing", labels, ratios_where_present(control))
+            true_means_of_same_texts = tables.resample(true_ratios_of_same_texts)
         mean = Mean(
             "mixing_controls",
             labels,
-            name,
+            sums=control,
             checkpoints=checkpoints,
-            more=true_minus_control(true_means_of_same_texts),  # computes the columns with the differences
+            more=true_minus_control(true_means_of_same_texts),
         )
         tables.add(mean)
+
+
+def _excludes_texts(control: str, sums: CorpusSums) -> bool:
+    """Return True if the control is undefined in some texts. The number of tokens of these texts in its sums is 0.
+
+    Only `corpus_value` can be undefined, because it is a mean over tokens of the same class in other texts.
+    """
+    return control == "corpus_value" and bool((sums[control].counts == 0).any())
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
@@ -460,7 +464,10 @@ def _add_group(
     labels: Labels,
     sums: str | SelectSums,
 ) -> None:
-    """Add the mean ratios of each group in `groups`, with the columns `labels`. Groups without tokens are omitted."""
+    """Add the mean ratios of each group in `groups`, with the columns `labels`. Groups without tokens are omitted.
+
+    `sums` is the name of the sums, or a function that computes them from all sums of a checkpoint.
+    """
     mean = Mean(
         "mixing_by_group",
         labels={"grouping": [grouping], "group": groups} | labels,
@@ -504,9 +511,9 @@ ratios_of_all = ratios_of("all")
 
 
 def ratios_where_present(control: str) -> SelectSums:
-    """Return a function that sums ratios over the tokens of each text.
+    """Return a function that sums ratios over the tokens of the texts in which `control` is defined.
 
-    For a text in which `control` is undefined, the sums and the number of tokens are 0.
+    For all other texts, the sums and the number of tokens are 0.
     """
 
     def select_texts(sums: CorpusSums) -> Sums:
@@ -523,20 +530,24 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
     Index 0 of the second axis is the mean over layers; index l is layer l. If `weight` is "token", all tokens have
     equal weights in a mean of the sums; if it is "review", all texts have equal weights.
     """
-    select_layers = ratios_of(subset)
+    sum_by_layer = ratios_of(subset)
 
     def prepend_mean(sums: CorpusSums) -> Sums:
-        """Return the sums and numbers of tokens or, for the weight "review", the mean of each text with count 1."""
-        values, tokens = select_layers(sums)
+        """Return the sums by layer, after their mean over layers."""
+        values, tokens = sum_by_layer(sums)
         mean_over_layers = values.mean(1, keepdims=True)
-        values = np.concatenate([mean_over_layers, values], axis=1)
-        if weight == "token":
-            return Sums(values, tokens)
-        means = values / np.maximum(tokens, 1)
-        has_tokens = (tokens > 0).astype(np.float64)
-        return Sums(means, has_tokens)
+        with_mean = Sums(np.concatenate([mean_over_layers, values], axis=1), tokens)
+        return with_mean if weight == "token" else _weight_texts_equally(with_mean)
 
     return prepend_mean
+
+
+def _weight_texts_equally(sums: Sums) -> Sums:
+    """Return the mean of each text with the count 1; 0 with the count 0 for texts without tokens."""
+    values, tokens = sums
+    means = values / np.maximum(tokens, 1)
+    has_tokens = (tokens > 0).astype(np.float64)
+    return Sums(means, has_tokens)
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
@@ -573,7 +584,10 @@ def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubl
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return a function that creates columns: means without a control minus means under a control, paired by text."""
+    """Return a function, for `Mean.more`, that creates the columns with true means minus means under a control.
+
+    `true_means` contains the means without a control by checkpoint. The differences are paired by text.
+    """
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:
         """Return the columns for the means of a control; {} if the checkpoint has no true means."""
@@ -594,20 +608,23 @@ def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Re
 
 
 def by_review(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
-    """Yield the table `mixing_by_review` in blocks of texts: the mean ratios and the number of tokens of each text."""
+    """Yield the table `mixing_by_review` in blocks of texts: the mean ratios and the number of tokens of each text.
+
+    Axes: D texts of a block, L layers, M methods (ratios).
+    """
     for checkpoint, sums in measured.sums.items():
         start = 0
         for chunk in in_chunks(sums):
-            values, tokens = ratios_of_all(chunk)
-            stop = start + len(values)
+            values_DLM, tokens_D11 = ratios_of_all(chunk)
+            stop = start + len(values_DLM)
             texts = measured.texts.iloc[start:stop]
             start = stop
             labels = {"document": texts["document"], "layer": measured.layers, "method": measured.methods}
             label_D11 = texts["label"].to_numpy()[:, None, None]
             columns = {
-                "mean": values / tokens,
-                "tokens": np.broadcast_to(tokens, values.shape),
-                "label": np.broadcast_to(label_D11, values.shape),
+                "mean": values_DLM / tokens_D11,
+                "tokens": np.broadcast_to(tokens_D11, values_DLM.shape),
+                "label": np.broadcast_to(label_D11, values_DLM.shape),
             }
             yield table_rows("mixing_by_review", checkpoint, labels, columns)
 
@@ -633,12 +650,16 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
             values["own_share"] = own_shares
         content[checkpoint] = values
     if len(content) == 2:
-        method = preferred_ratio(methods)
-        is_difference = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
-        difference = rows.loc[is_difference, list(INTERVAL)].iloc[0]
-        content[DIFFERENCE] = {method: difference.to_dict()}
+        content[DIFFERENCE] = _read_difference(rows, preferred_ratio(methods))
     content["documents"] = int(rows["documents"].iloc[0])
     return content
+
+
+def _read_difference(rows: pd.DataFrame, method: str) -> dict[str, Any]:
+    """Return the difference of one ratio between the checkpoints, with its interval, by name of the ratio."""
+    is_difference = (rows["checkpoint"] == DIFFERENCE) & (rows["method"] == method)
+    difference = rows.loc[is_difference, list(INTERVAL)].iloc[0]
+    return {method: difference.to_dict()}
 
 
 def _read_last_own_shares(exchange: pd.DataFrame, checkpoint: str) -> dict[str, float]:

@@ -39,12 +39,11 @@ _WITHOUT_TOKEN_COUNTS = ("total_own", "total_others", "first_order_own")
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
     """Return the table `exchange` from sums `[texts, donors, levels]` by checkpoint and quantity.
 
-    `donors` contains the kinds of donor texts, whose tokens replace those of a text; the kind `all` combines the
-    others. The levels are the input of the first layer, and the output of each layer. If no text was measured, the
-    table is empty. Rows without tokens are omitted (`complete=False`). In the rows of `_WITHOUT_TOKEN_COUNTS`, the
-    column `tokens` is empty, because these means are not divided by a number of tokens. Simultaneous intervals cover
-    all donors and levels of a quantity. Rows with `SAME_MINUS_OTHER` are added if there are donors of the same class
-    and of another class; they contain the difference of the own share between these kinds of donors.
+    A donor is a text whose tokens replace those of a measured text. `donors` contains the kinds of donors; the kind
+    `all` combines the others. The levels are the input of the first layer, and the output of each layer. If no text was
+    measured, the table is empty. Rows without tokens are omitted (`complete=False`). In the rows of
+    `_WITHOUT_TOKEN_COUNTS`, the column `tokens` is empty. Simultaneous intervals cover all donors and levels of a
+    quantity.
     """
     first = next(iter(exchanged.values()))
     if not first:
@@ -53,14 +52,24 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     tables = MeanTables(exchanged, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for quantity in exchange.QUANTITIES:
         labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
-        # The columns that the function `more` returns replace those of the rows; here, they empty the column `tokens`.
-        more = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
-        mean = Mean("exchange", labels, quantity, more=more, complete=False)
+        replace_columns = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
+        mean = Mean("exchange", labels, quantity, more=replace_columns, complete=False)
         means = tables.add(mean)
-        if quantity == "own_share" and {SAME_CLASS, OTHER_CLASS} <= {*donors}:
-            places = (donors.index(SAME_CLASS), donors.index(OTHER_CLASS))  # minuend and subtrahend
-            tables.add_difference(mean, means, places, SAME_MINUS_OTHER)
+        if quantity == "own_share":
+            _add_difference_of_classes(tables, mean, means, donors)
     return tables.tables()["exchange"]
+
+
+def _add_difference_of_classes(
+    tables: MeanTables, mean: Mean, means: Mapping[str, Resampled], donors: Sequence[str]
+) -> None:
+    """Add rows with `SAME_MINUS_OTHER`: means for donors of the same class minus means for donors of another class.
+
+    `means` is the result of `tables.add(mean)`. There are no such rows if one of these kinds is not in `donors`.
+    """
+    if SAME_CLASS in donors and OTHER_CLASS in donors:
+        minuend_and_subtrahend = (donors.index(SAME_CLASS), donors.index(OTHER_CLASS))
+        tables.add_difference(mean, means, minuend_and_subtrahend, SAME_MINUS_OTHER)
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
@@ -101,10 +110,9 @@ def derivative_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables `derivatives` and `derivatives_by_review` by name.
 
-    The argument `derivatives` contains the results of `DocumentMeasurer.derivatives`, summed over the tokens of each
-    text, by checkpoint and quantity. `documents`, `methods` and `matrices` contain the names of texts, ratios and
-    matrices. If no text was measured, the tables are empty. Simultaneous intervals cover all cells of a quantity; they
-    are missing for `agreement`.
+    `derivatives[checkpoint][quantity]` contains a result of `DocumentMeasurer.derivatives`, summed over the tokens of
+    each text: `[texts, ...]`. `documents`, `methods` and `matrices` contain the names of texts, ratios and matrices. If
+    no text was measured, the tables are empty.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
@@ -114,12 +122,21 @@ def derivative_tables(
     labels_by_quantity = _label_derivative_axes(layers, methods, sort_matrices(matrices))
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in labels_by_quantity.items():
-        mean = Mean("derivatives", {"quantity": [quantity], **labels}, quantity)
-        if quantity == "agreement":
-            mean = mean._replace(checkpoints=tuple(derivatives), more=_create_correlation_columns)
-        tables.add(mean)
+        tables.add(_declare_derivative_mean(quantity, labels, checkpoints=tuple(derivatives)))
     by_review = _tabulate_by_review(derivatives, documents, labels_by_quantity)
     return {**tables.tables(), "derivatives_by_review": by_review}
+
+
+def _declare_derivative_mean(quantity: str, labels: Labels, checkpoints: Sequence[str]) -> Mean:
+    """Return the `Mean` of a quantity over texts, for the table `derivatives`.
+
+    Simultaneous intervals cover all cells of a quantity. `agreement` consists of correlations. Its rows contain neither
+    simultaneous intervals nor numbers of tokens, and there are no rows with its difference between checkpoints.
+    """
+    all_labels = {"quantity": [quantity], **labels}
+    if quantity == "agreement":
+        return Mean("derivatives", all_labels, quantity, checkpoints, more=_create_correlation_columns)
+    return Mean("derivatives", all_labels, quantity)  # for all checkpoints and their difference
 
 
 def _tabulate_by_review(
@@ -127,7 +144,7 @@ def _tabulate_by_review(
 ) -> pd.DataFrame:
     """Return the table `derivatives_by_review`, with means over the tokens of each text.
 
-    `labels_by_quantity` contains the values of the label columns; they correspond to the axes of a quantity's sums.
+    `labels_by_quantity` is the result of `_label_derivative_axes`.
     """
     frames = []
     for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
@@ -139,11 +156,11 @@ def _tabulate_by_review(
 
 
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
-    """Return the labels of the rows of each quantity in `derivatives`: its reference, layer and method.
+    """Return, for each quantity in `derivatives`, the values of the label columns: reference, layer and method.
 
-    The labels correspond to the axes of the quantity's sums. A column with a single value needs no axis. `REFERENCES`
-    are the vectors with respect to which layer outputs are differentiated. `FORMS` are the ways in which the
-    derivatives with respect to the other tokens are combined into one norm. `SWAPS` are ratios of the displacements
+    The values of the columns correspond to the axes of the quantity's sums. A column with a single value needs no axis.
+    `REFERENCES` are the vectors with respect to which layer outputs are differentiated. `FORMS` are the ways in which
+    the derivatives with respect to the other tokens are combined into one norm. `SWAPS` are ratios of displacements
     after exchanges of layer inputs with those of a donor text; `DONORS` are the kinds of donor texts.
     """
     rollouts = [name for name in matrices if name in ROLLOUTS]
@@ -160,12 +177,15 @@ def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequ
 
 
 def _leave_token_counts_empty(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return an empty column of token counts, for means whose divisor is not a number of tokens."""
+    """Return an empty column `tokens` that replaces the counts of means whose divisor is not a number of tokens."""
     return {"tokens": np.full(means.mean.shape, np.nan)}
 
 
 def _create_correlation_columns(_checkpoint: str, means: Resampled) -> dict[str, Any]:
-    """Return the intervals of correlations, with empty columns for token counts and simultaneous intervals."""
+    """Return columns that replace those of other means: intervals of correlations, no counts of tokens.
+
+    The columns of simultaneous intervals are also empty.
+    """
     columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
     for name in ("tokens", *SIMULTANEOUS):
         columns[name] = np.full(means.mean.shape, np.nan)

@@ -107,15 +107,15 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
     """Return the two `SWAPS` `[L, 2, T]` of a text in all layers, computed with layer inputs taken from a donor text.
 
-    They are the shares of the other tokens in the displacement of a token's output if layer inputs are exchanged, as
-    measured (`swap`) and in linear approximation (`swap_derivative`). In each layer, the inputs that are not exchanged
-    are those of the text. `chains` and `donors` contain the recorded layer calls of each stack, for the text and for
-    the donor. Both texts must have the same number of tokens.
+    For each token, either the layer inputs of the other tokens or the token's own input are exchanged with those of the
+    donor text. `swap` is the share of the other tokens in the two displacements of the token's output, and
+    `swap_derivative` is this share with derivatives instead of displacements. `chains` and `donors` contain the
+    recorded layer calls of each stack, for the text and for the donor. Both texts must have the same number of tokens.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
         for call, donor_call in zip(chain.layers, donor_chain.layers, strict=True):
-            donor_1TD = donor_call.whole.hidden  # input of the whole layer, as opposed to its attention module
+            donor_1TD = donor_call.whole.hidden  # `whole` is the call of the whole layer, `hidden` its input
             with torch.no_grad(), attention_by(explicit()):
                 ratios_2T = _compute_layer_swaps(call, donor_1TD)
             ratios.append(ratios_2T)
@@ -149,29 +149,34 @@ class _SplitLayer:
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
     """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
 
-    For each token, the other tokens and the token itself are exchanged separately, and only the output of this token is
-    used. Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer
-    only for the token of each exchange. `swap` compares the displacements of the output by the two exchanges.
-    `swap_derivative` compares their linear approximations: the derivatives of the output along the changes of the
-    exchanged inputs, from those of the text to those of the donor.
+    For each token, the inputs of the other tokens and of the token itself are exchanged separately, and only the output
+    of this token is used. `swap` compares the displacements of the output by the two exchanges. `swap_derivative`
+    compares their linear approximations: the derivatives of the output along the changes of the exchanged inputs, from
+    those of the text to those of the donor.
     """
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)
-    outputs_3TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
-    y_1TD, others_exchanged_1TD, own_exchanged_1TD = outputs_3TD.split(1)
+    y_1TD, others_exchanged_1TD, own_exchanged_1TD = _compute_exchanged_outputs(layer, heads_1TE, donor_1TD)
     swap_T = _compute_share(others_exchanged_1TD - y_1TD, own_exchanged_1TD - y_1TD, y_1TD)
-    derivatives_2TD = _differentiate_outputs(layer, heads_1TE, donor_1TD - layer.x_1TD)
-    others_derivative_1TD, own_derivative_1TD = derivatives_2TD.split(1)
+    change_1TD = donor_1TD - layer.x_1TD
+    others_derivative_1TD, own_derivative_1TD = _differentiate_outputs(layer, heads_1TE, change_1TD)
     swap_derivative_T = _compute_share(others_derivative_1TD, own_derivative_1TD, y_1TD)
     return torch.stack([swap_T, swap_derivative_T])
 
 
-def _compute_exchanged_outputs(layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor) -> Tensor:
-    """Return each token's output `[3, T, D]`: unchanged, with the other tokens exchanged, with the token exchanged."""
+def _compute_exchanged_outputs(
+    layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's output `[1, T, D]` unchanged, with the other tokens exchanged, and with itself exchanged.
+
+    Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer only
+    for the token of each exchange.
+    """
     others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(layer, donor_1TD)
     inputs_3TD = torch.cat([layer.x_1TD, layer.x_1TD, donor_1TD])
     heads_3TE = torch.cat([heads_1TE, others_heads_1TE, own_heads_1TE])
-    return layer.compute_output(inputs_3TD, heads_3TE)
+    y_1TD, others_exchanged_1TD, own_exchanged_1TD = layer.compute_output(inputs_3TD, heads_3TE).split(1)
+    return y_1TD, others_exchanged_1TD, own_exchanged_1TD
 
 
 def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,33 +194,37 @@ def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Ten
     return _select_own_rows(others_heads_T1TE), _select_own_rows(own_heads_T1TE)
 
 
-def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, move_1TD: Tensor) -> Tensor:
-    """Return derivatives `[2, T, D]` of each token's output along changes of the other tokens' inputs and of its own.
+def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, change_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two derivatives `[1, T, D]` of each token's output.
 
-    `move_1TD` contains the change of each token's input.
+    They are the derivative for the changes of the other tokens' inputs, and that for the change of its own input.
+    `change_1TD` contains the change of each token's input.
     """
-    others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, move_1TD)
+    others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, change_1TD)
     inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
     heads_2TE = torch.cat([heads_1TE, heads_1TE])
-    input_moves_2TD = torch.cat([torch.zeros_like(move_1TD), move_1TD])  # moves of the token's own input
-    head_moves_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
+    # A change of other tokens' inputs reaches a token only through its heads; its own skip connection does not change.
+    input_changes_2TD = torch.cat([torch.zeros_like(change_1TD), change_1TD])
+    head_changes_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
     with forward_derivatives():
         inputs = (inputs_2TD, heads_2TE)
-        moves = (input_moves_2TD, head_moves_2TE)
-        moved_2TD: Tensor = jvp(layer.compute_output, inputs, moves)[1]  # item 0 is the output
-    return moved_2TD
+        changes = (input_changes_2TD, head_changes_2TE)
+        derivatives_2TD: Tensor = jvp(layer.compute_output, inputs, changes)[1]  # item 0 is the output
+    others_derivative_1TD, own_derivative_1TD = derivatives_2TD.split(1)
+    return others_derivative_1TD, own_derivative_1TD
 
 
-def _differentiate_heads(layer: _SplitLayer, move_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return derivatives `[1, T, E]` of each token's head outputs along changes of other tokens' inputs and of its own.
+def _differentiate_heads(layer: _SplitLayer, change_1TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two derivatives `[1, T, E]` of each token's head outputs.
 
-    Derivatives are linear in the direction, so the derivative along the changes of the other tokens is that along all
-    changes minus that along the token's own change.
+    They are the derivative for the changes of the other tokens' inputs, and that for the change of its own input.
+    Derivatives are linear in the direction, so the derivative for the changes of the other tokens is that for all
+    changes minus that for the token's own change.
     """
-    own_T1T1 = _mark_own_tokens(move_1TD)
-    own_moves_T1TD = torch.where(own_T1T1, move_1TD, 0)
-    moves_M1TD = torch.cat([move_1TD[None], own_moves_T1TD])  # M = 1 + T: all tokens, then each token alone
-    moved_M1TE = differentials(layer.compute_heads, layer.x_1TD, moves_M1TD)
+    own_T1T1 = _mark_own_tokens(change_1TD)
+    own_changes_T1TD = torch.where(own_T1T1, change_1TD, 0)
+    changes_M1TD = torch.cat([change_1TD[None], own_changes_T1TD])  # M = 1 + T: all tokens, then each token alone
+    moved_M1TE = differentials(layer.compute_heads, layer.x_1TD, changes_M1TD)
     own_moved_1TE = _select_own_rows(moved_M1TE[1:])
     others_moved_1TE = moved_M1TE[0] - own_moved_1TE
     return others_moved_1TE, own_moved_1TE
@@ -244,11 +253,11 @@ def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor
     is 0.
     """
     precision = torch.finfo(y_BTD.dtype).eps
-    smallest_T = ROUNDING * precision * _measure_length(y_BTD)
-    others_T = _measure_length(others_BTD)
-    others_T = torch.where(others_T > smallest_T, others_T, 0)
-    own_T = _measure_length(own_BTD)
-    own_T = torch.where(own_T > smallest_T, own_T, 0)
+    rounding_error_T = ROUNDING * precision * _measure_length(y_BTD)
+    others_length_T = _measure_length(others_BTD)
+    own_length_T = _measure_length(own_BTD)
+    others_T = torch.where(others_length_T > rounding_error_T, others_length_T, 0)
+    own_T = torch.where(own_length_T > rounding_error_T, own_length_T, 0)
     total_T = others_T + own_T
     share_T = others_T / total_T
     return share_T.masked_fill(total_T == 0, 0)

@@ -27,32 +27,17 @@ SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
     """Return the ratios of all tokens by group of sources (`PAIR_SOURCES`), `[sources, methods, B, T]`.
 
-    The groups of sources are the other tokens of the token's own text, the other text, and the special tokens.
+    The groups of sources are the other tokens of the token's own text, the other text, and the special tokens. A ratio
+    compares the contribution of one group with the contribution of the token itself.
     Ratios are meaningful for tokens of texts, but not for special tokens and padding. `segments_BT` contains one of
     `SEGMENTS` for each token, and another number for padding.
     """
-    sums_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
-    # The axis S of both tensors has the order of `SEGMENTS`: first text, second text, special tokens.
-    first_BTE, second_BTE, special_BTE = sums_SBTE
-    first_weight_BT, second_weight_BT, special_weight_BT = weights_SBT
-
-    # Convert the sums over the first and the second text to sums over the token's own text and over the other text.
-    # The contribution of the token itself is subtracted.
-    in_second_BT = segments_BT == 1
-    in_second_BT1 = in_second_BT.unsqueeze(-1)
-    itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
-    from_own_BTE = torch.where(in_second_BT1, second_BTE, first_BTE) - itself_BTE
-    from_other_BTE = torch.where(in_second_BT1, first_BTE, second_BTE)
-    own_weight_BT = torch.where(in_second_BT, second_weight_BT, first_weight_BT) - layer_pass.diagonal.mean(-1)
-    other_weight_BT = torch.where(in_second_BT, first_weight_BT, second_weight_BT)
-
+    heads_SBTE, weights_SBT = _sum_by_source(layer_pass, segments_BT)
     # Propagate each sum through W_O and the rest of the layer; the contribution of the token itself is unchanged.
-    heads_SBTE = torch.stack([from_own_BTE, from_other_BTE, special_BTE])
-    heads_SNE = heads_SBTE.flatten(1, -2)
+    heads_SNE = heads_SBTE.flatten(1, -2)  # N = B * T
     others_SND = heads_SNE @ layer_pass.block.output.W
-    source_weights_SBT = torch.stack([own_weight_BT, other_weight_BT, special_weight_BT])
     projected = Split(splits.projected.own, others_SND)
-    by_source = splits.with_others(projected, source_weights_SBT.flatten(1))
+    by_source = splits.with_others(projected, weights_SBT.flatten(1))
     if PREACTIVATION in ratio_points(methods):  # A ratio includes the feed-forward network.
         # The part from the token itself is the same for all groups of sources, so it is not propagated again.
         layer = by_source.layer_with_own(splits.layer.own)
@@ -60,6 +45,31 @@ def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSp
     ratios_MSN = apply_formulas(methods, by_source)
     ratios_SMBT: Tensor = ratios_MSN.transpose(0, 1).unflatten(-1, segments_BT.shape)
     return ratios_SMBT
+
+
+def _sum_by_source(layer_pass: LayerPass, segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two sums over each group of sources in `PAIR_SOURCES`, for every token.
+
+    They are the sum of the values weighted by attention (before W_O), `[S, B, T, E]`, and the sum of the attention
+    weights, averaged over heads, `[S, B, T]`. The sums over the own text exclude the token itself.
+    """
+    sums_SBTE, weights_SBT = _sum_by_segment(layer_pass.attention, segments_BT)
+    # The axis S of both tensors has the order of `SEGMENTS`: first text, second text, special tokens.
+    first_BTE, second_BTE, special_BTE = sums_SBTE
+    first_weight_BT, second_weight_BT, special_weight_BT = weights_SBT
+
+    # Convert the sums over the first and the second text to sums over the token's own text and over the other text.
+    in_second_BT = segments_BT == 1
+    in_second_BT1 = in_second_BT.unsqueeze(-1)
+    itself_BTE = scaled_heads(layer_pass.diagonal, layer_pass.value)
+    own_text_BTE = torch.where(in_second_BT1, second_BTE, first_BTE) - itself_BTE
+    other_text_BTE = torch.where(in_second_BT1, first_BTE, second_BTE)
+    own_text_weight_BT = torch.where(in_second_BT, second_weight_BT, first_weight_BT) - layer_pass.diagonal.mean(-1)
+    other_text_weight_BT = torch.where(in_second_BT, first_weight_BT, second_weight_BT)
+    return (
+        torch.stack([own_text_BTE, other_text_BTE, special_BTE]),
+        torch.stack([own_text_weight_BT, other_text_weight_BT, special_weight_BT]),
+    )
 
 
 def _sum_by_segment(call: AttentionCall, segments_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,8 +75,8 @@ class Products(NamedTuple):
     def shares(self) -> Doubles:
         """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative.
 
-        Each part is the mean product of two vectors at one level (of the same token, text, class or corpus, in this
-        order) minus that at the next level.
+        The levels are: same token, same text, same class, whole corpus. Each part is the mean product of two vectors at
+        one level minus the mean product at the next level; the part `corpus` is the mean product at the last level.
         """
         of_class = self.same - self.corpus
         of_text = self.within - self.same
@@ -95,34 +95,36 @@ def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Produc
     A leave-one-out sample contains all N texts except one. X are the sites (layer and capture point). Each class must
     have at least three texts, because a leave-one-out sample needs a pair of texts of each class.
     """
-    classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
-    is_same_NN = classes[:, None] == classes
-    np.fill_diagonal(is_same_NN, False)
-    is_different_NN = ~np.eye(len(classes), dtype=bool)
-    in_class_XN = (gram_XNN * is_same_NN).sum(-1)
-    all_XN = (gram_XNN * is_different_NN).sum(-1)
-    size_N = is_same_NN.sum(-1)
-    squares_XN = texts.squares_NX.T
-    within_XN = texts.within_NX.T
-    whole = _average_products(
-        in_class=in_class_XN,
-        all_texts=all_XN,
-        size=size_N,
-        squares=squares_XN,
-        within=within_XN,
-        is_kept=np.ones(len(classes), bool),
-    )
-    # In the sample without text u, the sums of text t exclude its product with u.
+    same_class_NN = _mark_pairs_of_class(np.asarray(classes_N))
+    different_NN = _mark_pairs(len(same_class_NN))
+    sums_in_class_XN = (gram_XNN * same_class_NN).sum(-1)
+    sums_over_others_XN = (gram_XNN * different_NN).sum(-1)
+    class_others_N = same_class_NN.sum(-1)
+    whole = _average_all_texts(texts, sums_in_class_XN, sums_over_others_XN, class_others_N)
+    # In the sample without text u, the sums for text t exclude the product of t and u. The second-to-last axis of the
+    # following arguments is that of the texts u.
     without = _average_products(
-        in_class=in_class_XN[:, None] - gram_XNN * is_same_NN,
-        all_texts=all_XN[:, None] - gram_XNN,
-        size=size_N - is_same_NN,
-        squares=squares_XN[:, None],
-        within=within_XN[:, None],
-        is_kept=is_different_NN,
+        sums_in_class=sums_in_class_XN[:, None] - gram_XNN * same_class_NN,
+        sums_over_others=sums_over_others_XN[:, None] - gram_XNN,
+        class_others=class_others_N - same_class_NN,
+        squares=texts.squares_NX.T[:, None],
+        within=texts.within_NX.T[:, None],
+        is_kept=different_NN,
     )
     return _move_sites_last(whole), _move_sites_last(without)
+
+
+def _mark_pairs(texts: int) -> npt.NDArray[np.bool_]:
+    """Return a mask `[N, N]` of the pairs of different texts."""
+    return ~np.eye(texts, dtype=bool)
+
+
+def _mark_pairs_of_class(classes_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask `[N, N]` of the pairs of different texts of the same class."""
+    same_class_NN = np.asarray(classes_N[:, None] == classes_N)
+    np.fill_diagonal(same_class_NN, False)
+    return same_class_NN
 
 
 def _move_sites_last(means: Products) -> Products:
@@ -130,20 +132,36 @@ def _move_sites_last(means: Products) -> Products:
     return Products(*(mean.T for mean in means))
 
 
+def _average_all_texts(
+    texts: Moments, sums_in_class_XN: Doubles, sums_over_others_XN: Doubles, class_others_N: Array
+) -> Products:
+    """Return the mean products `[X]` of all texts; see `_average_products` for the other arguments."""
+    return _average_products(
+        sums_in_class=sums_in_class_XN,
+        sums_over_others=sums_over_others_XN,
+        class_others=class_others_N,
+        squares=texts.squares_NX.T,
+        within=texts.within_NX.T,
+        is_kept=np.ones(len(class_others_N), bool),
+    )
+
+
 def _average_products(
-    in_class: Doubles,
-    all_texts: Doubles,
-    size: Array,
+    sums_in_class: Doubles,
+    sums_over_others: Doubles,
+    class_others: Array,
     squares: Doubles,
     within: Doubles,
     is_kept: npt.NDArray[np.bool_],
 ) -> Products:
     """Return the mean products over the texts of a sample. The last axis of all arguments is that of the N texts.
 
+    The product of two texts is the product of their mean vectors.
+
     Args:
-        in_class: Sum of the products of each text with the other texts of its class.
-        all_texts: Sum of the products of each text with all other texts.
-        size: Number of other texts of the same class.
+        sums_in_class: Sum of the products of each text with the other texts of its class.
+        sums_over_others: Sum of the products of each text with all other texts.
+        class_others: Number of other texts of the same class.
         squares: Mean squared length of each text's vectors.
         within: Mean product of two different tokens of each text.
         is_kept: True for the texts of the sample.
@@ -152,16 +170,16 @@ def _average_products(
 
     # The mean product of each text with the other texts of its class is NaN if there are none.
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_in_class = np.where(is_kept, in_class / size, 0)
+        mean_in_class = np.where(is_kept, sums_in_class / class_others, 0)
 
     # The sum and the number of the products of texts of different classes.
-    sum_across_classes = _sum_kept(all_texts - in_class, is_kept)
-    texts_of_other_classes = number[..., None] - 1 - size
+    sum_across_classes = _sum_kept(sums_over_others - sums_in_class, is_kept)
+    texts_of_other_classes = number[..., None] - 1 - class_others
     pairs_across_classes = _sum_kept(texts_of_other_classes, is_kept)
 
     # |sum_k p_k m_k|^2 is the sum of the products of all N^2 pairs of texts, divided by N^2. In this sum, the mean
     # product with the other texts of the class replaces the product of a text with itself.
-    class_size = size + 1
+    class_size = class_others + 1
     sum_in_classes = _sum_kept(mean_in_class * class_size, is_kept)
     sum_of_all_pairs = sum_in_classes + sum_across_classes
 
@@ -185,28 +203,21 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
     """Return the 95 % quantile `[X]` of the share `class` over random permutations of the texts' classes.
 
     The share `class` is the share of the mean squared length of token vectors that is due to differences between
-    classes, at each of X sites (layer and capture point). It is computed from products between vectors of two texts.
+    classes, at each of X sites (layer and capture point). It is computed from the products of the mean vectors of two
+    texts.
     """
     classes = np.asarray(classes_N)
     gram_XNN = _compute_gram(texts)
+    # Only the sums over the other texts of the same class depend on the permutation.
+    sums_over_others_XN = (gram_XNN * _mark_pairs(len(classes))).sum(-1)
     generator = np.random.default_rng(seed)
-    is_different_NN = ~np.eye(len(classes), dtype=bool)
-    all_XN = (gram_XNN * is_different_NN).sum(-1)
-    is_kept_N = np.ones(len(classes), bool)  # No text is left out.
     class_index = PARTS.index("class")
     shares = []
     for _ in range(PERMUTATIONS):
-        # Only the sums over texts of the same class depend on the permutation.
-        permuted = generator.permutation(classes)
-        is_same_NN = (permuted[:, None] == permuted) & is_different_NN
-        means = _average_products(
-            in_class=(gram_XNN * is_same_NN).sum(-1),
-            all_texts=all_XN,
-            size=is_same_NN.sum(-1),  # number of other texts of the same class
-            squares=texts.squares_NX.T,  # mean squared length of each text's vectors
-            within=texts.within_NX.T,  # mean product of two different tokens of each text
-            is_kept=is_kept_N,
-        )
+        same_class_NN = _mark_pairs_of_class(generator.permutation(classes))
+        sums_in_class_XN = (gram_XNN * same_class_NN).sum(-1)
+        class_others_N = same_class_NN.sum(-1)  # number of other texts of the same class
+        means = _average_all_texts(texts, sums_in_class_XN, sums_over_others_XN, class_others_N)
         shares.append(means.shares()[..., class_index])
     return np.asarray(np.quantile(shares, NULL_LEVEL, axis=0))
 
@@ -214,9 +225,9 @@ def class_share_null(texts: Moments, classes_N: npt.ArrayLike, seed: int) -> Dou
 def usable(classes_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of texts with at least two tokens and a known class (not -1) that has at least three such texts."""
     is_candidate_N = (classes_N >= 0) & (tokens_N > 1)
-    is_same_NN = classes_N[:, None] == classes_N
-    size_N = (is_same_NN & is_candidate_N).sum(-1)  # number of candidates in each text's class
-    return np.asarray(is_candidate_N & (size_N >= 3))
+    is_same_class_NN = classes_N[:, None] == classes_N
+    candidates_of_class_N = (is_same_class_NN & is_candidate_N).sum(-1)
+    return np.asarray(is_candidate_N & (candidates_of_class_N >= 3))
 
 
 def _compute_gram(texts: Moments) -> Doubles:

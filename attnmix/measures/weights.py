@@ -79,22 +79,31 @@ class Norm:
 
 
 def norm_of(module: Any, like: Tensor) -> Norm:
-    """Return the `Norm` of a LayerNorm or RMSNorm module. `like` is a tensor with the dtype and device of the model.
-
-    gamma of an RMSNorm is derived from the module's output for a vector of ones, because some families add 1 to the
-    weight.
-    """
+    """Return the `Norm` of a LayerNorm or RMSNorm module. `like` is a tensor with the dtype and device of the model."""
     eps_name = "eps" if hasattr(module, "eps") else "variance_epsilon"
     eps = float(getattr(module, eps_name))
     bias: Tensor | None = getattr(module, "bias", None)
     if isinstance(module, LayerNorm) or bias is not None:  # DeBERTa uses a custom LayerNorm class.
-        if module.weight is None:
-            ones = torch.ones(module.normalized_shape)
-            gamma = ones.to(like)
-        else:
-            gamma = module.weight.detach()
-        beta = torch.zeros_like(gamma) if bias is None else bias.detach()
-        return Norm(module, gamma, beta, eps, centred=True)
+        return _read_layer_norm(module, bias, eps, like)
+    return _read_rms_norm(module, eps, like)
+
+
+def _read_layer_norm(module: Any, bias: Tensor | None, eps: float, like: Tensor) -> Norm:
+    """Return the `Norm` of a LayerNorm. A missing weight is 1, a missing bias 0."""
+    if module.weight is None:
+        ones = torch.ones(module.normalized_shape)
+        gamma = ones.to(like)
+    else:
+        gamma = module.weight.detach()
+    beta = torch.zeros_like(gamma) if bias is None else bias.detach()
+    return Norm(module, gamma, beta, eps, centred=True)
+
+
+def _read_rms_norm(module: Any, eps: float, like: Tensor) -> Norm:
+    """Return the `Norm` of an RMSNorm.
+
+    gamma is derived from the module's output for a vector of ones, because some families add 1 to the weight.
+    """
     ones = torch.ones_like(module.weight)
     with torch.no_grad():
         output = module(ones).to(like)
