@@ -460,10 +460,11 @@ def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
     """Return `words` (by token index) without repeated words; the first token of each word is kept."""
-    first: dict[str, int] = {}
+    distinct_words: dict[int, str] = {}
     for index, word in words.items():
-        first.setdefault(word, index)
-    return {index: word for word, index in first.items()}
+        if word not in distinct_words.values():
+            distinct_words[index] = word
+    return distinct_words
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:

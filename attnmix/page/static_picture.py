@@ -108,8 +108,9 @@ class Block(NamedTuple):
     @property
     def row_middles(self) -> npt.NDArray[np.floating[Any]]:
         """The vertical centres of the cells by layer, from the first layer (the lowest row) to the last."""
-        rows_above_L = self.layers - 0.5 - np.arange(self.layers)
-        return self.rows_top + (rows_above_L - GAP / 2) * self.row_height
+        row_centres_L = self.layers - 0.5 - np.arange(self.layers)  # in rows below the top of the last layer
+        cell_centres_L = row_centres_L - GAP / 2  # the gap is at the bottom of a row
+        return self.rows_top + cell_centres_L * self.row_height
 
     def scale_x(self, share: float) -> float:
         """Return the position of a share on the scale in the margin."""
