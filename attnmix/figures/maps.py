@@ -3,7 +3,7 @@
 Call the functions that draw or write figures within the context manager `paper_style`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from math import ceil
 from pathlib import Path
 from textwrap import fill
@@ -38,6 +38,7 @@ from attnmix.figures.tokens import CapturedTexts
 PANEL = 1.3  # inches, maximum height of a map including the space below it
 HEAD, GAP, FOOT = 0.55, 0.45, 0.1  # inches: space above the first row, below the first row, below the last row
 TITLE_CHARACTERS = 19  # maximum number of characters per line of a title
+LEGEND_COLUMNS = 2  # minimum number of columns for the legend, to the right of the embeddings
 GRID_SIDES: dict[str, float] = {"left": 0.05, "right": 0.99, "wspace": 0.08}  # `wspace` is in panel widths
 SPECIAL_COLOUR = "#535a68"  # colour of special tokens in the legend
 LAYOUT_NAMES = {"pca": "PCA"}
@@ -124,7 +125,10 @@ def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
 
 def first_text(documents: Sequence[str]) -> str:
     """Return the name of the first user text or, if there is none, of the first review."""
-    return next((name for name in documents if name.startswith("text/")), documents[0])
+    for name in documents:
+        if name.startswith("text/"):
+            return name
+    return documents[0]
 
 
 def example_text(
@@ -138,16 +142,15 @@ def example_text(
     document = first_text(table["document"].unique().tolist())
     rows = table[(table["document"] == document) & table["point"].isin(points)]
     places = places_by_site(rows)
-    last_places = next(reversed(places.values()))
+    last_site = list(places)[-1]
+    last_places = places[last_site]
     positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
-    labels_by_stack = []  # for the inputs of the encoder and, if any, of the decoder
+    # The first entry is for the inputs of the encoder; the second, if any, is for the inputs of the decoder.
+    labels_by_stack = []
     for labels in captured.word_labels(document, positions):
         distant_labels = style.spread_out(last_places, labels, max_labels)
         labels_by_stack.append(distant_labels)
-    labels_by_site = {}
-    for site in places:
-        stack = captured.reading(site)
-        labels_by_site[site] = labels_by_stack[stack]
+    labels_by_site = {site: labels_by_stack[captured.reading(site)] for site in places}
     return ExampleText(document, places, labels_by_site)
 
 
@@ -164,7 +167,7 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     """
     places = places_by_site(table)
     tokens = table[["document", "position"]].drop_duplicates()
-    special_by_stack = captured.special_tokens(tokens)
+    special_tokens = captured.special_tokens(tokens)
     captured_documents = captured.tokens["document"].unique().tolist()
     colours = text_colours(captured_documents)
     colour_T = _colour_tokens(tokens["document"], colours)
@@ -175,16 +178,15 @@ def draw_atlas(layout: str, table: pd.DataFrame, captured: CapturedTexts) -> Fig
     for site, cell in grid.cells.items():
         axes = _add_panel(grid.figure, cell)
         xy = places[site]
-        stack = captured.reading(site)  # the encoder or the decoder, whose input tokens differ
-        special_masks = {}
-        for token_class, masks in special_by_stack.items():
-            special_masks[token_class] = masks[stack]
+        # Inputs of an encoder and of a decoder have separate masks: their special tokens are at different positions.
+        stack = captured.reading(site)
+        special_masks = {token_class: masks[stack] for token_class, masks in special_tokens.items()}
         _scatter_tokens(axes, xy, colour_T, special_masks, size)
         limiting_places = all_places if layout in ONE_PLANE else xy
         style.set_limits(axes, limiting_places)
         _add_titles(axes, site, captured, titled)
     documents = tokens["document"].unique().tolist()
-    marks = [*_list_text_marks(colours, documents), *_list_special_marks(captured, special_by_stack)]
+    marks = [*_list_text_marks(colours, documents), *_list_special_marks(captured, special_tokens)]
     _add_legend(grid, marks)
     heading = _describe_atlas(layout, documents)
     _add_heading(grid.figure, heading)
@@ -275,7 +277,7 @@ def text_colours(documents: Sequence[str]) -> dict[str, str]:
 
 
 def _create_grid(sites: list[Site]) -> Grid:
-    """Return a figure with a grid of cells.
+    """Return a figure with a cell for each site (capture point in a layer) and for the legend.
 
     The first row contains the cells of embeddings and the cell of the legend. Every further row contains the capture
     points of one layer.
@@ -285,31 +287,8 @@ def _create_grid(sites: list[Site]) -> Grid:
     layers = sorted({site.layer for site in layer_sites})
     site_points = {site.point for site in layer_sites}
     points = [point for point in LAYER_POINTS if point in site_points]
-    columns = max(len(points), len(embedding_sites) + 2)  # the legend needs two columns, right of the embeddings
-
-    # The heights are in inches.
-    rows = len(layers) + 1
-    max_panel = (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / rows
-    panel = min(PANEL, max_panel)
-    height = HEAD + panel * rows + GAP + FOOT
-
-    figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    first_row_bottom = 1 - (HEAD + panel) / height  # in fractions of the figure's height
-    first_row = figure.add_gridspec(
-        1,
-        columns,
-        **GRID_SIDES,
-        top=1 - HEAD / height,
-        bottom=first_row_bottom,
-    )
-    layer_rows = figure.add_gridspec(
-        max(len(layers), 1),
-        max(len(points), 1),
-        **GRID_SIDES,
-        top=first_row_bottom - GAP / height,
-        bottom=FOOT / height,
-        hspace=0.1,
-    )
+    first_columns = max(len(points), len(embedding_sites) + LEGEND_COLUMNS)
+    figure, first_row, layer_rows = _create_grid_rows(first_columns, len(layers), len(points))
     cells = {}
     for column, site in enumerate(embedding_sites):
         cells[site] = first_row[0, column]
@@ -319,6 +298,34 @@ def _create_grid(sites: list[Site]) -> Grid:
         cells[site] = layer_rows[row, column]
     legend_cell = first_row[0, len(embedding_sites) :]
     return Grid(figure, cells, legend_cell)
+
+
+def _create_grid_rows(first_columns: int, layers: int, points: int) -> tuple[Figure, Any, Any]:
+    """Return a figure, its first row of `first_columns` cells, and the cells `[layers, points]` below this row."""
+    # The heights are in inches.
+    rows = layers + 1
+    max_panel = (style.PAGE_HEIGHT - HEAD - GAP - FOOT) / rows
+    panel = min(PANEL, max_panel)
+    height = HEAD + panel * rows + GAP + FOOT
+
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    first_row_bottom = 1 - (HEAD + panel) / height  # in fractions of the figure's height
+    first_row = figure.add_gridspec(
+        1,
+        first_columns,
+        **GRID_SIDES,
+        top=1 - HEAD / height,
+        bottom=first_row_bottom,
+    )
+    layer_rows = figure.add_gridspec(
+        max(layers, 1),  # matplotlib requires at least one row and column
+        max(points, 1),
+        **GRID_SIDES,
+        top=first_row_bottom - GAP / height,
+        bottom=FOOT / height,
+        hspace=0.1,
+    )
+    return figure, first_row, layer_rows
 
 
 def _add_panel(figure: Figure, cell: Any) -> Any:
@@ -354,39 +361,31 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     colour in all panels, so that readers can follow them through the layers. Each axis is limited to the central
     `AXES_SHARE` of the vectors; the title contains the number of vectors outside the axes.
     """
-    document, places, labels = example_text(
+    example = example_text(
         table,
         captured,
         max_labels=TRACKED_WORDS,
         points=[*POINTS, DECODER_INPUT],
     )
-    words_by_site = {}
-    for site, words in labels.items():
-        words_by_site[site] = _keep_distinct(words)
+    words_by_site = {site: _keep_distinct(words) for site, words in example.labels.items()}
     all_places = table[["x", "y"]].to_numpy(np.float64)
     is_inside = _find_central_places(all_places)
-    is_other = table["document"] != document
-    other_places = places_by_site(table[is_other])
-    grid = _create_grid(list(places))
+    is_other_text = table["document"] != example.document
+    other_places = places_by_site(table[is_other_text])
+    has_many_dots = len(table) > MAX_VECTOR_DOTS
+    grid = _create_grid(list(example.places))
     titled: set[str] = set()  # rows and columns that have a title
     for site, cell in grid.cells.items():
         axes = _add_panel(grid.figure, cell)
-        xy = places[site]
         style.set_limits(axes, all_places[is_inside])
         if site in other_places:
-            _scatter_other_texts(axes, other_places[site], as_image=len(table) > MAX_VECTOR_DOTS)
-        axes.scatter(
-            xy[:, 0],
-            xy[:, 1],
-            s=TEXT_SIZE,
-            color="0.25",
-            linewidths=0,
-        )
-        _scatter_tracked_words(axes, xy, words_by_site[site])
+            _scatter_other_texts(axes, other_places[site], as_image=has_many_dots)
+        _scatter_example_text(axes, example.places[site])
+        _scatter_tracked_words(axes, example.places[site], words_by_site[site])
         _add_titles(axes, site, captured, titled)
-    last_site = next(reversed(words_by_site))
-    last_words = words_by_site[last_site]
-    marks = _list_tracked_marks(last_words.values(), document)
+    last_site = list(words_by_site)[-1]
+    last_words = words_by_site[last_site].values()
+    marks = _list_tracked_marks(last_words, example.document)
     _add_legend(grid, marks)
     heading = _describe_joint(is_inside)
     _add_heading(grid.figure, heading)
@@ -403,7 +402,7 @@ def _describe_joint(is_inside: npt.NDArray[np.bool_]) -> str:
 
 
 def _find_central_places(xy: Places) -> npt.NDArray[np.bool_]:
-    """Return a mask `[N]` of the points within the central `AXES_SHARE` of the coordinates on both axes."""
+    """Return a mask `[N]` of the N points `xy` `[N, 2]` within the central `AXES_SHARE` of the values on both axes."""
     margin = (1 - AXES_SHARE) / 2
     low, high = np.quantile(xy, [margin, 1 - margin], axis=0)
     is_between = (xy >= low) & (xy <= high)
@@ -420,6 +419,17 @@ def _scatter_other_texts(axes: Any, xy: Places, *, as_image: bool) -> None:
         color=OTHER_COLOUR,
         linewidths=0,
         rasterized=as_image,
+    )
+
+
+def _scatter_example_text(axes: Any, xy: Places) -> None:
+    """Draw the tokens of the example text in dark grey."""
+    axes.scatter(
+        xy[:, 0],
+        xy[:, 1],
+        s=TEXT_SIZE,
+        color="0.25",
+        linewidths=0,
     )
 
 
@@ -450,10 +460,11 @@ def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
 
 def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
     """Return `words` (by token index) without repeated words; the first token of each word is kept."""
-    first: dict[str, int] = {}
+    distinct_words: dict[int, str] = {}
     for index, word in words.items():
-        first.setdefault(word, index)
-    return {index: word for word, index in first.items()}
+        if word not in distinct_words.values():
+            distinct_words[index] = word
+    return distinct_words
 
 
 def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]) -> None:
@@ -461,7 +472,8 @@ def _add_titles(axes: Any, site: Site, captured: CapturedTexts, titled: set[str]
 
     `titled` contains the columns and rows that have a title already; those of this panel are added.
     """
-    row = layer_label(site.layer if site.point in LAYER_POINTS else 0, captured.encoder)
+    layer = site.layer if site.point in LAYER_POINTS else 0  # embeddings are in the row of layer 0
+    row = layer_label(layer, captured.encoder)
     if site.point not in titled:
         title = fill(POINT_MARKS[site.point].label, TITLE_CHARACTERS, break_on_hyphens=False)
         axes.set_title(title, fontsize=7, pad=3)
@@ -488,18 +500,20 @@ class DotImages(Artist):
         dots = self.transparent_axes.scatter(xy[:, 0], xy[:, 1], **options)
         self.canvas.draw()
         dots.remove()
-        pixels = np.array(self.canvas.buffer_rgba())  # [rows, columns, RGBA], from the top
-        is_drawn = pixels[:, :, 3] > 0
-        rows = np.flatnonzero(is_drawn.any(axis=1))
-        columns = np.flatnonzero(is_drawn.any(axis=0))
-        top = rows[0]
-        bottom = rows[-1] + 1
-        left = columns[0]
-        right = columns[-1] + 1
-        points_per_pixel = 72 / self.canvas.figure.dpi
+        pixels = np.array(self.canvas.buffer_rgba())  # [rows, columns, RGBA], with the top row first
+        opacity = pixels[:, :, 3]
+        is_drawn = opacity > 0
+        drawn_rows = np.flatnonzero(is_drawn.any(axis=1))
+        drawn_columns = np.flatnonzero(is_drawn.any(axis=0))
+        top = drawn_rows[0]
+        bottom = drawn_rows[-1] + 1
+        left = drawn_columns[0]
+        right = drawn_columns[-1] + 1
+        points_per_pixel = 72 / self.canvas.figure.dpi  # a point is 1 / 72 inch
         x = left * points_per_pixel
-        y = (len(pixels) - bottom) * points_per_pixel
-        upward_pixels = pixels[top:bottom, left:right][::-1]  # the renderer expects rows from the bottom
+        rows_below = len(pixels) - bottom
+        y = rows_below * points_per_pixel
+        upward_pixels = pixels[top:bottom, left:right][::-1]  # the renderer expects the bottom row first
         self.images.append((x, y, upward_pixels))
 
     def draw(self, renderer: Any) -> None:
@@ -521,13 +535,7 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
     figure = Figure(figsize=PAGE_SIZE)
     axes = figure.add_axes(PAGE_AXES, xlabel="UMAP 1", ylabel="UMAP 2", xticks=[], yticks=[])  # scales are arbitrary
     style.set_limits(axes, table[["x", "y"]].to_numpy(np.float64))
-    newest_mark = Mark("this page's point", "black", "o")
-    (newest_handle,) = style.legend_handles([newest_mark], 4)
-    newest_handle.set_markerfacecolor("none")
-    points = {site.point for site in places}
-    point_marks = [mark for point, mark in POINT_MARKS.items() if point in points]
-    handles = [*style.legend_handles(point_marks, 5), newest_handle]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+    _add_point_legend(axes, {site.point for site in places})
     size = float(np.clip(2600 / len(table) ** 0.5, 4, 24))  # smaller dots for more vectors
     earlier = DotImages(axes, dpi)
     axes.add_artist(earlier)
@@ -547,6 +555,16 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
             earlier.append(xy, **looks, alpha=0.55, linewidths=0)
 
 
+def _add_point_legend(axes: Any, points: Set[str]) -> None:
+    """Add a legend of the markers of the capture points, and of the dark edge that marks the newest point of a page."""
+    newest_mark = Mark("this page's point", "black", "o")
+    (newest_handle,) = style.legend_handles([newest_mark], 4)
+    newest_handle.set_markerfacecolor("none")
+    point_marks = [mark for point, mark in POINT_MARKS.items() if point in points]
+    handles = [*style.legend_handles(point_marks, 5), newest_handle]
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
+
+
 def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) -> None:
     """Write an animated GIF that moves the tokens of one text from capture point to capture point of a map.
 
@@ -560,19 +578,19 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
         word_xy = style.place_labels(scene.axes, xy, labels[site], WORD_SIZE)
         moments[site] = Moment(xy, word_xy)
     frames: list[Image.Image] = []
-    previous = next(iter(places))
-    for number, site in enumerate(places):
+    sites = list(places)
+    for number, site in enumerate(sites):
+        previous = sites[max(number - 1, 0)]  # the first site has no previous site; its tokens do not move
         has_same_tokens = captured.reading(previous) == captured.reading(site)
         origin = previous if has_same_tokens else site
         _mark_site(scene, site, number, captured.encoder)
         transition = _draw_transition(scene, labels[site], moments[origin], moments[site])
         frames.extend(transition)
         # Repeat the last frame for the rest of the display time.
-        is_last = number == len(places) - 1
+        is_last = number == len(sites) - 1
         display_time = LAST_POINT_TIME if is_last else 1
         repetitions = FRAMES * display_time - len(transition)
         frames.extend([transition[-1]] * repetitions)
-        previous = site
     _save_gif(frames, path)
 
 
@@ -713,7 +731,7 @@ def _move_words(scene: Scene, words: Mapping[int, Any], xy: Places, word_xy: Pla
 def _list_transition_steps() -> npt.NDArray[np.float64]:
     """Return the progress of a transition in each frame `[MOVES + 1]`, up to 1; the start and the end are slow."""
     times = np.arange(1, MOVES + 2) / (MOVES + 1)
-    return times * times * (3 - 2 * times)
+    return times * times * (3 - 2 * times)  # the smoothstep function
 
 
 def _interpolate(start: Places, end: Places, progress: float) -> Places:

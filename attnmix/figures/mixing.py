@@ -120,27 +120,30 @@ def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> 
     axes = panels[0, 0]
     title = RATIO_MARKS[method].label
     axes.set(xlabel=xlabel, ylabel=TOKEN_MEAN_LABEL, ylim=(0, 1), title=title)
-    for name, label, all_rows in _list_control_curves(mixing, controls):
-        rows = all_rows[all_rows["method"] == method]
-        curve = rows.dropna(subset="mean").sort_values("layer")
-        if curve.empty:
-            continue
-        color, linestyle = CURVE_LOOKS[name]
-        wrapped_label = fill(label, LABEL_CHARACTERS)
-        marker = MARKERS.get(name)
-        axes.plot(
-            curve["layer"],
-            curve["mean"],
-            label=wrapped_label,
-            color=color,
-            linestyle=linestyle,
-            marker=marker,
-            clip_on=False,
-        )
-        _draw_interval(axes, curve, color, 0.2)
+    for curve in _list_control_curves(mixing, controls):
+        _draw_control_curve(axes, curve, method)
     _set_layer_ticks(axes, mixing)
     style.label_curves(axes)
     return figure
+
+
+def _draw_control_curve(axes: Axes, curve: LabelledCurve, method: str) -> None:
+    """Draw the mean of one ratio (`method`) by layer, with its interval; nothing is drawn if there are no means."""
+    is_of_method = curve.rows["method"] == method
+    rows = curve.rows[is_of_method].dropna(subset="mean").sort_values("layer")
+    if rows.empty:
+        return
+    color, linestyle = CURVE_LOOKS[curve.name]
+    axes.plot(
+        rows["layer"],
+        rows["mean"],
+        label=fill(curve.label, LABEL_CHARACTERS),
+        color=color,
+        linestyle=linestyle,
+        marker=MARKERS.get(curve.name),  # controls have no marker
+        clip_on=False,
+    )
+    _draw_interval(axes, rows, color, 0.2)
 
 
 def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[LabelledCurve]:
@@ -206,14 +209,19 @@ def draw_own_share(exchange: pd.DataFrame, xlabel: str) -> Figure | None:
             _draw_donor_curve(axes, curve, checkpoint, str(donor))
     _set_layer_ticks(axes, shares)
     style.label_curves(axes)
+    axes.legend(handles=_list_donor_handles(), loc="lower left", title="Words from")
+    with_all_donors = shares[shares["donor"] == ALL_DONORS]
+    axes.set_title(_describe_texts(with_all_donors))
+    return figure
+
+
+def _list_donor_handles() -> list[Line2D]:
+    """Return a legend entry with the line style of each kind of donor texts."""
     handles = []
     for linestyle, label in DONOR_LINES.values():
         handle = Line2D([], [], color="black", linestyle=linestyle, label=label)
         handles.append(handle)
-    axes.legend(handles=handles, loc="lower left", title="Words from")
-    with_all_donors = shares[shares["donor"] == ALL_DONORS]
-    axes.set_title(_describe_texts(with_all_donors))
-    return figure
+    return handles
 
 
 def _draw_donor_curve(axes: Axes, curve: pd.DataFrame, checkpoint: str, donor: str) -> None:
@@ -309,8 +317,7 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     methods = reviews["method"].unique()
     method = preferred_ratio(methods)
     reviews = reviews[reviews["method"] == method]
-    means = weighted.query("method == @method and weight == 'review' and tokens_of == 'all' and layer != 'all'")
-    means = means.astype({"layer": int})
+    means = _select_review_means(weighted, method)
     figure = Figure(figsize=(style.TWO_COLUMNS, REVIEWS_HEIGHT), layout="constrained")
     axes = _add_review_axes(figure, reviews, xlabel)
     axes.set_ylabel(f"Mixing ratio, mean over a review's tokens\n({RATIO_MARKS[method].label})")
@@ -320,15 +327,24 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
     shortest = reviews["tokens"].min()
     longest = reviews["tokens"].max()
     shading = LogNorm(shortest, longest + 1)  # the limits must differ
-    handles = []
     # With two checkpoints, the dots of the first are to the left of a layer's centre, those of the second to the right.
-    for name, side in zip(checkpoints, SWARM_SIDES[len(checkpoints)], strict=True):
+    sides = SWARM_SIDES[len(checkpoints)]
+    handles = []
+    for name, side in zip(checkpoints, sides, strict=True):
         rows = reviews[reviews["checkpoint"] == name]
         handle = _draw_swarms(axes, rows, name, side, swarm_width, shading)
         handles.append(handle)
         checkpoint_means = means[means["checkpoint"] == name]
         _draw_review_means(axes, checkpoint_means, side.offset, swarm_width)
-    mean_handle = Line2D(
+    handles.append(_create_mean_handle())
+    title = f"The darker a dot, the longer the review, from {shortest} to {longest} tokens"
+    figure.legend(handles=handles, title=title, title_fontsize=7, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _create_mean_handle() -> Line2D:
+    """Return the legend entry of the means over reviews."""
+    return Line2D(
         [],
         [],
         color="black",
@@ -337,10 +353,19 @@ def draw_reviews(reviews: pd.DataFrame, weighted: pd.DataFrame, xlabel: str) -> 
         linewidth=0.9,
         label="mean over reviews, 95 % interval",
     )
-    handles.append(mean_handle)
-    title = f"The darker a dot, the longer the review, from {shortest} to {longest} tokens"
-    figure.legend(handles=handles, title=title, title_fontsize=7, loc="outside lower center", ncols=3)
-    return figure
+
+
+def _select_review_means(weighted: pd.DataFrame, method: str) -> pd.DataFrame:
+    """Return the means of one ratio over reviews of equal weight and over all their tokens, by checkpoint and layer.
+
+    `weighted` is the table `mixing_weighted.csv`; its rows with means over all layers are omitted.
+    """
+    is_of_method = weighted["method"] == method
+    is_over_reviews = weighted["weight"] == "review"
+    is_over_all_tokens = weighted["tokens_of"] == "all"
+    is_of_one_layer = weighted["layer"] != "all"
+    means = weighted[is_of_method & is_over_reviews & is_over_all_tokens & is_of_one_layer]
+    return means.astype({"layer": int})
 
 
 def _add_review_axes(figure: Figure, reviews: pd.DataFrame, xlabel: str) -> Axes:
@@ -436,8 +461,8 @@ def _place_in_swarm(
     bottom, top = limits
     heights = (values - bottom) / (top - bottom)
     bin_numbers = (heights * SWARM_BINS).astype(int)
-    bins = values.groupby(bin_numbers)
+    bins = values.groupby(bin_numbers)  # values of similar height
     counts = bins.transform("size")
-    centred_ranks = bins.cumcount() - (counts - 1) / 2  # ranks within a bin, with a mean of 0
-    largest_step = 2 * width / max(1, counts.max() - 1)
+    centred_ranks = bins.cumcount() - (counts - 1) / 2  # consecutive numbers within a bin, with a mean of 0
+    largest_step = 2 * width / max(1, counts.max() - 1)  # the fullest bin then extends from -width to width
     return np.asarray(centred_ranks * min(step, largest_step))

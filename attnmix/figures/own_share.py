@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,15 @@ NOT_EXCHANGED = "0.88"  # grey of cells without an own share
 BAND = 0.25  # opacity of intervals
 
 
+class Panels(NamedTuple):
+    """The axes of one checkpoint, side by side; they have a common y axis, the layers."""
+
+    cells: Axes
+    """The axes of the own shares by layer and token."""
+    curve: Axes
+    """The axes of the means over tokens by layer."""
+
+
 def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: TextLayers) -> Figure | None:
     """Return a two-column figure of own shares: tokens by layers for one text, and the mean over texts by layer.
 
@@ -57,39 +66,47 @@ def draw_main(rows: pd.DataFrame, exchange: pd.DataFrame, document: str, text: T
     part = short_part(text.tokens, MAX_TOKENS)  # the indices of the tokens in the figure
     labels = [text.labels[place] for place in part]
     measured = set(rows["checkpoint"])
-    names = [name for name in CHECKPOINTS if name in measured]
-
-    # The heights are in inches.
-    rows_height = ROW_HEIGHT * len(text.layers)
-    panel_height = float(np.clip(rows_height, MIN_HEIGHT, MAX_HEIGHT))
-    panels_height = len(names) * (panel_height + PANEL_GAP) - PANEL_GAP
-    height = HEAD + panels_height + (FOOT + _measure_longest(labels))
-    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    checkpoints = [checkpoint for checkpoint in CHECKPOINTS if checkpoint in measured]
+    figure, panels = _create_panels(len(checkpoints), len(text.layers), labels)
     colors: Any = ScalarMappable(Normalize(0, 1), style.share_cmap())
     has_unknown = False
-    for number, name in enumerate(names):
-        is_last = number == len(names) - 1
-        bottom = height - HEAD - (number + 1) * panel_height - number * PANEL_GAP
-        shares_LT = _tabulate_shares(rows, name)
+    for checkpoint, (cells, curve) in zip(checkpoints, panels, strict=True):
+        is_last = checkpoint == checkpoints[-1]
+        shares_LT = _tabulate_shares(rows, checkpoint)
         shown_LT = shares_LT[:, part]
         if np.isnan(shown_LT).any():
             has_unknown = True
-
-        cells = _add_axes(figure, height, CELLS_LEFT, bottom, CELLS_WIDTH, panel_height)
         _draw_cells(cells, shown_LT, text, colors)
         labels_below = labels if is_last else []
         label_tokens(cells, labels_below, "x")
-        cells.set_ylabel(f"{CHECKPOINTS[name]}\nLayer")
-
-        curve = _add_axes(figure, height, CURVE_LEFT, bottom, CURVE_WIDTH, panel_height, sharey=cells)
-        checkpoint_means = means[means["checkpoint"] == name]
-        _draw_means(curve, checkpoint_means, shares_LT, text, name)
+        cells.set_ylabel(f"{CHECKPOINTS[checkpoint]}\nLayer")
+        checkpoint_means = means[means["checkpoint"] == checkpoint]
+        _draw_means(curve, checkpoint_means, shares_LT, text, checkpoint)
         if not is_last:
             curve.tick_params("x", labelbottom=False)
-    _add_scale(figure, colors, height)
+    _add_scale(figure, colors)
     _add_legend(figure, means, rows, has_unknown=has_unknown)
-    _add_titles(figure, document, text, part, height)
+    _add_titles(figure, document, text, part)
     return figure
+
+
+def _create_panels(rows: int, layers: int, labels: Sequence[str]) -> tuple[Figure, list[Panels]]:
+    """Return a figure with `rows` rows of panels; there is space for the token `labels` below the last row.
+
+    The height of a panel depends on the number of `layers`. All heights and positions are in inches.
+    """
+    rows_height = ROW_HEIGHT * layers
+    panel_height = float(np.clip(rows_height, MIN_HEIGHT, MAX_HEIGHT))
+    panels_height = rows * (panel_height + PANEL_GAP) - PANEL_GAP
+    height = HEAD + panels_height + (FOOT + _measure_longest(labels))
+    figure = Figure(figsize=(style.TWO_COLUMNS, height))
+    panels = []
+    for row in range(rows):
+        bottom = height - HEAD - (row + 1) * panel_height - row * PANEL_GAP
+        cells = _add_axes(figure, CELLS_LEFT, bottom, CELLS_WIDTH, panel_height)
+        curve = _add_axes(figure, CURVE_LEFT, bottom, CURVE_WIDTH, panel_height, sharey=cells)
+        panels.append(Panels(cells, curve))
+    return figure, panels
 
 
 def _select_means(exchange: pd.DataFrame, text: TextLayers) -> pd.DataFrame:
@@ -106,8 +123,8 @@ def _measure_longest(labels: Sequence[str]) -> float:
     return max(widths) / 72
 
 
-def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, height: float) -> None:
-    """Add titles above the cells and the curves of a figure of `height` inches.
+def _add_titles(figure: Figure, document: str, text: TextLayers, part: range) -> None:
+    """Add titles above the cells and the curves of a figure.
 
     If only a part of the text is shown, the title contains the first and the last token index of this `part`.
     """
@@ -115,7 +132,7 @@ def _add_titles(figure: Figure, document: str, text: TextLayers, part: range, he
     if len(part) < len(text.tokens):
         shown = f", tokens {part[0]} to {part[-1]} of {len(text.tokens)}"
     title = f"Own share of each token's vector after each layer{text.suffix}, {document}{shown}"
-    top = 1 - 0.1 / height
+    top = 1 - 0.1 / figure.get_figheight()  # 0.1 inches below the upper edge
     figure.text(CELLS_LEFT / style.TWO_COLUMNS, top, title, va="top", fontsize=8)
     figure.text(CURVE_LEFT / style.TWO_COLUMNS, top, "Mean over tokens", va="top", fontsize=8)
 
@@ -127,11 +144,10 @@ def _tabulate_shares(rows: pd.DataFrame, checkpoint: str) -> npt.NDArray[np.floa
     return table.to_numpy(float)
 
 
-def _add_axes(
-    figure: Figure, figure_height: float, left: float, bottom: float, width: float, height: float, **options: Any
-) -> Axes:
+def _add_axes(figure: Figure, left: float, bottom: float, width: float, height: float, **options: Any) -> Axes:
     """Add axes to a two-column figure; positions and sizes are in inches."""
     figure_width = style.TWO_COLUMNS
+    figure_height = figure.get_figheight()
     box = (left / figure_width, bottom / figure_height, width / figure_width, height / figure_height)
     return figure.add_axes(box, **options)
 
@@ -170,19 +186,22 @@ def _draw_means(
     text_means = np.nanmean(shares_LT[is_known_L], axis=1)
     axes.plot(text_means, known_layers, color="black", marker="|", linestyle="none")
     if len(means):
-        # Label the mean of the last layer.
-        last = means.iloc[-1]
-        share = f"{last['mean']:.0%}"
-        place = (last["mean"], last["layer"])
-        axes.annotate(share, place, (5, 0), textcoords="offset points", color=color, va="center")
+        _label_mean(axes, means.iloc[-1], color)
     axes.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0 %", "50 %", "100 %"])
     axes.tick_params("y", length=0, labelleft=False)
     axes.spines["left"].set_color("0.8")
 
 
-def _add_scale(figure: Figure, colors: ScalarMappable, height: float) -> None:
-    """Add the colour scale of all cells at the bottom left of a figure of `height` inches."""
-    axes = _add_axes(figure, height, CELLS_LEFT, 0.34, 1.3, 0.08)
+def _label_mean(axes: Axes, row: pd.Series, color: str) -> None:
+    """Write the mean of a layer in percent, to the right of its point on the curve."""
+    share = f"{row['mean']:.0%}"
+    point = (row["mean"], row["layer"])
+    axes.annotate(share, point, (5, 0), textcoords="offset points", color=color, va="center")
+
+
+def _add_scale(figure: Figure, colors: ScalarMappable) -> None:
+    """Add the colour scale of all cells at the bottom left of a figure."""
+    axes = _add_axes(figure, CELLS_LEFT, 0.34, 1.3, 0.08)
     bar = figure.colorbar(colors, cax=axes, orientation="horizontal", ticks=[0, 1])
     bar.ax.set_xticklabels(["0 %", "100 %"])
     bar.ax.tick_params(labelsize=6, length=0, pad=2)
@@ -195,10 +214,6 @@ def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_
     The legend contains the sample sizes of `means` (the means over texts) and of `rows` (the own shares of the text's
     tokens).
     """
-    last_layer = rows["layer"].max()
-    rows_of_last = rows[rows["layer"] == last_layer]
-    # Tokens that were not exchanged have NaN, which `count` ignores.
-    exchanged_tokens = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()
     handles: list[Any] = []
     if len(means):
         documents = means["documents"].max()
@@ -210,7 +225,7 @@ def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_
     if has_interval.any():
         band = Patch(color="0.3", alpha=BAND, linewidth=0, label="95 % interval over reviews")
         handles.append(band)
-    text_label = f"mean over {exchanged_tokens.max()} tokens of this text"
+    text_label = f"mean over {_count_exchanged_tokens(rows)} tokens of this text"
     tick = Line2D([], [], color="black", marker="|", linestyle="none", label=text_label)
     handles.append(tick)
     if has_unknown:
@@ -218,3 +233,12 @@ def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_
         handles.append(grey)
     anchor = (1 - 0.05 / style.TWO_COLUMNS, 0.02)
     figure.legend(handles=handles, loc="lower right", bbox_to_anchor=anchor, ncols=2, columnspacing=1.2)
+
+
+def _count_exchanged_tokens(rows: pd.DataFrame) -> int:
+    """Return the number of tokens with an own share in the last layer; of several checkpoints, the largest number."""
+    last_layer = rows["layer"].max()
+    rows_of_last = rows[rows["layer"] == last_layer]
+    # Tokens that were not exchanged have NaN, which `count` ignores.
+    counts = rows_of_last.groupby("checkpoint")[OWN_SHARE].count()
+    return int(counts.max())

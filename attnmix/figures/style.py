@@ -1,10 +1,10 @@
 """Figure style: sizes, fonts, colours with sufficient contrast, limits, label placement, and reproducible files."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ MIN_EXTENT = 1e-3  # minimum extent of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
+"""The candidate positions of a label's centre `[C, 2]`, relative to the labelled point, in font sizes."""
+OFFSET_LENGTHS = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])
 # A label is placed at the position with the lowest cost. The following constants are parts of this cost, relative to
 # the cost of a displacement from the labelled point by one font size.
 COVERED_POINT_COST = 0.3  # for each point that the label covers
@@ -70,7 +72,8 @@ def paper_style(fallback_fonts: Iterable[str] = ()) -> Iterator[None]:
     # matplotlib prefers the first font in the list. The packaged font is moved to the front, before any installed copy.
     if fontManager.ttflist[0].fname != str(ARIMO):
         fontManager.addfont(ARIMO)
-        fontManager.ttflist.insert(0, fontManager.ttflist.pop())
+        packaged_font = fontManager.ttflist.pop()  # `addfont` has appended it to the list
+        fontManager.ttflist.insert(0, packaged_font)
     with mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle")):
         mpl.rcParams["font.family"] = [*mpl.rcParams["font.family"], *fallback_fonts]
         yield
@@ -98,33 +101,46 @@ def find_fallback_fonts(texts: Iterable[str]) -> list[str]:
 
     Log a warning if some of these characters are not available in any installed font.
     """
+    printable_characters = {character for text in texts for character in text if character.isprintable()}
     with paper_style():
-        missing = set(filter(str.isprintable, chain.from_iterable(texts)))
-        missing -= _find_available_characters()
+        missing = printable_characters - _find_available_characters()
     if not missing:
         return []
     characters_by_font = {name: _list_characters((name,)) for name in _list_installed_fonts()}
     fonts: list[str] = []
     while missing and characters_by_font:
-        # Prefer the font with most of the missing characters; among equals, a sans-serif font like Arimo.
-        best = max(
-            characters_by_font,
-            key=lambda name: (len(missing & characters_by_font[name]), "Sans" in name),
-        )
-        if missing.isdisjoint(characters_by_font[best]):
+        font = _choose_font(missing, characters_by_font)
+        found = missing & characters_by_font[font]
+        if not found:
             break
-        fonts.append(best)
-        missing -= characters_by_font[best]
+        fonts.append(font)
+        missing -= found
     if missing:
-        examples = []
-        for character in sorted(missing)[:10]:
-            examples.append(f"{character} (U+{ord(character):04X})")
-        logging.warning(
-            "no installed font has %d of the characters, such as %s; figures show their code points instead",
-            len(missing),
-            ", ".join(examples),
-        )
+        _warn_about_missing(missing)
     return fonts
+
+
+def _choose_font(characters: Set[str], characters_by_font: Mapping[str, Set[str]]) -> str:
+    """Return the font with most of the `characters`; among equals, a sans-serif font like Arimo is preferred."""
+
+    def rank(font: str) -> tuple[int, bool]:
+        available = characters & characters_by_font[font]
+        is_sans_serif = "Sans" in font
+        return len(available), is_sans_serif
+
+    return max(characters_by_font, key=rank)
+
+
+def _warn_about_missing(characters: Set[str]) -> None:
+    """Log the number of characters that no installed font has, and up to ten of these characters."""
+    examples = []
+    for character in sorted(characters)[:10]:
+        examples.append(f"{character} (U+{ord(character):04X})")
+    logging.warning(
+        "no installed font has %d of the characters, such as %s; figures show their code points instead",
+        len(characters),
+        ", ".join(examples),
+    )
 
 
 def _list_installed_fonts() -> list[str]:
@@ -251,38 +267,62 @@ def label_curves(axes: Axes) -> None:
     ends = _list_curve_ends(axes)
     if not ends:
         return
-    figure: Any = axes.figure
+    # All positions and heights are fractions of the panel's height.
     bottom, top = axes.get_ylim()
-    panel_height = axes.get_position().height * figure.get_figheight() * 72  # in points
-    # All following positions and heights are fractions of the panel's height.
     curve_ends = np.array([(end.y - bottom) / (top - bottom) for end in ends])
+    heights = _measure_curve_labels(axes, ends)
+    centers = _separate_labels(curve_ends, heights)
+    for end, center in zip(ends, centers, strict=True):
+        _write_curve_label(axes, end, center)
+
+
+def _measure_curve_labels(axes: Axes, ends: Sequence[CurveEnd]) -> npt.NDArray[np.float64]:
+    """Return the height of each curve's label, as a fraction of the panel's height."""
+    figure: Any = axes.figure
+    panel_height = axes.get_position().height * figure.get_figheight() * 72  # in points, 1 / 72 inch
     line_counts = np.array([end.label.count("\n") + 1 for end in ends])
-    heights = line_counts * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
-    # `stacked` contains the centres of the labels if they are stacked from the bottom without gaps. The displacements
-    # from these centres must not decrease, so that labels do not overlap. Isotonic regression minimises the squared
-    # distances between labels and curve ends under this condition.
-    stacked = np.cumsum(heights) - heights / 2
+    heights: npt.NDArray[np.float64] = line_counts * CURVE_LABEL_SIZE * LINE_HEIGHT / panel_height
+    return heights
+
+
+def _separate_labels(
+    curve_ends: npt.NDArray[np.float64],
+    heights: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Return the centres of labels that do not overlap and are close to the ends of their curves.
+
+    Positions and heights are fractions of the panel's height. `curve_ends` are sorted from bottom to top, and `heights`
+    are those of the labels.
+    """
+    stacked = np.cumsum(heights) - heights / 2  # centres of labels without gaps, from the bottom of the panel
+    # Labels do not overlap if their displacements from these centres do not decrease from bottom to top. Isotonic
+    # regression minimises the squared distances between labels and curve ends under this condition.
     displacements = fit_increasing(curve_ends - stacked)
     free_height = max(0.0, 1 - heights.sum())
     limited_displacements = np.clip(displacements, 0, free_height)  # labels stay within the panel
-    for end, center in zip(ends, limited_displacements + stacked, strict=True):
-        arrow: Any = {
-            "arrowstyle": "-",
-            "color": end.color,
-            "linewidth": 0.5,
-            "relpos": (0, 0.5),
-            "shrinkA": 1,
-        }
-        axes.annotate(
-            end.label,
-            (end.x, end.y),
-            (LABEL_X, center),
-            textcoords="axes fraction",
-            arrowprops=arrow,
-            color=darken_for_contrast(end.color, TEXT_CONTRAST),
-            va="center",
-            fontsize=CURVE_LABEL_SIZE,
-        )
+    centers: npt.NDArray[np.float64] = limited_displacements + stacked
+    return centers
+
+
+def _write_curve_label(axes: Axes, end: CurveEnd, center: float) -> None:
+    """Write a curve's label to the right of the panel, with a line from the label to the end of the curve."""
+    line: Any = {
+        "arrowstyle": "-",
+        "color": end.color,
+        "linewidth": 0.5,
+        "relpos": (0, 0.5),
+        "shrinkA": 1,
+    }
+    axes.annotate(
+        end.label,
+        (end.x, end.y),
+        (LABEL_X, center),
+        textcoords="axes fraction",
+        arrowprops=line,
+        color=darken_for_contrast(end.color, TEXT_CONTRAST),
+        va="center",
+        fontsize=CURVE_LABEL_SIZE,
+    )
 
 
 def fit_increasing(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -327,9 +367,7 @@ def place_labels(
 ) -> npt.NDArray[np.float64]:
     """Return the centres of labels for some of the points of a map, in data coordinates.
 
-    Labels are placed one after the other, at the candidate position with the lowest cost. The cost increases with the
-    distance from the labelled point, and it is higher for positions that cover points or earlier labels, or that extend
-    beyond the axes.
+    Labels are placed one after the other, at the candidate position with the lowest cost (see `_rate_candidates`).
 
     Args:
         axes: The axes of the map, with their final position and limits.
@@ -348,7 +386,6 @@ def place_labels(
     offsets = OFFSETS * size * pixels_per_point
     sizes = pixels_per_point * _measure_labels(labels.values(), size)
     directions = np.sign(OFFSETS)
-    distances = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])  # in font sizes
     centres = np.empty((len(labels), 2))
     for place, index in enumerate(labels):
         extent = sizes[place]
@@ -356,21 +393,48 @@ def place_labels(
         # Labels to the left or right of a point are shifted by half their width.
         shifts = directions * [half_width, 0]
         candidates = points[index] + offsets + shifts
-        covered = _count_covered_points(candidates, extent, points)
-        overlap = _measure_overlap(
+        costs = _rate_candidates(
             candidates,
             extent,
+            points,
+            bounds,
             earlier_centres=centres[:place],
             earlier_sizes=sizes[:place],
         )
-        outside = _find_outside(candidates, extent, bounds)
-        costs = distances + COVERED_POINT_COST * covered
-        costs += OVERLAP_COST * overlap
-        costs += OUTSIDE_COST * outside
         best = np.argmin(costs.round(6))
         centres[place] = candidates[best]
     to_data = axes.transData.inverted()
     return to_data.transform(centres)
+
+
+def _rate_candidates(
+    candidates: npt.NDArray[np.float64],
+    extent: npt.NDArray[np.float64],
+    points: npt.NDArray[np.float64],
+    bounds: npt.NDArray[np.float64],
+    earlier_centres: npt.NDArray[np.float64],
+    earlier_sizes: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Return the cost `[C]` of each of the C candidates for the centre of a label.
+
+    The cost increases with the distance from the labelled point. It is higher for positions that cover points or
+    earlier labels, or that extend beyond the axes.
+
+    Args:
+        candidates: The candidate centres `[C, 2]`, in the order of `OFFSETS`.
+        extent: The width and the height of the label.
+        points: All points of the map `[points, 2]`.
+        bounds: The lower left and the upper right corner of the axes `[2, 2]`.
+        earlier_centres: The centres of the labels that have been placed `[labels, 2]`.
+        earlier_sizes: The widths and heights of these labels `[labels, 2]`.
+    """
+    covered = _count_covered_points(candidates, extent, points)
+    overlap = _measure_overlap(candidates, extent, earlier_centres, earlier_sizes)
+    outside = _find_outside(candidates, extent, bounds)
+    costs: npt.NDArray[np.float64] = OFFSET_LENGTHS + COVERED_POINT_COST * covered
+    costs += OVERLAP_COST * overlap
+    costs += OUTSIDE_COST * outside
+    return costs
 
 
 def _measure_labels(labels: Iterable[str], size: float) -> npt.NDArray[np.float64]:
@@ -458,5 +522,6 @@ def _measure_squared_distances(
     points: npt.NDArray[np.float64],
     centre: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
+    """Return the squared distance of each of the `points` `[points, 2]` from `centre` `[2]`."""
     distances: npt.NDArray[np.float64] = np.square(points - centre).sum(axis=1)
     return distances

@@ -84,17 +84,15 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
     labels = text.labels[:MAX_STRIP_TOKENS]
     tokens_per_line = max(len(labels), MIN_TOKENS_PER_LINE)
     tokens_per_line = min(tokens_per_line, MAX_TOKENS_PER_LINE)
-    lines = []
-    for start in range(0, len(labels), tokens_per_line):
-        line = labels[start : start + tokens_per_line]
-        lines.append(line)
+    lines = _split_into_lines(labels, tokens_per_line)
 
     # The heights and positions are in inches.
     strip_height = ROW_HEIGHT * len(text.layers)
     strips_height = len(strips) * (strip_height + STRIP_GAP)
     line_heights = _measure_lines(lines, strips_height)
-    shown_lines = lines[: _count_fitting_lines(line_heights)]
-    bottoms = np.cumsum(line_heights[: len(shown_lines)])  # below the top of the first line
+    fitting = _count_fitting_lines(line_heights)
+    shown_lines = lines[:fitting]
+    bottoms = np.cumsum(line_heights[:fitting])  # below the top of the first line
     height = STRIPS_HEAD + bottoms[-1] + STRIPS_FOOT
     tops = height - STRIPS_HEAD - np.array([0, *bottoms[:-1]])  # above the bottom of the figure
 
@@ -105,12 +103,26 @@ def draw_strips(rows: pd.DataFrame, document: str, text: TextLayers) -> Figure:
         _draw_line(figure, strips, positions, token_labels, text, tops[line_number])
     _add_strip_scales(figure, strips, height)
     shown_tokens = sum(len(line) for line in shown_lines)
+    _add_strip_title(figure, document, text, shown_tokens, height)
+    return figure
+
+
+def _split_into_lines(labels: list[str], tokens_per_line: int) -> list[list[str]]:
+    """Return the token labels as lists of `tokens_per_line` labels; the last list can be shorter."""
+    lines = []
+    for start in range(0, len(labels), tokens_per_line):
+        line = labels[start : start + tokens_per_line]
+        lines.append(line)
+    return lines
+
+
+def _add_strip_title(figure: Figure, document: str, text: TextLayers, shown_tokens: int, height: float) -> None:
+    """Add the title of strips to a figure of `height` inches, with the number of shown tokens if some are not shown."""
     part = ""
     if shown_tokens < len(text.tokens):
         part = f", its first {shown_tokens} of {len(text.tokens)} tokens"
     title = f"Mixing ratio by layer{text.suffix} in {document}{part}"
     figure.suptitle(title, y=1 - 0.06 / height, fontsize=8)
-    return figure
 
 
 def _measure_lines(lines: Sequence[Sequence[str]], strips_height: float) -> npt.NDArray[np.float64]:
@@ -214,19 +226,16 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
     """
     part = short_part(text.tokens, MAX_MATRIX_TOKENS)  # the indices of the tokens in the figure
     labels = [text.labels[place] for place in part]
-    depth = len(text.layers)
-    shown_places = sorted({0, depth // 2, depth - 1})
-    layers = [text.layers[place] for place in shown_places]
+    layers = _choose_layers(text.layers)
+    layer_indices = [layer - 1 for layer in layers]
     height = MATRIX_HEAD + len(methods) * (MATRIX + MATRIX_GAP) - MATRIX_GAP + MATRIX_FOOT
     figure = Figure(figsize=(style.TWO_COLUMNS, height))
-    grid = _add_matrix_grid(figure, len(methods), len(layers), height)
-    layer_indices = [layer - 1 for layer in layers]
-    is_diagonal = np.eye(len(part), dtype=bool)
+    grid = _add_matrix_grid(figure, len(methods), len(layers), height)  # the last column is for colour bars
     for row, method in enumerate(methods):
         is_last = row == len(methods) - 1
         matrices = run.matrix(checkpoint, document, method)[layer_indices]  # [layers, tokens, sources]
         shares = row_shares(matrices)[:, part]  # [layers, shown tokens, all sources]
-        others = np.where(is_diagonal, np.float32(np.nan), shares[:, :, part])  # without the share of the token itself
+        others = _remove_diagonals(shares[:, :, part])  # [layers, shown tokens, shown tokens]
         scale = Normalize(0, _find_scale_end(others))
         for column, layer in enumerate(layers):
             axes = grid[row, column]
@@ -242,6 +251,19 @@ def draw_matrices(run: Run, checkpoint: str, document: str, text: TextLayers, me
         _add_matrix_scale(figure, grid[row, -1], scale)
     _add_matrix_title(figure, f"{CHECKPOINTS[checkpoint]}, {document}{text.suffix}", part, len(text.tokens), height)
     return figure
+
+
+def _choose_layers(layers: Sequence[int]) -> list[int]:
+    """Return the first, a middle and the last of the layers, without repetition."""
+    depth = len(layers)
+    places = sorted({0, depth // 2, depth - 1})
+    return [layers[place] for place in places]
+
+
+def _remove_diagonals(matrices: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return matrices `[layers, tokens, tokens]` without the shares of the tokens themselves: diagonals become NaN."""
+    is_diagonal = np.eye(matrices.shape[-1], dtype=bool)
+    return np.where(is_diagonal, np.float32(np.nan), matrices)
 
 
 def _add_method_name(figure: Figure, method: str, row: int, height: float) -> None:
@@ -286,10 +308,12 @@ def _add_matrix_grid(figure: Figure, methods: int, layers: int, height: float) -
 def _find_scale_end(cells: npt.NDArray[np.float32]) -> float:
     """Return a high percentile of the finite cells; 1 if the percentile is 0 or there are no finite cells."""
     known = cells[np.isfinite(cells)]
-    if not len(known):
+    if len(known) == 0:
         return 1.0
     end = float(np.percentile(known, PERCENTILE))
-    return end or 1.0
+    if end == 0:
+        return 1.0
+    return end
 
 
 def _add_matrix_scale(figure: Figure, box: Axes, scale: Normalize) -> None:
@@ -334,23 +358,33 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
     cells = np.stack(list(columns.values()), axis=1)
     cmap = colormaps[SIDE_COLORS].with_extremes(bad=UNKNOWN)
     axes.imshow(cells, cmap, Normalize(0, 1), aspect="auto", extent=(left, right, bottom, top))
-    below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
     for place, (name, values) in enumerate(columns.items()):
         middle = left + (place + 0.5) * width
-        known = values[np.isfinite(values)]
-        if len(known):
-            percent = 100 * known.mean()
-            axes.annotate(f"{percent:.0f}", (middle, bottom), (0, -1.5), fontsize=4.5, **below)
-        if is_last:
-            axes.annotate(name, (middle, bottom), (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
+        shown_name = name if is_last else ""
+        _label_side_column(axes, middle, bottom, values, shown_name)
     # The limits leave space for two columns, so that the width of the matrix does not depend on their number.
     axes.set(xlim=(-0.5, left + 2.3 * width), ylim=(bottom, top))
 
 
-def _list_side_columns(shares: npt.NDArray[np.float32], part: range) -> dict[str, npt.NDArray[np.float32]]:
-    """Return, by the name of its column, the share of the token itself and of the tokens that are not shown.
+def _label_side_column(axes: Axes, middle: float, bottom: float, values: npt.NDArray[np.float32], name: str) -> None:
+    """Write the mean of the known `values` in % below a column and, unless it is empty, the column's name.
 
-    `shares` `[part, tokens]` contains the shares of all tokens in each shown token.
+    `middle` and `bottom` are the horizontal centre and the lower end of the column in data coordinates.
+    """
+    below: Any = {"ha": "center", "va": "top", "textcoords": "offset points"}
+    known = values[np.isfinite(values)]
+    if len(known):
+        percent = 100 * known.mean()
+        axes.annotate(f"{percent:.0f}", (middle, bottom), (0, -1.5), fontsize=4.5, **below)
+    if name:
+        axes.annotate(name, (middle, bottom), (0, -8.5), rotation=90, fontsize=style.LABEL_SIZE, **below)
+
+
+def _list_side_columns(shares: npt.NDArray[np.float32], part: range) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the columns beside a matrix by name: each shown token's own share, and the share of tokens not shown.
+
+    `shares` `[part, tokens]` contains the shares of all tokens in each shown token. The second column is omitted if the
+    whole text is shown.
     """
     shown, tokens = shares.shape
     columns = {"itself": shares[np.arange(shown), list(part)]}

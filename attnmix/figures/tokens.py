@@ -141,50 +141,51 @@ class CapturedTexts(NamedTuple):
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
         """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.
 
-        Only the tokens at `positions` are labelled; the keys are indices into `positions`. If these tokens include no
-        special tokens and no single-token words, all of them are labelled.
+        Only the tokens at `positions` are labelled. The result contains a dictionary for the inputs of the encoder and,
+        if any, for the inputs of the decoder; its keys are indices into `positions`. If the tokens include no special
+        tokens and no single-token words, all of them are labelled.
         """
-        rows = self.rows(document)
-        all_positions = self.tokens["position"].to_numpy()
-        places = np.searchsorted(all_positions[rows], positions)
-        labels = []
+        rows_of_text = self.rows(document)
+        positions_of_text = self.tokens["position"].to_numpy()[rows_of_text]
+        rows = rows_of_text[np.searchsorted(positions_of_text, positions)]
+        labels_by_stack = []
         for input_tokens in self.readings:
-            input_words = words(input_tokens)
+            starting_words = words(input_tokens)  # for each input token, the word that starts with it
             all_labels = {}
             word_labels = {}
-            for index, row in enumerate(rows[places]):
+            for index, row in enumerate(rows):
                 token = input_tokens[row]
-                word = input_words[row]
                 all_labels[index] = token.short_label
-                # `word` is the word that starts with the token, so it is longer than a token that is only a part of it.
-                is_whole_word = len(word) > 1 and word == token.text.strip().lower()
-                if token.special or is_whole_word:
+                if token.special or _is_whole_word(token, starting_words[row]):
                     word_labels[index] = token.short_label
-            labels.append(word_labels or all_labels)
-        return labels
+            labels_by_stack.append(word_labels or all_labels)
+        return labels_by_stack
 
     def special_tokens(self, tokens: pd.DataFrame) -> dict[str, list[npt.NDArray[np.bool_]]]:
-        """Return masks of the special tokens among some captured tokens, by class of special tokens.
+        """Return masks `[T]` of the special tokens among T captured tokens, by class of special tokens.
 
-        `tokens` has the columns `document` and `position`. Each class has a mask for the inputs of the encoder and, if
-        any, a second mask for the inputs of the decoder, which are shifted right by one. Classes that do not occur are
-        omitted.
+        `tokens` contains the `document` and the `position` of these tokens. Each class has a list of one or two masks:
+        for the inputs of the encoder and, if any, for the inputs of the decoder, which are shifted right by one.
+        Classes that do not occur are omitted.
         """
         keys = ["document", "position"]
         captured = pd.MultiIndex.from_frame(self.tokens[keys])
         rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))  # row numbers in `self.tokens`
         classes_by_stack = []
-        # `readings` contains a list of input tokens for the encoder and, if any, for the decoder. Each list has a token
-        # for every row of `self.tokens`.
-        for input_tokens in self.readings:
-            classes = np.array([token.token_class for token in input_tokens])
-            classes_by_stack.append(classes[rows])
-        masks = {}
+        for input_tokens in self.readings:  # the encoder's and, if any, the decoder's, for all rows of `self.tokens`
+            all_classes = np.array([token.token_class for token in input_tokens])
+            classes_by_stack.append(all_classes[rows])
+        masks_by_class = {}
         for token_class in SPECIAL_MARKERS:
-            masks_by_stack = [classes == token_class for classes in classes_by_stack]
-            if np.any(masks_by_stack):
-                masks[token_class] = masks_by_stack
-        return masks
+            masks = [class_T == token_class for class_T in classes_by_stack]
+            if np.any(masks):
+                masks_by_class[token_class] = masks
+        return masks_by_class
+
+
+def _is_whole_word(token: DisplayToken, word: str) -> bool:
+    """Return True if a token is a complete word of two or more characters; `word` is the word that starts with it."""
+    return len(word) > 1 and word == token.text.strip().lower()
 
 
 def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
@@ -194,9 +195,7 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     model, the decoder starts in the first layer with cross-attention.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
-    encoder_inputs: list[DisplayToken] = []
-    for text in texts:
-        encoder_inputs.extend(text)
+    encoder_inputs = list(chain.from_iterable(texts))
     readings = [encoder_inputs]
     # This column exists only for encoder-decoder models. Each text of the column begins with the decoder's start token.
     if DECODER_TOKEN in tokens:
@@ -294,12 +293,13 @@ def sentences(tokens: Sequence[DisplayToken]) -> list[range]:
     """
     complete = []
     start = 0  # index of the first token of the current sentence
-    for role, group in groupby(range(len(tokens)), key=lambda place: _find_role(tokens[place])):
-        places = list(group)  # neighbouring tokens with the same role
-        stop = places[-1] + 1
+    stop = 0
+    for role, group in groupby(tokens, key=_find_role):
+        same_role_tokens = list(group)  # neighbouring tokens with the same role
+        stop += len(same_role_tokens)
         if role == SEPARATOR:
             start = stop
-        elif role == ENDING and any(_has_end_mark(tokens[place]) for place in places):
+        elif role == ENDING and any(_has_end_mark(token) for token in same_role_tokens):
             complete.append(range(start, stop))
             start = stop
     return complete

@@ -126,14 +126,21 @@ def _write_headline_verdict(shares: pd.DataFrame) -> str:
 
     The clause is empty for any other verdict, and if the change was not measured.
     """
-    changes = shares[shares["checkpoint"] == "difference"]
-    if changes.empty:
+    last = _select_last_change(shares)
+    if last is None:
         return ""
-    last_row = int(changes["layer"].argmax())
-    last: Any = changes.iloc[last_row]
     if verdict(last["ci_low"], last["ci_high"], last["documents"]) is Verdict.INCONCLUSIVE:
         return ": the change is inconclusive"
     return ""
+
+
+def _select_last_change(shares: pd.DataFrame) -> Any:
+    """Return the row of `shares` with the difference between the models in the last layer; None if it is missing."""
+    changes = shares[shares["checkpoint"] == "difference"]
+    if changes.empty:
+        return None
+    last_row = int(changes["layer"].argmax())
+    return changes.iloc[last_row]
 
 
 def _select_last_layer(shares: pd.DataFrame) -> pd.DataFrame:
@@ -212,11 +219,9 @@ def _describe_one_model(run: Results) -> str:
 
 def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
     """Return a sentence on the change in the last layer's own share; an empty string if it was not measured."""
-    rows = shares[shares["checkpoint"] == "difference"]
-    if rows.empty:
+    last = _select_last_change(shares)
+    if last is None:
         return ""
-    last_row = int(rows["layer"].argmax())
-    last = rows.iloc[last_row]
     change = points(last["mean"])
     texts = _describe_sample(run, last)
     if last["documents"] < MIN_INTERVAL_DOCUMENTS:

@@ -80,9 +80,9 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
     Returns:
         Encoded 16-bit arrays: `counts` `[..., T]`, the number of kept sources of each row, and `sources`, the
-        concatenated indices of the kept sources of all rows. For each checkpoint, `checkpoints` contains `shares`, the
-        square roots of the kept shares in the order of `sources`, and `own` `[..., T]`, the share of each token itself.
-        Square roots preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
+        concatenated indices of the kept sources of all rows. For each checkpoint, `checkpoints` contains two arrays:
+        `shares` (the square roots of the kept shares, in the order of `sources`) and `own` `[..., T]` (each token's own
+        share). Square roots preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     is_kept = _select_sources(list(shares.values()), keep)
@@ -164,35 +164,35 @@ def curves_by(table: pd.DataFrame, keys: Sequence[str], layers: range) -> dict[t
     """Return a curve for each combination of values in the columns `keys`, in the order of first occurrence."""
     known = table.dropna(subset=list(keys))
     columns = [known[key] for key in keys]
-    group_by_combination: dict[tuple[Any, ...], int] = {}
-    groups = []
-    for combination in zip(*columns, strict=True):
-        next_group = len(group_by_combination)
-        group = group_by_combination.setdefault(combination, next_group)
-        groups.append(group)
-    group_N = np.array(groups, dtype=int)
-    curves = _create_curves(known, group_N, len(group_by_combination), layers)
-    return dict(zip(group_by_combination, curves, strict=True))
+    combinations = list(zip(*columns, strict=True))  # one combination per row
+    groups: dict[tuple[Any, ...], int] = {}  # the number of each distinct combination
+    for combination in combinations:
+        if combination not in groups:
+            groups[combination] = len(groups)
+    group_N = np.array([groups[combination] for combination in combinations], dtype=int)
+    curves = _create_curves(known, group_N, len(groups), layers)
+    return dict(zip(groups, curves, strict=True))
 
 
 def _create_curves(table: pd.DataFrame, group_N: npt.NDArray[Any], groups: int, layers: range) -> list[Curve]:
     """Return one curve for each of G groups of rows; `groups` is the number G.
 
-    `group_N` contains the group index of each of the N rows of `table`. Arrays `[3, G, L]` contain the means, the lower
-    and the upper bounds of the curves by group and layer.
+    `group_N` contains the group index of each of the N rows of `table`. A group has at most one row per layer. Rows of
+    other layers than `layers` are ignored.
     """
     in_layers = table["layer"].isin(layers).to_numpy()
     rows = table[in_layers]
     group_N = group_N[in_layers]
-    place_N = rows["layer"].to_numpy(int) - layers.start
-    values_3GL = np.full((3, groups, len(layers)), np.nan)
+    layer_N = rows["layer"].to_numpy(int) - layers.start  # the index of each row's layer in `layers`
+    values_3GL = np.full((3, groups, len(layers)), np.nan)  # means, lower and upper bounds, by group and layer
     for number, column in enumerate(("mean", "ci_low", "ci_high")):
-        values_3GL[number, group_N, place_N] = rows[column].to_numpy(float)
+        values_3GL[number, group_N, layer_N] = rows[column].to_numpy(float)
     if "documents" in rows:
         # An interval over few texts is too uncertain to draw.
         documents_N = rows["documents"].to_numpy(float, na_value=np.nan)
         is_few_N = documents_N < MIN_INTERVAL_DOCUMENTS
-        values_3GL[1:, group_N[is_few_N], place_N[is_few_N]] = np.nan
+        bounds_2GL = values_3GL[1:]  # a view
+        bounds_2GL[:, group_N[is_few_N], layer_N[is_few_N]] = np.nan
     numbers_3GL = values_3GL.astype(object)
     numbers_3GL[np.isnan(values_3GL)] = None  # JSON does not support NaN
     curves = []
@@ -243,15 +243,15 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
         arrays_of_checkpoints = list(arrays_by_checkpoint.values())
         last = arrays_of_checkpoints[-1]
         _, number, _, width = last["query"].shape  # [layers, heads, tokens, width]
+        has_all_vectors = "given" in last  # only short texts were stored with all vectors
         vector_bytes = sum(_count_bytes(arrays) for arrays in arrays_of_checkpoints)
         head_bytes = sum(_count_bytes_in_16_bits(arrays) for arrays in arrays_of_checkpoints)
-        has_vectors = "given" in last  # only short texts were stored with all vectors
-        if has_vectors and vector_bytes <= vector_bytes_left:
-            vector_bytes_left -= vector_bytes
+        if has_all_vectors and vector_bytes <= vector_bytes_left:
             encode_arrays = _encode_vectors
+            vector_bytes_left -= vector_bytes
         elif head_bytes <= head_bytes_left:
-            head_bytes_left -= head_bytes
             encode_arrays = _encode_16_bits
+            head_bytes_left -= head_bytes
         else:
             continue
         documents[document] = {checkpoint: encode_arrays(arrays) for checkpoint, arrays in arrays_by_checkpoint.items()}
@@ -259,6 +259,7 @@ def encode_heads(texts: Iterable[tuple[str, Mapping[str, Parts]]]) -> dict[str, 
 
 
 def _count_bytes(arrays: Parts) -> int:
+    """Return the total size of all arrays in bytes."""
     return sum(array.nbytes for array in arrays.values())
 
 

@@ -51,14 +51,14 @@ def page_text(run: Results, subject: Subject) -> str:
     cautions = list_cautions(subject, run)
     data = page_data(run, tokens, labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
     head_parts = data["attention"].pop("documents")  # these large arrays are stored in a separate element of the page
-    script = BUNDLE.read_text(encoding="utf-8")
-    if "</script" in script.lower():
-        raise AssertionError("bundle.js contains </script, which would end its script element")
+    script = _read_script()
     opening_number = data["opens"]["document"]
     opening = data["documents"][opening_number]
     encoder_inputs = data["readings"][0]
-    has_spaces = any(SPACE in name for name in encoder_inputs["names"])
+    has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
     shown_names = [document["name"] for document in data["documents"]]
+    mean_own_shares = data["curves"].get(OWN_SHARE, {})  # by checkpoint
+    subject_and_words = asdict(subject) | words
     return _compile_template().render(
         policy=_write_content_security_policy(script),
         # The template inserts three kinds of text without escaping: files of the project, JSON in which "<" is already
@@ -68,7 +68,7 @@ def page_text(run: Results, subject: Subject) -> str:
         licences=LICENCES.read_text(encoding="utf-8"),
         data=pack(data),
         head_parts=as_json(head_parts),
-        **asdict(subject) | words,
+        **subject_and_words,
         versions=package_versions(),
         documents_left_out=_note_left_out_documents(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
@@ -77,15 +77,23 @@ def page_text(run: Results, subject: Subject) -> str:
         lead=[_remove_term_marks(sentence) for sentence in data["answer"]["sentences"]],
         picture_title=opening["title"],
         texts_noun=wording.texts,
-        picture=draw_result(run, opening["name"], words["checkpoints"], data["curves"].get(OWN_SHARE, {})),
+        picture=draw_result(run, opening["name"], labels, mean_own_shares),
         texts=[(name, run.texts[name]) for name in shown_names],
         heads=data["attention"]["number"],
         more=bool(data["classShares"] or data["probes"]),
         absence_notes=absence_notes(_list_absent_points(data), wording),
-        space=SPACE if has_spaces else "",
+        space=SPACE if has_space_marks else "",
         encoder_layers=data["encoder"],
         layers=data["ratios"]["layers"],
     )
+
+
+def _read_script() -> str:
+    """Return the script of the page, after checking that no text in it ends the element that contains it."""
+    script = BUNDLE.read_text(encoding="utf-8")
+    if "</script" in script.lower():
+        raise AssertionError("bundle.js contains </script, which would end its script element")
+    return script
 
 
 def _list_absent_points(data: Data) -> dict[str, set[str]]:
@@ -130,16 +138,16 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
     few_distinct = f"Fewer than {MIN_UMAP_VECTORS} of their vectors are distinct, or not more than {wording.neighbours}"
     number_reason = f"{few_distinct}, which is too few for UMAP"
     width_reason = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
-    absent_in_aligned = absent.get("aligned", set())
+    absent_from_aligned = absent.get("aligned", set())
     if "separate" in absent:
         with_few_vectors = absent["separate"]
     elif "joint" in absent:
         # Points with another width are missing from the joint map, too, so the other points have too few vectors.
-        with_few_vectors = absent_in_aligned - absent["joint"]
+        with_few_vectors = absent_from_aligned - absent["joint"]
     else:
         # The aligned map alone does not show which of the two reasons applies.
         either_reason = f"{width_reason}, or too few of them are distinct"
-        return _note_absence(absent, absent_in_aligned, either_reason)
+        return _note_absence(absent, absent_from_aligned, either_reason)
     absent_from_any = set().union(*absent.values())
     with_other_width = absent_from_any - with_few_vectors
     width_notes = _note_absence(absent, with_other_width, width_reason)

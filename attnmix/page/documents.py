@@ -110,15 +110,18 @@ def name_documents(texts: Mapping[str, str]) -> dict[str, Data]:
 
 
 def _number_alike(name: str, beginnings: Mapping[str, str]) -> str:
-    """Return the beginning of a user text, with a number if other user texts have the same beginning."""
+    """Return the beginning of the user text `name`, with a number if other user texts have the same beginning.
+
+    `beginnings` contains the beginnings of all texts by the name of the text.
+    """
     beginning = beginnings[name]
-    alike = []
-    for other, other_beginning in beginnings.items():
-        if other.startswith(OWN_TEXT) and other_beginning == beginning:
-            alike.append(other)
-    if len(alike) == 1:
+    names_alike = []
+    for other_name, other_beginning in beginnings.items():
+        if other_name.startswith(OWN_TEXT) and other_beginning == beginning:
+            names_alike.append(other_name)
+    if len(names_alike) == 1:
         return beginning
-    number = alike.index(name) + 1
+    number = names_alike.index(name) + 1
     return f"{beginning} ({number})"
 
 
@@ -127,8 +130,11 @@ def _shorten(text: str, characters: int) -> str:
     line = visible(" ".join(text.split()), kept="")
     if len(line) <= characters:
         return line
-    words = line[: characters + 1].rsplit(" ", 1)[0]
-    return f"{words[:characters].rstrip()}…"
+    # One more character shows whether the last word is complete.
+    beginning = line[: characters + 1]
+    complete_words, _, _ = beginning.rpartition(" ")
+    shortened = complete_words or beginning
+    return f"{shortened[:characters].rstrip()}…"
 
 
 def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:

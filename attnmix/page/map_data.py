@@ -38,15 +38,15 @@ def encode_map(
         `x` and `y` `[sites, tokens]`, as fractions of the side of a square around the points, and `absent`, the indices
         of the sites without a map.
     """
-    site_N = find_sites(table, sites)
+    site_N = find_sites(table, sites)  # the index of each row's site
     xy_2ST = arrange_by_token(table, tokens, site_N, len(sites), ["x", "y"])
     xy = np.moveaxis(xy_2ST, 0, -1)  # [sites, tokens, 2]
     if layout == "pca":
         # The stored coordinates have the same extent at all sites; these factors restore the principal components.
         scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
-    limits = _find_map_limits(layout, xy, sites, components)
-    low = limits[:, None, :, 0]
+    limits = _find_map_limits(layout, xy, sites, components)  # [sites or 1, 2 axes, low and high]
+    low = limits[:, None, :, 0]  # [sites or 1, 1, 2 axes]
     high = limits[:, None, :, 1]
     fractions = (xy - low) / (high - low)
     absent = np.setdiff1d(np.arange(len(sites)), site_N)
@@ -63,7 +63,7 @@ def _find_map_limits(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> npt.NDArray[np.float64]:
-    """Return a square for each site, as low and high limits of x and y `[sites, 2, 2]`.
+    """Return a square around the tokens at each site `[sites, 2, 2]`: for x and for y, the low and the high limit.
 
     `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square `[1, 2, 2]` for all
     sites. In the layout `pca`, each site has a separate centre, and the squares of a capture point have the same size
@@ -82,10 +82,13 @@ def _find_map_limits(
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the low and high limits of x and y `[2, 2]` of a square around the points `[vectors, 2]`, ignoring NaN."""
+    """Return a square around the points `[vectors, 2]`: for x and for y, the low and the high limit `[2, 2]`.
+
+    Points with NaN are ignored.
+    """
     is_known = np.isfinite(xy).all(axis=1)
     points = xy[is_known]
-    if not len(points):  # any square is valid without points
+    if len(points) == 0:  # any square is valid without points
         points = np.array([[0.0, 0.0], [1.0, 1.0]])
     low = points.min(axis=0)
     high = points.max(axis=0)
@@ -96,9 +99,10 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Enlarge each square around its centre to the largest of its group, and return the limits `[sites, 2, 2]`.
+    """Enlarge the square of each site around its centre to the size of the largest square in the site's group.
 
-    `limits` contains for each site the low and high limits of x and y, and `groups` the name of the site's group.
+    `limits` `[sites, 2, 2]` contains, for x and for y, the low and the high limit of each square; the result has the
+    same shape. `groups` contains the name of each site's group.
     """
     widths = limits[:, 0, 1] - limits[:, 0, 0]  # along x; the height of a square is the same
     halves = pd.Series(widths / 2)
@@ -116,17 +120,26 @@ def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Si
     are not on the page have the code `MISSING_CODE`.
     """
     row_NK = np.stack(table["nearest"].tolist()).astype(np.int64)
-    neighbours = row_NK.shape[1]
-    last_row = max(row_NK.max(initial=0), tokens["row"].max())
-    # This array maps the row of each captured token to the token's index on the page, or to `MISSING_CODE`.
-    token_of_row = np.full(last_row + 1, MISSING_CODE, np.uint16)
-    token_of_row[tokens["row"]] = np.arange(len(tokens))
+    token_of_row = _index_by_row(tokens["row"], max_row=row_NK.max(initial=0))
     token_N = find_tokens(table, tokens)
     site_N = find_sites(table, sites)
     is_shown_N = (token_N >= 0) & (site_N >= 0)
-    nearest = np.full((len(sites), len(tokens), neighbours), MISSING_CODE, np.uint16)
-    nearest[site_N[is_shown_N], token_N[is_shown_N]] = token_of_row[row_NK[is_shown_N]]
-    return {"number": neighbours, "tokens": encode(nearest)}
+    neighbours = row_NK.shape[1]
+    nearest_STK = np.full((len(sites), len(tokens), neighbours), MISSING_CODE, np.uint16)
+    nearest_STK[site_N[is_shown_N], token_N[is_shown_N]] = token_of_row[row_NK[is_shown_N]]
+    return {"number": neighbours, "tokens": encode(nearest_STK)}
+
+
+def _index_by_row(row_T: pd.Series, max_row: int) -> npt.NDArray[np.uint16]:
+    """Return, by row in the table of captured tokens, a token's index on the page; `MISSING_CODE` if it is not there.
+
+    `row_T` contains the rows of the T tokens of the page. The result has entries for all rows up to `max_row` and up to
+    the largest of `row_T`.
+    """
+    last_row = max(max_row, row_T.max())
+    token_of_row = np.full(last_row + 1, MISSING_CODE, np.uint16)
+    token_of_row[row_T] = np.arange(len(row_T))
+    return token_of_row
 
 
 def list_kept_neighbours(
@@ -146,7 +159,7 @@ def list_kept_neighbours(
         measure = "neighbours_kept"
     rows = rows[rows["measure"] == measure]
     by_site = rows.round(6).set_index(["layer", "point"])
-    pairs = by_site[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))
+    pairs = by_site[["value", "chance"]].reindex(pd.MultiIndex.from_tuples(sites))  # one row for each of `sites`
     kept = []
     for value, chance in pairs.to_numpy(float).tolist():
         kept.append([_replace_nan(value), _replace_nan(chance)])

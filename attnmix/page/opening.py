@@ -42,12 +42,8 @@ def choose_opening(
     is_chosen = (ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])
     rows = ratios[is_chosen]
     ratio_T = arrange_column(rows, tokens, most["method"])
+    is_measured_T = _find_measured_tokens(rows, tokens)
     document_names = tokens["document"].unique()
-    # Tokens count as measured if they have an own share or if no own shares are available.
-    is_measured_T = np.ones(len(tokens), bool)
-    if OWN_SHARE in rows:
-        own_share_T = arrange_column(rows, tokens, OWN_SHARE)
-        is_measured_T = np.isfinite(own_share_T)
     encoder_inputs = texts.readings[0]
     positions = []
     for name in document_names:
@@ -56,10 +52,22 @@ def choose_opening(
         candidates = list_candidates(pieces, is_measured_T[text_tokens])
         position = _choose_word(name, candidates, ratio_T[text_tokens], most, run)
         positions.append(position)
-    mean_ratios = tokens.assign(value=ratio_T).groupby("document")["value"].mean()
+    mean_ratios = tokens.assign(ratio=ratio_T).groupby("document")["ratio"].mean()
     mean_ratio_D = mean_ratios.reindex(document_names).fillna(0).to_numpy()
     document = _choose_document(document_names, mean_ratio_D, detailed_documents_of(run))
     return {"document": document, "positions": positions}
+
+
+def _find_measured_tokens(ratios: pd.DataFrame, tokens: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return a mask of the tokens with an own share; all entries are True if no own shares were measured.
+
+    `ratios` contains the ratios and, if measured, the own shares of the tokens in one layer.
+    """
+    if OWN_SHARE not in ratios:
+        return np.ones(len(tokens), bool)
+    own_share_T = arrange_column(ratios, tokens, OWN_SHARE)
+    is_measured_T: npt.NDArray[np.bool_] = np.isfinite(own_share_T)
+    return is_measured_T
 
 
 def _choose_document(
@@ -69,14 +77,16 @@ def _choose_document(
 ) -> int:
     """Return the index of the text with the median ratio; of two middle texts, the one with the lower ratio.
 
-    If there are names in `detailed`, only these texts are candidates.
+    `mean_ratio_D` contains the mean ratio of each text. If there are names in `detailed`, only these texts are
+    candidates.
     """
     candidates = np.arange(len(document_names))
     if detailed:
         candidates = np.flatnonzero(np.isin(document_names, detailed))
     order = np.argsort(mean_ratio_D[candidates], kind="stable")
-    median_place = order[(len(order) - 1) // 2]
-    return int(candidates[median_place])
+    candidates_by_ratio = candidates[order]
+    middle = (len(candidates_by_ratio) - 1) // 2
+    return int(candidates_by_ratio[middle])
 
 
 def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.bool_]) -> list[int]:
@@ -93,14 +103,12 @@ def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.
         words.append(position)
         if piece.text.isalpha() and len(piece.text) >= MIN_WORD:
             long_words.append(position)
-    for positions in (long_words, words):
-        measured = [position for position in positions if is_measured[position]]
-        if measured:
-            return measured
-    if long_words:
-        return long_words
-    all_positions = list(range(len(pieces)))
-    return words or all_positions
+    measured_words = [position for position in words if is_measured[position]]
+    measured_long_words = [position for position in long_words if is_measured[position]]
+    for group in (measured_long_words, measured_words, long_words, words):
+        if group:
+            return group
+    return list(range(len(pieces)))
 
 
 def _choose_word(
@@ -121,11 +129,10 @@ def _choose_word(
     stored = run.matrices(checkpoint, document)
     methods = [method for method in ("alti", *MATRICES) if method in stored]
     if methods:
-        first_method = methods[0]
-        matrices = run.matrix(checkpoint, document, first_method)  # [layers, tokens, sources]
+        matrices = run.matrix(checkpoint, document, methods[0])  # [layers, tokens, sources]
         layer_index = most["layer"] - 1
-        shares = row_shares(matrices[layer_index])
-        is_other = ~np.eye(len(ratio_T), dtype=bool)
-        others = np.nan_to_num(shares) * is_other
-        strength_T = others[:, candidates].max(axis=1)  # the largest contribution of another candidate to each token
+        share_TT = np.nan_to_num(row_shares(matrices[layer_index]))
+        is_other_TT = ~np.eye(len(ratio_T), dtype=bool)
+        others_TT = share_TT * is_other_TT  # without the share of the token itself
+        strength_T = others_TT[:, candidates].max(axis=1)  # the largest contribution of a candidate to each token
     return max(candidates, key=lambda position: strength_T[position])

@@ -118,18 +118,10 @@ def page_data(
         "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
         "cautions": {"answer": cautions.answer, "map": cautions.map},
         "opens": opening,
-        "curves": _list_curves(run, derivatives, layers),
-        "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
-        "sources": _list_source_curves(run, layers),
-        "classShares": _list_class_share_curves(run, layers) if has_classifier else {},
-        "probes": _list_probe_curves(run, layers) if has_classifier else {},
+        **_list_all_curves(run, derivatives, layers, has_classifier),
         "neighboursKept": {layout: list_kept_neighbours(run.map_quality, layout, sites) for layout in maps},
         "documents": describe_documents(tokens, run),
-        "encoder": texts.encoder,
-        "readings": [_describe_reading(pieces) for pieces in texts.readings],
-        "classNames": _list_class_names(texts),
-        "specialClasses": [names.TOKEN_CLASSES.index(name) for name in labels.SPECIAL_MARKERS],
-        "wordClasses": [names.TOKEN_CLASSES.index(name) for name in ("subword", "word")],
+        **_describe_tokens(texts),
         "ratios": _encode_ratios(ratios, tokens),
         "contributions": contributions,
         "sourcesKept": SOURCES,
@@ -144,6 +136,35 @@ def page_data(
     }
 
 
+def _list_all_curves(run: Results, derivatives: pd.DataFrame, layers: range, has_classifier: bool) -> Data:
+    """Return the curves by layer of measures, controls, groups of sources, class shares and probes.
+
+    Without a classifier, there are no curves of class shares and probes.
+    """
+    return {
+        "curves": _list_curves(run, derivatives, layers),
+        "controls": _nest_curves(run.table("measure/mixing_controls"), layers, "control", "method", "checkpoint"),
+        "sources": _list_source_curves(run, layers),
+        "classShares": _list_class_share_curves(run, layers) if has_classifier else {},
+        "probes": _list_probe_curves(run, layers) if has_classifier else {},
+    }
+
+
+def _describe_tokens(texts: CapturedTexts) -> Data:
+    """Return the input tokens of the encoder and, if any, of the decoder, and the names of the token classes.
+
+    `encoder` is the number of encoder layers in an encoder-decoder model; otherwise None. `specialClasses` and
+    `wordClasses` contain the indices of the classes for special tokens, and for words and subwords.
+    """
+    return {
+        "encoder": texts.encoder,
+        "readings": [_describe_reading(pieces) for pieces in texts.readings],
+        "classNames": _list_class_names(texts),
+        "specialClasses": [names.TOKEN_CLASSES.index(name) for name in labels.SPECIAL_MARKERS],
+        "wordClasses": [names.TOKEN_CLASSES.index(name) for name in ("subword", "word")],
+    }
+
+
 def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens: pd.DataFrame, run: Results) -> Data:
     """Return the coordinates by layout, the nearest neighbours, and the explained variances by site.
 
@@ -153,10 +174,10 @@ def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens
     components = run.components if "pca" in maps else {}
     variances: list[list[float | None]] = []
     for site in sites:
-        shares: tuple[float | None, ...] = (None, None)
         if site in components:
-            shares = components[site].shares
-        variances.append(list(shares))
+            variances.append(list(components[site].shares))
+        else:
+            variances.append([None, None])
     return {
         "maps": {layout: encode_map(layout, table, tokens, sites, components) for layout, table in maps.items()},
         "variances": variances,
@@ -167,9 +188,9 @@ def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens
 def _describe_wording(run: Results) -> Data:
     """Return the words that depend on the origin of the results: a pipeline run, or texts measured with the API.
 
-    In addition to the fields of `Wording`, the result contains two phrases that name the cause of a difference between
-    both models: `change` is the subject of a sentence, such as “fine-tuning”, and `by_change` follows a noun, such as
-    “by fine-tuning”.
+    The keys are the fields of `Wording`, and two phrases that name the cause of a difference between both models:
+    `change` is the subject of a sentence, such as “fine-tuning”, and `by_change` follows a noun, such as “by
+    fine-tuning”.
     """
     wording: Data = wording_of(run)._asdict()
     model_wording = model_wording_of(run)
@@ -269,14 +290,19 @@ def _list_class_share_curves(run: Results, layers: range) -> Data:
 
 
 def _nest_curves(table: pd.DataFrame, layers: range, *keys: str) -> Data:
-    """Return curves (means and intervals by layer) in dictionaries that are nested by the columns `keys`."""
+    """Return curves (means and intervals by layer) in dictionaries that are nested by the columns `keys`.
+
+    With the keys `method` and `checkpoint`, for example, the result contains the curves by checkpoint for each method.
+    """
     is_shown = table["layer"].isin(layers) & table["mean"].notna()
+    curves = curves_by(table[is_shown], keys, layers)
     nested: Data = {}
-    for path, values in curves_by(table[is_shown], keys, layers).items():
-        place = nested
-        for key in path[:-1]:
-            place = place.setdefault(key, {})
-        place[path[-1]] = values
+    for path, curve in curves.items():  # a path contains one value for each of the keys
+        *outer_keys, last_key = path
+        innermost = nested
+        for key in outer_keys:
+            innermost = innermost.setdefault(key, {})
+        innermost[last_key] = curve
     return nested
 
 
@@ -302,7 +328,7 @@ def _list_curves(run: Results, derivatives: pd.DataFrame, layers: range) -> Data
 def _list_source_curves(run: Results, layers: range) -> Data:
     """Return the curves of ratios in which only one group of source tokens counts as other tokens.
 
-    The keys are the ratio, the checkpoint and the group.
+    The result is nested by ratio, checkpoint and group.
     """
     table = run.table("measure/mixing_by_group")
     by_source = table[table["grouping"] == "source"]
@@ -317,7 +343,7 @@ def _list_probe_curves(run: Results, layers: range) -> Data:
     table = run.table("faithfulness/class_use")
     nested = _nest_curves(table, layers, "checkpoint", "quantity", "group")
     curves: Data = {}
-    for checkpoint, quantities in nested.items():
+    for checkpoint, quantities in nested.items():  # `quantities` contains curves by quantity and group
         labelled = {}
         for (quantity, group), label in PROBE_LABELS.items():
             accuracies = quantities.get(quantity, {})
@@ -339,13 +365,14 @@ def _encode_reviews(table: pd.DataFrame) -> Data:
     documents = table["document"].unique()
     step = ceil(len(documents) / MAX_REVIEWS)
     reviews = documents[::step]
-    place_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))  # -1 for omitted reviews
-    layer_N, layers = pd.factorize(table["layer"], sort=True)
-    rows_of_reviews = table.assign(place=place_N, layer_place=layer_N)[place_N >= 0]
+    review_N = pd.Index(reviews).get_indexer(pd.Index(table["document"]))  # the index of each row's review, or -1
+    layer_N, layers = pd.factorize(table["layer"], sort=True)  # the index of each row's layer, and the sorted layers
+    is_included_N = review_N >= 0
+    included = table.assign(review_index=review_N, layer_index=layer_N)[is_included_N]
     values: Data = {}
-    for (checkpoint, method), rows in rows_of_reviews.groupby(["checkpoint", "method"]):
+    for (checkpoint, method), rows in included.groupby(["checkpoint", "method"]):
         mean_LR = np.full((len(layers), len(reviews)), np.nan)
-        mean_LR[rows["layer_place"], rows["place"]] = rows["mean"]
+        mean_LR[rows["layer_index"], rows["review_index"]] = rows["mean"]
         by_method = values.setdefault(checkpoint, {})
         by_method[method] = quantise(mean_LR, 0, 1)
     return {
@@ -364,10 +391,10 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
         layer_N, layers = pd.factorize(rows["layer"], sort=True)  # the index of each row's layer, and the sorted layers
-        arranged = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
+        ratios = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
         by_method = {}
-        for column, value_LT in zip(columns, arranged, strict=True):
-            by_method[column] = quantise(value_LT, 0, 1)
+        for column, ratio_LT in zip(columns, ratios, strict=True):
+            by_method[column] = quantise(ratio_LT, 0, 1)
         values[checkpoint] = by_method
     return {
         "methods": methods,
@@ -377,14 +404,17 @@ def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
 
 
 def _encode_importance(tokens: pd.DataFrame, run: Results) -> Data:
-    """Return the importance scores of the tokens by method, encoded between `-limit` and `limit`."""
-    scores = run.token_scores
+    """Return the importance scores of the tokens by method, encoded between `-limit` and `limit`.
+
+    Methods without scores are omitted.
+    """
+    table = run.token_scores
     methods = list(names.IMPORTANCE_NAMES)
-    method_N = pd.Index(methods).get_indexer(pd.Index(scores["method"]))
-    columns = arrange_by_token(scores, tokens, method_N, len(methods), ["score"])  # [columns, methods, tokens]
-    scores_by_method = columns[0]
+    method_N = pd.Index(methods).get_indexer(pd.Index(table["method"]))  # the index of each row's method, or -1
+    columns = arrange_by_token(table, tokens, method_N, len(methods), ["score"])  # [columns, methods, tokens]
+    score_MT = columns[0]
     importance = {}
-    for method, score_T in zip(methods, scores_by_method, strict=True):
+    for method, score_T in zip(methods, score_MT, strict=True):
         if np.isnan(score_T).all():
             continue
         largest = float(np.nanmax(np.abs(score_T)))
@@ -401,38 +431,47 @@ def _encode_contributions(documents: Sequence[str], run: Results) -> Data:
     contributions: Data = {}
     size = 0
     for document in documents:
-        entries = _encode_matrices(document, run)
-        for entry in entries.values():
-            size += len(entry["sources"])
-            for shares in entry["checkpoints"].values():
-                size += len(shares["shares"])
+        by_method = _encode_matrices(document, run)
+        size += _measure_sources(by_method)
         if contributions and size > CONTRIBUTION_BYTES:
             break
-        contributions[document] = entries
+        contributions[document] = by_method
     return contributions
+
+
+def _measure_sources(by_method: Data) -> int:
+    """Return the size in bytes of a text's sources and their shares by method, as encoded by `largest_sources`."""
+    size = 0
+    for encoded in by_method.values():
+        size += len(encoded["sources"])
+        for arrays in encoded["checkpoints"].values():
+            size += len(arrays["shares"])
+    return size
 
 
 def _encode_matrices(document: str, run: Results) -> Data:
     """Return the main sources of every token of a text, for each contribution matrix with stored values."""
-    methods_by_checkpoint = {name: run.matrices(name, document) for name in names.CHECKPOINT_NAMES}
-    entries = {}
-    for method in dict.fromkeys(MATRIX_ORDER):
-        matrices = {}
-        for checkpoint, methods in methods_by_checkpoint.items():
+    stored = {checkpoint: run.matrices(checkpoint, document) for checkpoint in names.CHECKPOINT_NAMES}
+    distinct_methods = dict.fromkeys(MATRIX_ORDER)
+    sources = {}
+    for method in distinct_methods:
+        matrices = {}  # the matrices of this method by checkpoint
+        for checkpoint, methods in stored.items():
             if method in methods:
                 matrices[checkpoint] = run.matrix(checkpoint, document, method)
         if matrices:
-            entries[method] = largest_sources(matrices, SOURCES)
-    return entries
+            sources[method] = largest_sources(matrices, SOURCES)
+    return sources
 
 
 def _encode_attention(opening_document: str, documents: Sequence[str], steps: Set[str], run: Results) -> Data:
     """Return the attention heads of texts within the size limit, starting with the initially shown text.
 
-    `skip` is True if a skip connection follows attention, according to the measured `steps` of a layer.
+    `steps` contains the names of the measured steps within layers. The entry `skip` is True if they show that a skip
+    connection follows attention.
     """
-    distinct_documents = dict.fromkeys([opening_document, *documents])
-    encoded = encode_heads((document, _read_heads(document, run)) for document in distinct_documents)
+    ordered_documents = dict.fromkeys([opening_document, *documents])  # without repetition
+    encoded = encode_heads((document, _read_heads(document, run)) for document in ordered_documents)
     encoded["skip"] = not steps.isdisjoint({"attention_skip", "attention_norm"})
     return encoded
 

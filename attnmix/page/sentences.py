@@ -81,9 +81,6 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     ]
     test = finetune["test"]
     kind = "synthetic " if subject.synthetic else ""
-    low = percent(test["accuracy_ci_low"])
-    high = percent(test["accuracy_ci_high"])
-    accuracy = f"The 95% interval of the classifier's test accuracy is {low} to {high}."
     measured = f"{describe_samples(run, measure['documents'])} {_describe_selection(subject, run)}"
     return {
         "checkpoints": CHECKPOINTS,
@@ -95,9 +92,16 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
             "reviews measured": str(measure["documents"]),
         },
         "measured": measured.strip(),
-        "findings": [accuracy, *evidence],
+        "findings": [_describe_accuracy(test), *evidence],
         "computed_on": {"fine-tuning": finetune["computed_on"], "measures": measure["computed_on"]},
     }
+
+
+def _describe_accuracy(test: Mapping[str, Any]) -> str:
+    """Return a sentence on the interval of the test accuracy; `test` contains the metrics of the test texts."""
+    low = percent(test["accuracy_ci_low"])
+    high = percent(test["accuracy_ci_high"])
+    return f"The 95% interval of the classifier's test accuracy is {low} to {high}."
 
 
 def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
@@ -140,11 +144,15 @@ def describe_samples(run: Results, documents: int) -> str:
         if len(rows):
             texts = rows["documents"].max()
             clauses.append(f"{name} over {texts:.0f} of them")
-    sentence = clauses[0]
-    if len(clauses) > 1:
-        before_last = ", ".join(clauses[:-1])
-        sentence = f"{before_last}, and {clauses[-1]}"
-    return f"{sentence}. The maps show the captured texts, which are examples."
+    return f"{_join_clauses(clauses)}. The maps show the captured texts, which are examples."
+
+
+def _join_clauses(clauses: Sequence[str]) -> str:
+    """Return clauses joined by commas, with “and” before the last clause."""
+    *before_last, last = clauses
+    if not before_last:
+        return last
+    return f"{', '.join(before_last)}, and {last}"
 
 
 def _describe_selection(subject: Subject, run: Results) -> str:
@@ -208,14 +216,14 @@ def class_shares(run: Results) -> pd.DataFrame:
     the share over random permutations of the classes.
     """
     geometry = run.table("measure/geometry")
-    chosen = {
+    checkpoint_and_measure = {
         "before": ("pretrained", "share_class"),
         "after": ("finetuned", "share_class"),
         "difference": ("difference", "share_class"),
         "permuted": ("finetuned", "share_class_permuted"),
     }
     tables = []
-    for quantity, (checkpoint, measure) in chosen.items():
+    for quantity, (checkpoint, measure) in checkpoint_and_measure.items():
         is_of_checkpoint = geometry["checkpoint"] == checkpoint
         is_of_measure = geometry["measure"] == measure
         rows = geometry[is_of_checkpoint & is_of_measure]
@@ -234,10 +242,7 @@ def class_evidence(run: Results) -> list[str]:
     if ratio_differences.empty or shares.empty:
         return []
     rows = shares.set_index(["quantity", "layer"])
-    after_by_layer: Any = rows.loc["after"]
-    layer = int(after_by_layer.index.max())
-    if after_by_layer["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, chance determines the largest share
-        layer = int(after_by_layer["mean"].idxmax())
+    layer = _choose_class_layer(rows.loc["after"])
     by_quantity = {quantity: rows.loc[(quantity, layer)] for quantity in CLASS_SHARE_QUANTITIES}
     return [
         _describe_class_evidence(by_quantity, layer, run),
@@ -245,6 +250,16 @@ def class_evidence(run: Results) -> list[str]:
         _describe_class_share(by_quantity, layer, run),
         *_describe_edited_values(run),
     ]
+
+
+def _choose_class_layer(shares: Any) -> int:
+    """Return the layer with the largest class share; the last layer if there are too few texts for this choice.
+
+    `shares` is a table of the class share after fine-tuning, with one row per layer; its index contains the layers.
+    """
+    if shares["documents"].max() >= MIN_SIMULTANEOUS:  # with fewer texts, chance determines the largest share
+        return int(shares["mean"].idxmax())
+    return int(shares.index.max())
 
 
 def _describe_class_evidence(by_quantity: Mapping[str, Any], layer: int, run: Results) -> str:
@@ -265,13 +280,19 @@ def _describe_class_evidence(by_quantity: Mapping[str, Any], layer: int, run: Re
         reason = why_no_verdict(difference["ci_low"], difference["ci_high"], documents, noun)
         return f"It is not known whether {common}: {reason}."
     if change is Verdict.HIGHER and after["ci_low"] > chance_share:
-        extent = next(word for bound, word in SHARE_WORDS if after["mean"] >= bound)
+        extent = _describe_extent(after["mean"])
         where = f"contributions of other tokens in layer {layer}"
         return f"After fine-tuning, {where} are {extent} common to texts of one predicted class, but not to all texts."
     return (
         f"It is inconclusive whether {common}: the interval of the class's share, or of the share's change, does not "
         "exclude chance."
     )
+
+
+def _describe_extent(class_share: float) -> str:
+    """Return the adverb for a class share: that of the first bound in `SHARE_WORDS` that the share reaches."""
+    adverbs = [adverb for bound, adverb in SHARE_WORDS if class_share >= bound]
+    return adverbs[0]
 
 
 def _describe_ratio_change(run: Results) -> str:
@@ -323,10 +344,10 @@ def _format_positive_percent(share: float) -> str:
 
 
 def overall_change(run: Results) -> pd.Series:
-    """Return the change of the preferred mixing ratio with fine-tuning, averaged over layers and weighted by tokens.
+    """Return the change in the preferred mixing ratio due to fine-tuning, averaged over layers and tokens.
 
-    The entries are the change (`mean`), its interval (`ci_low`, `ci_high`), the number of texts (`documents`), and the
-    ratios `before` and `after` fine-tuning.
+    The preferred ratio is the one that the sentences of the page describe. The entries are the change (`mean`), its
+    interval (`ci_low`, `ci_high`), the number of texts (`documents`), and the ratios `before` and `after` fine-tuning.
     """
     table = run.table("measure/mixing_weighted")
     is_weighted_by_token = table["weight"] == "token"
@@ -343,7 +364,7 @@ def overall_change(run: Results) -> pd.Series:
 
 
 def _describe_edited_values(run: Results) -> list[str]:
-    """Return sentences on the share of predictions that do not change if value vectors are replaced.
+    """Return sentences on the share of predicted classes that do not change if value vectors are replaced.
 
     The list is empty unless all three replacements (`EDITS`) were measured.
     """
@@ -361,8 +382,8 @@ def _describe_edited_values(run: Results) -> list[str]:
         kept[edit] = percent(share)
     # The constant prediction with the largest share is the most frequent class.
     predicted_classes = run.table("faithfulness/margins")["predicted"]
-    class_frequencies = predicted_classes.value_counts(normalize=True)
-    kept_by_constant = percent(class_frequencies.max())
+    shares_of_classes = predicted_classes.value_counts(normalize=True)
+    kept_by_constant = percent(shares_of_classes.max())
     return [
         "Replacing value vectors tests whether the prediction depends on the tokens that they come from. A constant "
         f"prediction would keep {kept_by_constant} of the predicted classes. If every value vector from layer "
@@ -458,12 +479,20 @@ def _describe_classes(run: Results) -> list[str]:
 
 
 class _DifferenceInterval(NamedTuple):
-    """The interval of a mean difference; the fields are arguments of `interval_text` and `why_no_verdict`, in order."""
+    """The interval of a mean difference."""
 
     low: float
     high: float
     documents: float  # number of averaged texts
     noun: str  # the noun for the texts, in the plural
+
+    def describe(self, kind: str = "95% interval") -> str:
+        """Return the interval and the number of texts, or only the number if there are too few texts."""
+        return interval_text(self.low, self.high, self.documents, self.noun, kind)
+
+    def explain_missing_verdict(self) -> str:
+        """Return the reason why the direction of the difference is not known; an empty string if it is known."""
+        return why_no_verdict(self.low, self.high, self.documents, self.noun)
 
 
 def _select_changes(run: Results) -> pd.DataFrame:
@@ -484,7 +513,10 @@ def _find_largest_change(run: Results) -> pd.Series | None:
 
 
 def _describe_controls(run: Results) -> list[str]:
-    """Return sentences on the preferred ratio and its controls, averaged over layers, and on the ratio's change."""
+    """Return sentences on the preferred ratio and its controls, averaged over layers, and on the ratio's change.
+
+    Controls are ratios that are measured again after a change, such as random weights or words in random order.
+    """
     curves, _ = run.mixing
     ratios = shown_rows(curves)
     method = ratios["method"].iloc[0]
@@ -529,12 +561,17 @@ def _describe_control_means(
         ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_of_all_texts))
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control_means:
-        sentences.append(
-            f"If every value is replaced by the mean over tokens of other texts with the same token class and a "
-            f"similar position, the mixing ratio is {percent(control_means[VALUE_CONTROL, checkpoint])}. This removes "
-            "the content of the text from the values and keeps its attention weights."
-        )
+        sentences.append(_describe_replaced_values(control_means[VALUE_CONTROL, checkpoint]))
     return sentences
+
+
+def _describe_replaced_values(ratio: float) -> str:
+    """Return sentences on the mixing `ratio` that is measured with the values of other texts (`VALUE_CONTROL`)."""
+    return (
+        f"If every value is replaced by the mean over tokens of other texts with the same token class and a similar "
+        f"position, the mixing ratio is {percent(ratio)}. This removes the content of the text from the values and "
+        "keeps its attention weights."
+    )
 
 
 def _describe_mean_change(
@@ -564,7 +601,9 @@ def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: 
     rows = controls[(controls["control"] == control) & (controls["checkpoint"] == checkpoint)]
     ratios = rows["mean"] + rows["ratio_minus_control"]
     mean = ratios.mean()
-    return mean_of_all if np.isnan(mean) else float(mean)
+    if np.isnan(mean):
+        return mean_of_all
+    return float(mean)
 
 
 def _describe_layer_change(run: Results) -> str:
@@ -587,9 +626,9 @@ def _describe_layer_change(run: Results) -> str:
     by_change = model_wording_of(run).by_change
     sentence = (
         f"The largest change of the ratio {by_change} is {points(largest['mean'])} percentage points, in layer "
-        f"{largest['layer']} ({interval_text(*difference)})"
+        f"{largest['layer']} ({difference.describe()})"
     )
-    reason = why_no_verdict(*difference)
+    reason = difference.explain_missing_verdict()
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
     if np.isnan(difference.low):  # there is no interval to explain
@@ -609,13 +648,9 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
     largest = _find_largest_change(run)
     if largest is None:
         return []
-    is_value_control = controls["control"] == VALUE_CONTROL
-    is_difference = controls["checkpoint"] == "difference"
-    is_layer = controls["layer"] == largest["layer"]
-    contrasts = controls[is_value_control & is_difference & is_layer]
-    if contrasts.empty or contrasts["ratio_minus_control_low"].isna().any():
+    contrast = _select_contrast(controls, largest["layer"])
+    if contrast is None:
         return []
-    contrast = contrasts.iloc[0]
     difference = _DifferenceInterval(
         low=contrast["ratio_minus_control_low"],
         high=contrast["ratio_minus_control_high"],
@@ -625,12 +660,26 @@ def _compare_change_with_control(run: Results, controls: pd.DataFrame) -> list[s
     sentence = (
         f"In layer {contrast['layer']}, the change of the ratio minus its change with the values of other texts is "
         f"{points(contrast['ratio_minus_control'])} percentage points "
-        f"({interval_text(*difference, kind='95% interval for this layer alone')})"
+        f"({difference.describe(kind='95% interval for this layer alone')})"
     )
-    reason = why_no_verdict(*difference)
+    reason = difference.explain_missing_verdict()
     if reason:
         sentence = f"{sentence}; it is inconclusive because {reason}"
     return [f"{sentence}."]
+
+
+def _select_contrast(controls: pd.DataFrame, layer: int) -> pd.Series | None:
+    """Return the row with the changes of a layer's ratio and of its control (values of other texts).
+
+    Return None if the control was not measured in this layer or has no interval.
+    """
+    is_value_control = controls["control"] == VALUE_CONTROL
+    is_difference = controls["checkpoint"] == "difference"
+    is_of_layer = controls["layer"] == layer
+    rows = controls[is_value_control & is_difference & is_of_layer]
+    if rows.empty or rows["ratio_minus_control_low"].isna().any():
+        return None
+    return rows.iloc[0]
 
 
 def derivatives(run: Results) -> list[str]:
@@ -641,17 +690,15 @@ def derivatives(run: Results) -> list[str]:
     """
     table = run.table("measure/derivatives")
     changes = _select_changes(run)
-    is_level = table["quantity"] == "level"
+    is_share_of_others = table["quantity"] == "level"
     is_difference = table["checkpoint"] == "difference"
-    rows = table[is_level & is_difference]
-    if changes.empty or rows.empty:
+    differences = table[is_share_of_others & is_difference]
+    if changes.empty or differences.empty:
         return []
-    layer = changes["layer"].max()
     largest = _find_largest_change(run)
-    if largest is not None:
-        layer = largest["layer"]
-    is_within_layer = (rows["reference"] == "layer_input") & (rows["layer"] == layer)
-    rows = rows[is_within_layer].set_index("method")
+    layer = changes["layer"].max() if largest is None else largest["layer"]
+    is_within_layer = (differences["reference"] == "layer_input") & (differences["layer"] == layer)
+    rows = differences[is_within_layer].set_index("method")
     noun = wording_of(run).texts
     documents = rows["documents"].max()
     has_verdicts = documents >= MIN_SIMULTANEOUS
@@ -660,7 +707,7 @@ def derivatives(run: Results) -> list[str]:
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
         clauses.append(_write_derivative_clause(row, condition, noun, has_verdicts))
-    joined = f"{', '.join(clauses[:-1])}, and {clauses[-1]}."
+    joined = f"{_join_clauses(clauses)}."
     dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     if has_verdicts:
         return [f"With fine-tuning, {dependence} {joined}"]
@@ -678,7 +725,7 @@ def _write_derivative_clause(row: pd.Series, condition: str, noun: str, has_verd
         return f"by {change} {condition}"
     difference = _DifferenceInterval(row["ci_low"], row["ci_high"], row["documents"], noun)
     direction = verdict(difference.low, difference.high, difference.documents)
-    return f"{VERBS[direction]} {condition} ({change}, {interval_text(*difference)})"
+    return f"{VERBS[direction]} {condition} ({change}, {difference.describe()})"
 
 
 def _make_sentence(text: str) -> str:

@@ -102,7 +102,11 @@ TYPES: dict[str, Data] = {"Series": _SERIES, "Heads": _HEADS}
 
 
 def typescript(shape: Any = SHAPE) -> str:
-    """Return a shape as a TypeScript type; shapes in `TYPES` are represented by their names."""
+    """Return a shape as a TypeScript type; shapes in `TYPES` are represented by their names.
+
+    A shape is a Python type, a list with the shape of its items, or a dictionary with the shapes of its values. In a
+    dictionary with the key `...`, all values have the same shape, and any key is possible.
+    """
     for name, named_shape in TYPES.items():
         if named_shape is shape:
             return name

@@ -108,8 +108,9 @@ class Block(NamedTuple):
     @property
     def row_middles(self) -> npt.NDArray[np.floating[Any]]:
         """The vertical centres of the cells by layer, from the first layer (the lowest row) to the last."""
-        rows_above_L = self.layers - 0.5 - np.arange(self.layers)
-        return self.rows_top + (rows_above_L - GAP / 2) * self.row_height
+        row_centres_L = self.layers - 0.5 - np.arange(self.layers)  # in rows below the top of the last layer
+        cell_centres_L = row_centres_L - GAP / 2  # the gap is at the bottom of a row
+        return self.rows_top + cell_centres_L * self.row_height
 
     def scale_x(self, share: float) -> float:
         """Return the position of a share on the scale in the margin."""
@@ -170,10 +171,10 @@ def draw_own_shares(tokens: Sequence[str], models: Sequence[ModelShares]) -> str
     for number, model in enumerate(models):
         top = number * block_height
         block = Block(top, layers, row_height, cell_width, margin_left)
-        is_last = number == len(models) - 1
+        is_last_model = number == len(models) - 1
         parts.append(_draw_levels(model.title, block))
         parts.append(_draw_cells(model.shares_LT[:, :columns], block))
-        parts.append(_draw_means(model, block, is_last=is_last))
+        parts.append(_draw_margin(model, block, is_last_model=is_last_model))
     names_top = len(models) * block_height
     parts.append(_draw_names(names, cell_width, names_top + 4))
     label = "Own share of each token's vector after each layer"
@@ -274,8 +275,12 @@ def _draw_levels(title: str, block: Block) -> str:
 
 
 def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
-    """Return the SVG paths of a block's cells `[L, T]` (layers by tokens), with one path per colour."""
-    width = block.cell_width - 1
+    """Return the SVG paths of a block's cells `[L, T]` (layers by tokens), with one path per colour.
+
+    A colour stands for all shares that are rounded to the same step between 0 and `COLOUR_STEPS`. Cells with NaN are
+    omitted.
+    """
+    width = block.cell_width - 1  # a gap of 1 pixel separates neighbouring cells
     height = block.row_height * (1 - GAP)
     rectangle = f"h{width:.1f}v{height:.1f}h{-width:.1f}z"
     cells_by_step: dict[int, list[str]] = {}
@@ -284,7 +289,7 @@ def _draw_cells(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         rows_above = block.layers - 1 - layer
         y = block.rows_top + rows_above * block.row_height
         share = float(np.clip(shares_LT[layer, token], 0, 1))
-        step = round(share * COLOUR_STEPS)  # shares with the same step have the same colour
+        step = round(share * COLOUR_STEPS)
         cells = cells_by_step.setdefault(step, [])
         cells.append(f"M{x:.1f},{y:.1f}{rectangle}")
     paths = []
@@ -318,29 +323,29 @@ def _mix_in_css(share: float) -> str:
 
 def _mix_in_srgb(share: float) -> str:
     """Return the colour of a share in the light scheme, interpolated in sRGB between three colours."""
-    stops = []
+    stops = []  # red, green and blue of the colours for the shares 0, 0.5 and 1
     for colour in (PAPER, MIDDLE, END):
         hex_digits = colour.light.removeprefix("#")
         stops.append(list(bytes.fromhex(hex_digits)))
     mixture = []
-    for channel_stops in np.array(stops, float).T:  # red, green, blue
+    for channel_stops in np.array(stops, float).T:
         value = np.interp(share, (0, 0.5, 1), channel_stops)
         mixture.append(round(float(value)))
     return f"#{bytes(mixture).hex()}"
 
 
-def _draw_means(model: ModelShares, block: Block, *, is_last: bool) -> str:
-    """Return the SVG of the margin: the means over all texts and over the shown text, with the last layer's values.
+def _draw_margin(model: ModelShares, block: Block, *, is_last_model: bool) -> str:
+    """Return the SVG of the means to the right of a model's cells: a scale, and the mean own shares by layer.
 
-    The means over all texts (`model.corpus`) are omitted if they have no intervals. The last model's means have a
-    different colour, and only its scale has labels.
+    These are the means over all texts of the run (`model.corpus`), if they are known, and those over the shown text.
+    Means over all texts have a different colour for the last model, and only this model's scale has labels.
     """
     parts = [_draw_scale(block)]
     if model.corpus is not None:
-        colour = AFTER if is_last else BEFORE
+        colour = AFTER if is_last_model else BEFORE
         parts.append(_draw_corpus_means(model.corpus, block, colour))
     parts.append(_draw_text_means(model.shares_LT, block))
-    if is_last:
+    if is_last_model:
         parts.append(_label_scale(block))
     return "".join(parts)
 
@@ -377,14 +382,7 @@ def _draw_corpus_means(
     `corpus` contains the lists `values` (means), `low` and `high` (interval bounds) by layer.
     """
     means = _locate_means(corpus["values"], block)
-    lows = _locate_means(corpus["low"], block)
-    highs = _locate_means(corpus["high"], block)
-    outline = [*lows, *highs[::-1]]  # up along the lower bounds, and back along the upper bounds
-    interval = _format_element(
-        "path",
-        d=f"{_format_line(outline)}Z",
-        fill_opacity="0.2",
-    )
+    interval = _draw_interval(corpus["low"], corpus["high"], block)
     curve = _format_element(
         "path",
         d=_format_line(means),
@@ -407,6 +405,18 @@ def _draw_corpus_means(
     )
 
 
+def _draw_interval(low: Sequence[float | None], high: Sequence[float | None], block: Block) -> str:
+    """Return the SVG band between the lower and the upper interval bounds, which are given by layer."""
+    lows = _locate_means(low, block)
+    highs = _locate_means(high, block)
+    outline = [*lows, *highs[::-1]]  # up along the lower bounds, and back along the upper bounds
+    return _format_element(
+        "path",
+        d=f"{_format_line(outline)}Z",
+        fill_opacity="0.2",
+    )
+
+
 def _draw_last_corpus_mean(mean: float, block: Block) -> str:
     """Return the SVG of the last layer's mean over all texts, as a circle and a number above the margin."""
     mark = _draw_circle(block.margin_left + 6, block.title_baseline - 4)
@@ -421,7 +431,7 @@ def _draw_last_corpus_mean(mean: float, block: Block) -> str:
 
 
 def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
-    """Return the position of each layer's mean in the margin; missing means are omitted."""
+    """Return the position of each layer's mean or interval bound in the margin; missing values are omitted."""
     points = []
     for mean, y in zip(means, block.row_middles, strict=True):
         if mean is not None:
@@ -431,6 +441,7 @@ def _locate_means(means: Sequence[float | None], block: Block) -> list[Point]:
 
 
 def _draw_circle(x: float, y: float) -> str:
+    """Return the SVG of a small circle that marks a mean."""
     return _format_element(
         "circle",
         cx=x,
@@ -450,28 +461,31 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
     ticks = []
     for mean, y in zip(means, middles, strict=True):
         x = block.scale_x(mean)
-        ticks.append(f"M{x:.1f},{y - 5:.1f}v10")  # a vertical line of 10 pixels, centred on the row
-    parts = []
+        ticks.append(_draw_tick(x, y))
+    value = ""
     if means:
         # The value of the last layer is above the margin, next to a tick that identifies the value.
         x = block.margin_left + 56
-        y = block.title_baseline - 9
-        ticks.append(f"M{x:.1f},{y:.1f}v10")
+        y = block.title_baseline - 4
+        ticks.append(_draw_tick(x, y))
         value = _format_element(
             "text",
             f"{100 * means[-1]:.0f}%",
             x=block.margin_left + 63,
             y=block.title_baseline,
         )
-        parts.append(value)
     path = _format_element(
         "path",
         d="".join(ticks),
         stroke="currentColor",
         stroke_width="1.5",
     )
-    parts.append(path)
-    return "".join(parts)
+    return value + path
+
+
+def _draw_tick(x: float, y: float) -> str:
+    """Return the path data of a vertical line of 10 pixels, centred on a point."""
+    return f"M{x:.1f},{y - 5:.1f}v10"
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
@@ -503,6 +517,7 @@ def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
 
 
 def _truncate_name(token: str) -> str:
+    """Return the name of a token with at most `NAME_LETTERS` letters."""
     if len(token) <= NAME_LETTERS:
         return token
     start = token[: NAME_LETTERS - 1]
