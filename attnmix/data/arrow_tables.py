@@ -62,6 +62,7 @@ def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
 
 
 def _select_names(schema: pa.Schema, columns: Columns | None) -> list[str]:
+    """Return the names of the selected `columns` (None: all) in the order of the file."""
     if columns is None:
         return list(schema.names)
     return [name for name in schema.names if name in columns.values()]

@@ -89,43 +89,47 @@ def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
-    first_file: dict[Reading, str] = {}  # for each interpretation, the first file that allows only this one
-    labels_with_both: list[Any] = []  # labels of files that allow both interpretations
+    first_file_by_reading: dict[Reading, str] = {}  # the first file that allows only this interpretation
+    ambiguous_labels: list[Any] = []  # labels of files that allow both interpretations
     for file in files:
-        present = _list_labels(file, names, where)
-        readings = _find_readings(present, names, f"{where} ({file.shown})")  # "codes", "names" or both
-        if len(readings) == 1:
-            first_file.setdefault(readings[0], file.shown)
+        labels = _list_labels(file, names, where)
+        possible_readings = _find_readings(labels, names, f"{where} ({file.shown})")
+        if len(possible_readings) == 1:
+            first_file_by_reading.setdefault(possible_readings[0], file.shown)
         else:
-            labels_with_both.extend(present)
-    if len(first_file) > 1:
-        problem = f"contains codes in {first_file['codes']} and names in {first_file['names']}"
+            ambiguous_labels.extend(labels)
+    if len(first_file_by_reading) > 1:
+        problem = f"contains codes in {first_file_by_reading['codes']} and names in {first_file_by_reading['names']}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
-    if first_file:
-        return next(iter(first_file))
+    if first_file_by_reading:
+        (reading,) = first_file_by_reading
+        return reading
     # All files allow both interpretations.
-    conflicting = _find_conflicting(labels_with_both, names)
     have_types = all(file.has_types for file in files)
-    if conflicting and not have_types:
-        shown = shown_classes(conflicting)
-        problem = f"contains {shown}, which are names of classes and codes of other classes"
-        raise InputError(f"{where} {problem}; save the file as jsonl with numbers as codes, or rename the classes")
+    if not have_types:
+        _check_same_class(ambiguous_labels, names, where)
     return "names"
 
 
-def _find_conflicting(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Return the unique labels that are the name of one class and the code of another; all `labels` are class codes."""
-    conflicting: dict[Any, None] = {}
+def _check_same_class(labels: Sequence[Any], names: Sequence[str], where: str) -> None:
+    """Raise `InputError` if any of the `labels` is the name of one class and the code of another.
+
+    All `labels` are both names and codes.
+    """
+    conflicting: dict[Any, None] = {}  # used as an ordered set
     for label in labels:
         code = _read_code(label, len(names))
         if names[code] != label:
             conflicting[label] = None
-    return list(conflicting)
+    if conflicting:
+        shown = shown_classes(list(conflicting))
+        problem = f"contains {shown}, which are names of classes and codes of other classes"
+        raise InputError(f"{where} {problem}; save the file as jsonl with numbers as codes, or rename the classes")
 
 
 def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any]:
     """Return the unique labels of a file, except missing values; `True` and 1 are different labels."""
-    labels: dict[tuple[str, Any], None] = {}
+    labels: dict[tuple[str, Any], None] = {}  # type and value of each label, because True equals 1
     for row, value in file.values.items():
         if not pd.api.types.is_scalar(value):
             raise InputError(f"{where} ({file.shown}): the label in row {row} is not a string, number or boolean")
@@ -144,7 +148,7 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
         shown = shown_classes(present)
         raise InputError(f"{where} mixes strings and numbers ({shown}); write all labels as codes or all as names")
     if kinds == {"boolean"}:
-        return [_read_truth_values(names, where)]
+        return [_interpret_booleans(names, where)]
     not_names = [value for value in present if not isinstance(value, str) or value not in names]
     not_codes = [value for value in present if _read_code(value, len(names)) < 0]
     readings: list[Reading] = []
@@ -153,24 +157,37 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
     if not not_names:
         readings.append("names")
     if not readings:
-        # If every label is a code or a name, the file mixes both, and the first label that is only a name is reported.
-        neither = [value for value in not_codes if value in not_names]
-        unknown = neither[0] if neither else not_codes[0]
-        allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
-        raise InputError(
-            f"{where} contains {shown_classes([unknown])}, which is not a class in the dataset's description; "
-            f"allowed: {allowed}"
-        )
+        raise _create_unknown_label_error(not_codes, not_names, names, where)
     return readings
 
 
-def _read_truth_values(names: Sequence[str], where: str) -> Reading:
-    """Return the interpretation of boolean labels; raise `InputError` unless there are two classes."""
+def _create_unknown_label_error(
+    not_codes: Sequence[Any], not_names: Sequence[Any], names: Sequence[str], where: str
+) -> InputError:
+    """Return the error for a file with labels that are not codes and labels that are not class `names`.
+
+    If every label is a code or a name, the file mixes both, and the first label that is only a name is reported.
+    """
+    neither = [value for value in not_codes if value in not_names]
+    reported = neither[0] if neither else not_codes[0]
+    allowed = f"the names {shown_classes(names)}, or only codes, 0 to {len(names) - 1}"
+    return InputError(
+        f"{where} contains {shown_classes([reported])}, which is not a class in the dataset's description; "
+        f"allowed: {allowed}"
+    )
+
+
+def _interpret_booleans(names: Sequence[str], where: str) -> Reading:
+    """Return whether the booleans in a label column are class names or class codes.
+
+    They are names if the two class `names` are true and false (ignoring case). Otherwise, False is the code 0, and True
+    is the code 1. Raise `InputError` unless there are two classes.
+    """
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
         raise InputError(f"{where} {problem}; write all labels as codes or all as names")
     are_names = {name.casefold() for name in names} == TRUTH_NAMES
-    return "names" if are_names else "codes"  # False is the code 0, and True is 1
+    return "names" if are_names else "codes"
 
 
 def named_classes(values: pd.Series, names: Sequence[str], reading: Reading) -> pd.Series:
@@ -192,7 +209,7 @@ def _find_indices_of_codes(values: pd.Series, names: Sequence[str]) -> list[int]
 def _find_indices_of_names(values: pd.Series, names: Sequence[str]) -> list[int]:
     """Return the class index of each value that is a class name or a boolean, and -1 for any other value."""
     index_by_name: dict[Any, int] = {}
-    index_by_boolean: dict[bool, int] = {}  # used only for two classes, false and true (`_read_truth_values`)
+    index_by_boolean: dict[bool, int] = {}  # used only for two classes, false and true (`_interpret_booleans`)
     for index, name in enumerate(names):
         index_by_name[name] = index
         is_true = name.casefold() == "true"
@@ -290,6 +307,7 @@ def _find_classes(labels: pd.Series, where: str) -> dict[Any, Any]:
 
 
 def _name_kind(label: Any) -> str:
+    """Return the kind of a label: `string`, `boolean` or `number`."""
     if isinstance(label, str):
         return "string"
     if isinstance(label, (bool, np.bool_)):

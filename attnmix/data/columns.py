@@ -20,14 +20,7 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
     for repetition. `separator`, the separator of a csv or tsv file, helps to explain missing columns.
     """
     wanted = list(names) if columns is None else list(columns.values())
-    # A repeated column is a problem of the file. The caller converts this `ValueError` into a message that begins with
-    # the name of the file; "it" in the message refers to this file.
-    repeated = []
-    for name in wanted:
-        if names.count(name) > 1 and name not in repeated:
-            repeated.append(name)
-    if repeated:
-        raise ValueError(f"it has more than one column {shown_names(repeated)}; rename or remove them")
+    _check_not_repeated(names, wanted)
     if columns is None:
         return
     # The usual cause of a missing column is a wrong parameter. The message therefore names this parameter.
@@ -38,6 +31,19 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
             # Both columns of a pair of texts, `text` and `text_pair`, are set by `dataset.text_column`.
             parameter = f"dataset.{key.removesuffix('_pair')}_column"
             raise InputError(f"{parameter}: {problem}{hint}")
+
+
+def _check_not_repeated(names: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise `ValueError` if a `wanted` column occurs more than once among the column `names` of a file.
+
+    The caller converts this error into a message that begins with the name of the file; "it" refers to this file.
+    """
+    repeated = []
+    for name in wanted:
+        if names.count(name) > 1 and name not in repeated:
+            repeated.append(name)
+    if repeated:
+        raise ValueError(f"it has more than one column {shown_names(repeated)}; rename or remove them")
 
 
 def check_table_size(size: int, limit: int = MAX_TABLE_BYTES) -> None:
@@ -71,19 +77,30 @@ def _explain_header(names: Sequence[str], wanted: Sequence[str], separator: str 
     """
     if separator is None:
         return ""
-    header = separator.join(names)
-    for other, description in SEPARATOR_NAMES.items():
-        if other == separator or other not in header:
-            continue
-        # Another separator is the likely reason if the header has a single name, or if one of its parts is wanted.
-        parts = [part.strip(' "') for part in header.split(other)]
-        has_wanted_name = not set(parts).isdisjoint(wanted)
-        if len(names) == 1 or has_wanted_name:
-            expected = SEPARATOR_NAMES.get(separator, repr(separator))
-            return f"; its fields are separated by {description}; save it with {expected}"
+    actual_separator = _find_other_separator(names, wanted, separator)
+    if actual_separator is not None:
+        expected = SEPARATOR_NAMES.get(separator, repr(separator))
+        return f"; its fields are separated by {SEPARATOR_NAMES[actual_separator]}; save it with {expected}"
     unquoted = {name.strip('"') for name in names if name.startswith('"')}
     if not unquoted.isdisjoint(wanted):
         return '; its names are in quotes ("), which tsv files do not use; save it as csv'
     if any(len(name) > MAX_SHOWN_LETTERS for name in names):  # a text instead of a header
         return "; the first line must be a header with the names of the columns"
     return ""
+
+
+def _find_other_separator(names: Sequence[str], wanted: Sequence[str], separator: str) -> str | None:
+    """Return the separator that a header probably uses instead of the expected `separator`, or None.
+
+    `names` are the parts of the header between expected separators. Another separator in the header is likely if there
+    is only one such part, or if the other separator yields a `wanted` name.
+    """
+    header = separator.join(names)
+    for other in SEPARATOR_NAMES:
+        if other == separator or other not in header:
+            continue
+        parts = [part.strip(' "') for part in header.split(other)]
+        has_wanted_name = not set(parts).isdisjoint(wanted)
+        if len(names) == 1 or has_wanted_name:
+            return other
+    return None

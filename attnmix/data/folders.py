@@ -57,6 +57,17 @@ class Layout(NamedTuple):
     """The sources of the texts according to the dataset card (`language_creators`), such as `machine-generated`."""
 
 
+class _Cards(NamedTuple):
+    """The content of the files that describe a dataset."""
+
+    configurations: Any
+    """The options of each configuration (`MetadataConfigs` of `datasets`)."""
+    features: Mapping[str, Any]
+    """The features of each configuration: the types of the columns."""
+    creators: list[str]
+    """The sources of the texts."""
+
+
 def split_name(name: str) -> tuple[str, str | None]:
     """Return the source in a `dataset.name` (a hub identifier, folder or file), and the configuration after a colon.
 
@@ -124,14 +135,8 @@ def find_layout(
         raise InputError(f"dataset.name: {shown} {no_data_problem(names)}")
     with errors_in_words(shown):
         cards = _read_cards(descriptions)
-        configurations = cards.configurations
-        chosen = configuration or configurations.get_default_config_name() or "default"
-        # A dataset card may declare features without configurations; the features also have configuration names.
-        known = list(configurations) or ["default", *cards.features]
-        if chosen not in known:
-            listed = shown_names(known)
-            raise InputError(f"dataset.name: {shown} has the configurations {listed}; append one of them after a colon")
-        options = configurations.get(chosen, {})
+        chosen = _choose_configuration(shown, cards, configuration)
+        options = cards.configurations.get(chosen, {})
         files = {}
         for split, split_files in _find_files(shown, contents, options).items():
             files[split] = _keep_one_format(split_files)
@@ -147,18 +152,30 @@ def find_layout(
     )
 
 
+def _choose_configuration(shown: str, cards: _Cards, configuration: str | None) -> str:
+    """Return the given `configuration` or, if it is None, the default one; raise `InputError` for an unknown one."""
+    chosen: str = configuration or cards.configurations.get_default_config_name() or "default"
+    # A dataset card may declare features without configurations; the features also have configuration names.
+    known = list(cards.configurations) or ["default", *cards.features]
+    if chosen not in known:
+        listed = shown_names(known)
+        raise InputError(f"dataset.name: {shown} has the configurations {listed}; append one of them after a colon")
+    return chosen
+
+
 def chosen_splits(layout: Layout, dataset: DatasetParameters) -> dict[str, str]:
     """Return the names that the splits have in the source; the keys are `train` and, if there is a test split, `test`.
 
     Raise `InputError` for a missing split, for missing parts of a table, and for duplicate tables.
     """
     splits = {"train": dataset.train_split}
-    has_only_train = list(layout.files) == [dataset.train_split]
-    if dataset.test_split is not None and has_only_train:
-        message = "%s: split %s is missing; a part of %s is used instead"
-        logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
-    elif dataset.test_split is not None:
-        splits["test"] = dataset.test_split
+    if dataset.test_split is not None:
+        has_only_train = list(layout.files) == [dataset.train_split]
+        if has_only_train:
+            message = "%s: split %s is missing; a part of %s is used instead"
+            logging.info(message, dataset.name, dataset.test_split, dataset.train_split)
+        else:
+            splits["test"] = dataset.test_split
     for split, name in splits.items():
         if name not in layout.files:
             allowed = shown_names(list(layout.files))
@@ -204,22 +221,20 @@ def errors_in_words(shown: str) -> Iterator[None]:
         raise InputError(f"dataset.name: {shown} cannot be loaded ({_describe_cause(error)})") from error
 
 
-class _Cards(NamedTuple):
-    """The content of the files that describe a dataset."""
-
-    configurations: Any
-    """The options of each configuration (`MetadataConfigs` of `datasets`)."""
-    features: Mapping[str, Any]
-    """The features of each configuration: the types of the columns."""
-    creators: list[str]
-    """The sources of the texts."""
-
-
 def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
     """Return the content of README.md, .huggingface.yaml and dataset_infos.json, as far as these files exist."""
+    from datasets.utils.metadata import MetadataConfigs  # slow import (seconds)
+
+    card = _read_card_data(descriptions)
+    configurations = MetadataConfigs.from_dataset_card_data(card)
+    features = _read_features(descriptions, card)
+    creators = _read_creators(card.get("language_creators"))
+    return _Cards(configurations, features, creators)
+
+
+def _read_card_data(descriptions: Mapping[str, Path]) -> Any:
+    """Return the metadata (`DatasetCardData`) in README.md and .huggingface.yaml, as far as these files exist."""
     import yaml
-    from datasets.info import DatasetInfo, DatasetInfosDict  # slow import (seconds)
-    from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
     card = DatasetCardData()
@@ -230,7 +245,16 @@ def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
         values = yaml.safe_load(text) or {}
         _check_mapping(".huggingface.yaml", values)
         card = DatasetCardData(**(vars(card) | values))  # these values override those of README.md
-    configurations = MetadataConfigs.from_dataset_card_data(card)
+    return card
+
+
+def _read_features(descriptions: Mapping[str, Path], card: Any) -> dict[str, Any]:
+    """Return the features of each configuration in dataset_infos.json (if it exists) and in the metadata `card`.
+
+    The metadata have precedence.
+    """
+    from datasets.info import DatasetInfo, DatasetInfosDict
+
     infos: dict[str, Any] = {}
     if "dataset_infos.json" in descriptions:
         text = descriptions["dataset_infos.json"].read_text(encoding="utf-8")
@@ -239,9 +263,7 @@ def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
         for name, values in content.items():
             infos[name] = DatasetInfo.from_dict(values)
     infos.update(DatasetInfosDict.from_dataset_card_data(card))
-    features = {name: info.features for name, info in infos.items()}
-    creators = _read_creators(card.get("language_creators"))
-    return _Cards(configurations, features, creators)
+    return {name: info.features for name, info in infos.items()}
 
 
 def _read_creators(value: Any) -> list[str]:
@@ -254,6 +276,7 @@ def _read_creators(value: Any) -> list[str]:
 
 
 def _check_mapping(name: str, content: Any) -> None:
+    """Raise `InputError` if the `content` of the file `name` is not a mapping."""
     if not isinstance(content, dict):
         kind = "a list" if isinstance(content, list) else f"a {type(content).__name__}"
         raise InputError(f"dataset.name: {name} contains {kind}; allowed: a mapping")
@@ -282,32 +305,44 @@ def _list_declared_classes(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _find_files(shown: str, contents: Contents, options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the data files of each split.
+    """Return the data files of each split, according to the `options` of a configuration.
 
-    If the `options` of a description contain `data_files`, the splits are those of `data_files`. If `options` is empty
-    and `save_to_disk` wrote folders, these folders are the splits. Otherwise, the splits follow from the file names.
+    The option `data_dir` is the folder that contains the data, and patterns of files are relative to this folder.
     """
-    from datasets.data_files import sanitize_patterns
-
     folder = posixpath.normpath(options.get("data_dir") or ".")
     prefix = "" if folder == "." else f"{folder}/"
     names = [name.removeprefix(prefix) for name in contents.data if name.startswith(prefix)]
     if not names:
         problem = f"the description of {shown} refers to the folder {shorten(folder)}, which contains no data file"
         raise InputError(f"dataset.name: {problem}; allowed: {allowed_names()}")
+    files = _assign_to_splits(shown, names, contents.saved_splits, options)
+    return {split: [f"{prefix}{name}" for name in split_files] for split, split_files in files.items()}
+
+
+def _assign_to_splits(
+    shown: str, names: Sequence[str], saved_splits: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Return the files among `names` that belong to each split.
+
+    If the `options` of a configuration contain `data_files`, the splits are those of `data_files`. If `options` is
+    empty and `save_to_disk` wrote the folders `saved_splits`, these folders are the splits. Otherwise, the splits
+    follow from the file names.
+    """
+    from datasets.data_files import sanitize_patterns
+
     files = {}
     if options.get("data_files") is not None:
         # `data_files` has several forms, such as a list of patterns (for train) or a mapping from splits to patterns.
         patterns_by_split = sanitize_patterns(options["data_files"])
         for split, patterns in patterns_by_split.items():
             files[split] = _match_all(shown, patterns, names)
-    elif contents.saved_splits and not options:
-        for split in contents.saved_splits:
+    elif saved_splits and not options:
+        for split in saved_splits:
             pattern = f"{glob.escape(split)}/**"
             files[split] = _match_all(shown, [pattern], names)
     else:
         files = _find_by_names(names)
-    return {split: [f"{prefix}{name}" for name in split_files] for split, split_files in files.items()}
+    return files
 
 
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
@@ -321,13 +356,13 @@ def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     shards = _find_shards(names)
     if shards:
         return shards
-    by_folder = data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME
-    by_file = data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME
-    for split_patterns in (by_folder, by_file):
+    # Each rule contains the patterns of each split: one rule for names of folders, and one for names of files.
+    rules = (data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME, data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME)
+    for split_patterns in rules:
         files = _match_splits(split_patterns, names)
         if files:
             return files
-    for split_patterns in (by_folder, by_file):
+    for split_patterns in rules:
         files = _match_splits_in_lower_case(split_patterns, names)
         if len(files) > 1 and "train" in files:
             shown = ", ".join(f"{split}: {shown_file(split_files[0])}" for split, split_files in files.items())
@@ -500,14 +535,13 @@ def _check_parts(files: Sequence[str], shown: str) -> None:
             series = _Series(folder, match["head"], int(match["total"]), data_suffix(name))
             numbers_by_series[series].add(int(match["number"]))
     for series, present in numbers_by_series.items():
-        total = series.total
-        first = 1 if total in present else 0  # some datasets count from 1
-        expected = range(first, first + total)
+        first = 1 if series.total in present else 0  # some datasets count from 1
+        expected = range(first, first + series.total)
         missing = [number for number in expected if number not in present]
         if missing:
             parts = ", ".join(map(str, missing[:MAX_SHOWN_FILES]))
-            names = f"{series.head}*-of-{total:05}{series.suffix}"
-            problem = f"{len(missing)} of the {total} parts {names} are missing ({parts})"
+            names = f"{series.head}*-of-{series.total:05}{series.suffix}"
+            problem = f"{len(missing)} of the {series.total} parts {names} are missing ({parts})"
             raise InputError(f"dataset.name: {shown}: {problem}; download them, or rename the files")
 
 

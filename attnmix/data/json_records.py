@@ -22,7 +22,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
     With `in_lines`, each line is an object (jsonl); otherwise, the file is a list or a sequence of objects (json).
     Raise `ValueError` with the line of an invalid object. `shown` is the name of the file in messages.
     """
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # the names of all columns, as an ordered set
     rows: list[dict[str, Any]] = []
     size = 0
     with io.TextIOWrapper(content, encoding="utf-8-sig") as file:
@@ -31,15 +31,20 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
             if not isinstance(record, dict):
                 raise ValueError(f"line {number} is not a JSON object; {_describe_allowed_records(in_lines)}")
             names.update(dict.fromkeys(record))
-            row = record
-            if columns is not None:
-                row = {name: record[name] for name in columns.values() if name in record}
+            row = _select_columns(record, columns)
             rows.append(row)
             size += sum(len(value) for value in row.values() if isinstance(value, str))
             check_table_size(size)
     if rows:
         check_names(list(names), columns, shown)
     return pd.DataFrame(rows, dtype=object)  # the dtype `str` does not support lone surrogates
+
+
+def _select_columns(record: dict[str, Any], columns: Columns | None) -> dict[str, Any]:
+    """Return the values of an object in the `columns` (None: all); columns that it lacks are omitted."""
+    if columns is None:
+        return record
+    return {name: record[name] for name in columns.values() if name in record}
 
 
 def _read_lines(file: io.TextIOWrapper) -> Iterator[tuple[int, Any]]:
@@ -64,9 +69,10 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
     is_list = text.startswith("[", position)
     if is_list:
         position = _skip_space(text, position + 1)
-    if is_list and text.startswith("]", position):
-        return  # an empty list
-    separator = LIST_SEPARATOR if is_list else JSON_SPACE
+    is_empty_list = is_list and text.startswith("]", position)
+    if is_empty_list:
+        return
+    separator = LIST_SEPARATOR if is_list else JSON_SPACE  # the text after each value
     is_closed = False  # True after the closing bracket of a list
     line = 1
     position_of_line = 0  # `line` is the line of this position
@@ -74,19 +80,20 @@ def _read_values(text: str) -> Iterator[tuple[int, Any]]:
         line += text.count("\n", position_of_line, position)
         position_of_line = position
         try:
-            value, position = decoder.raw_decode(text, position)
+            value, end_of_value = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise _create_line_error(line, error, in_lines=False) from error
         yield line, value
-        between = separator.match(text, position)
-        if between is None:
+        after_value = separator.match(text, end_of_value)
+        if after_value is None:  # possible only in a list
             raise ValueError(
                 f"the object of line {line} is not followed by a comma; {_describe_allowed_records(in_lines=False)}"
             )
-        position = between.end()
-        is_closed = is_list and between[1] == "]"
+        position = after_value.end()
+        is_closed = is_list and after_value[1] == "]"
     is_unfinished_list = is_list and not is_closed
-    if is_unfinished_list or position < len(text):
+    has_more_text = position < len(text)
+    if is_unfinished_list or has_more_text:
         raise ValueError(f"its list must end at the end of the file; {_describe_allowed_records(in_lines=False)}")
 
 

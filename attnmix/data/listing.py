@@ -30,6 +30,7 @@ CONFLICT = re.compile(r"\.sync-conflict-|\([^()]*conflicted copy[^()]*\)")
 """A pattern that occurs in the names (without suffixes) of copies made by synchronisation programs."""
 CHECKPOINT = "-checkpoint"
 """The end of the names (without suffixes) of copies made by Jupyter."""
+MAX_SHOWN_NAMES = 3  # maximum number of files in a message
 OTHER_TABLES = (".txt", ".xml", ".xls", ".xlsx", ".bz2", ".gz", ".xz", ".zip", ".zst")
 """Suffixes of unsupported files that may contain tables."""
 
@@ -63,27 +64,35 @@ def list_files(folder: Path) -> list[str]:
     visited = {root: ""}  # names by real path
     pending = [_Folder(prefix="", ancestors=(root,))]
     while pending:
-        prefix, ancestors = pending.pop()
-        for entry in _list_entries(folder, prefix):
-            name = f"{prefix}{entry.name}"
+        current = pending.pop()
+        for entry in _list_entries(folder, current.prefix):
+            name = f"{current.prefix}{entry.name}"
             if _is_hidden(entry.name) and name not in CARDS:
                 continue
             # Unlike the methods of `os.DirEntry`, these functions return False for a link that points to itself.
             if os.path.isdir(entry.path):  # noqa: PTH112
                 target = os.path.realpath(entry.path)
-                if target in ancestors or entry.name.startswith("__"):  # a link to a parent folder, or a cache
+                is_link_to_parent = target in current.ancestors
+                is_cache = entry.name.startswith("__")
+                if is_link_to_parent or is_cache:
                     continue
                 if target in visited:
                     problem = f"{shorten(visited[target])} and {shorten(name)} in {folder} are the same folder"
                     raise InputError(f"dataset.name: {problem}, because of a link; remove it, or select one file")
                 visited[target] = name
-                pending.append(_Folder(prefix=f"{name}/", ancestors=(*ancestors, target)))
+                pending.append(_Folder(prefix=f"{name}/", ancestors=(*current.ancestors, target)))
             elif os.path.isfile(entry.path):  # noqa: PTH113
                 names.append(name)
-            elif entry.is_symlink() and not _is_discarded(name, ()):
-                problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
-                raise InputError(f"dataset.name: {problem}; restore its target, or remove the link")
+            else:
+                _check_link(folder, name, entry)
     return sorted(names)
+
+
+def _check_link(folder: Path, name: str, entry: os.DirEntry[str]) -> None:
+    """Raise `InputError` if an `entry` that is neither a folder nor a file is a broken link, unless it is discarded."""
+    if entry.is_symlink() and not _is_discarded(name, ()):
+        problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
+        raise InputError(f"dataset.name: {problem}; restore its target, or remove the link")
 
 
 def _list_entries(folder: Path, subfolder: str) -> list[os.DirEntry[str]]:
@@ -117,7 +126,8 @@ def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Con
         folder = _read_folder_name(name)
         file = PurePosixPath(name).name
         if folder in saved_files:
-            if file in saved_files[folder]:  # other files in this folder are not data
+            is_saved_data = file in saved_files[folder]
+            if is_saved_data:
                 data.append(name)
         elif file in NO_DATA or _is_hidden_path(name):
             continue
@@ -154,8 +164,8 @@ def _find_saved_files(names: Sequence[str], descriptions: Mapping[str, Path]) ->
 
 def no_data_problem(names: Sequence[str]) -> str:
     """Return the error message for a dataset without data files."""
-    shown = ", ".join(shorten(name) for name in names[:3]) or "no file"
-    if len(names) > 3:
+    shown = ", ".join(shorten(name) for name in names[:MAX_SHOWN_NAMES]) or "no file"
+    if len(names) > MAX_SHOWN_NAMES:
         shown += ", ..."
     return f"contains no data file (it has {shown}); allowed: {allowed_names()}"
 

@@ -79,12 +79,13 @@ def _check_zip_end(file: io.BufferedReader) -> None:
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - ZIP_END_BYTES - MAX_ZIP_COMMENT_BYTES))
-    end = file.read()
-    start = end.rfind(ZIP_END_MARK)
-    if 0 <= start <= len(end) - ZIP_END_BYTES:
-        end_of_record = start + ZIP_END_BYTES
-        (comment_bytes,) = struct.unpack_from("<H", end, end_of_record - 2)
-        if end_of_record + comment_bytes < len(end):
+    tail = file.read()  # the end of the file, which contains the record
+    start_of_record = tail.rfind(ZIP_END_MARK)
+    end_of_record = start_of_record + ZIP_END_BYTES
+    is_complete = start_of_record >= 0 and end_of_record <= len(tail)
+    if is_complete:
+        (comment_bytes,) = struct.unpack_from("<H", tail, end_of_record - 2)  # a number of two bytes
+        if end_of_record + comment_bytes < len(tail):
             raise ValueError(TRAILING_BYTES)
     file.seek(0)
 

@@ -33,13 +33,13 @@ def read_separated(
     with _allow_long_fields(), io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=True)
         records = _read_records(reader)
-        _, names = next(records, (0, []))  # the fields of the header
+        _, names = next(records, (0, []))  # the fields of the header, which is the first record
         if not names:
             raise ValueError("it is empty")
         check_names(names, columns, shown, separator)
         selected = names if columns is None else list(columns.values())
         index_by_name = {name: index for index, name in enumerate(names) if name in selected}
-        table: dict[str, list[str]] = {name: [] for name in index_by_name}
+        table: dict[str, list[str]] = {name: [] for name in index_by_name}  # the fields of each selected column
         header = _normalise_header(names)
         size = 0
         for row, record in records:
@@ -124,15 +124,16 @@ def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
 
     In such a file, all fields with quotes are quoted as in csv files, and some quotes are doubled.
     """
-    doubled_rows = []
+    rows_with_doubled_quotes = []
     for name in frame:
         for row, value in enumerate(frame[name], 1):
             if '"' not in value:
                 continue
             if not WELL_QUOTED.fullmatch(value):
-                return
-            if '""' in value[1:-1]:
-                doubled_rows.append(row)
-    if doubled_rows:
-        problem = f'quotes are doubled ("") as in csv, first in row {min(doubled_rows)}'
+                return  # the file does not use csv quoting
+            content = value[1:-1]
+            if '""' in content:
+                rows_with_doubled_quotes.append(row)
+    if rows_with_doubled_quotes:
+        problem = f'quotes are doubled ("") as in csv, first in row {min(rows_with_doubled_quotes)}'
         logging.warning("%s: %s; in tsv files, quotes are part of the text; save the file as csv", shown, problem)

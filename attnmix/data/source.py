@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -107,23 +108,31 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
     `classes` contains the class names by label.
     """
     for split, table in tables.items():
-        present = set(table["label"])
-        missing = [name for label, name in classes.items() if label not in present]
-        if not missing:
-            continue
-        shown = shown_classes(missing)
-        if split == "train" or table["label"].nunique() < 2:
-            problem = f"{len(table)} texts, without {len(missing)} of the {len(classes)} classes ({shown})"
-            # A smaller validation sample, which is drawn from train, leaves more texts in train.
-            direction = "lower" if split == "train" else "raise"
-            remedy = f"use more texts or smaller groups, raise the limits, or {direction} dataset.validation_fraction"
-            raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
-        logging.warning("the %s split contains no text of the classes %s", split, shown)
+        _check_classes_of_split(split, table["label"], classes)
     learned = pd.concat([tables["train"], tables["validation"]])
     test = tables["test"]
     _warn_of_shared("text", whole_texts(test), whole_texts(learned))
     if "group" in learned:
         _warn_of_shared("group", test["group"], learned["group"])
+
+
+def _check_classes_of_split(split: str, labels: pd.Series, classes: pd.Series) -> None:
+    """Raise `InputError` if a class is missing in train or another split has fewer than two; warn if it lacks any.
+
+    `classes` contains the class names by label.
+    """
+    present = set(labels)
+    missing = [name for label, name in classes.items() if label not in present]
+    if not missing:
+        return
+    shown = shown_classes(missing)
+    if split == "train" or len(present) < 2:
+        problem = f"{len(labels)} texts, without {len(missing)} of the {len(classes)} classes ({shown})"
+        # A smaller validation sample, which is drawn from train, leaves more texts in train.
+        direction = "lower" if split == "train" else "raise"
+        remedy = f"use more texts or smaller groups, raise the limits, or {direction} dataset.validation_fraction"
+        raise InputError(f"dataset: the {split} split would have {problem}; {remedy}")
+    logging.warning("the %s split contains no text of the classes %s", split, shown)
 
 
 def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
@@ -138,8 +147,17 @@ def _warn_of_shared(key: str, test: pd.Series, learned: pd.Series) -> None:
 def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the remaining rows, and a sample of about `fraction` of the rows; equal texts and groups stay together.
 
-    More precisely, rows stay together if they are connected by a chain of rows with equal texts or equal groups. Such
-    rows form a connected component of a graph: its nodes are the texts and the groups, and its edges are the rows.
+    More precisely, rows stay together if they are connected by a chain of rows with equal texts or equal groups.
+    """
+    labels = table["label"].to_numpy()
+    rest, part = stratified_split(labels, _number_connected_rows(table), fraction, seed)
+    return table.iloc[rest], table.iloc[part]
+
+
+def _number_connected_rows(table: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Return a number from 0 for each row; rows connected by a chain of equal texts or groups have the same number.
+
+    Such rows form a connected component of a graph: its nodes are the texts and the groups, and its edges are the rows.
     """
     texts, _ = pd.factorize(whole_texts(table))
     groups = texts
@@ -151,9 +169,7 @@ def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.Dat
     _, components = connected_components(graph, directed=False)
     # The text and the group of a row are connected by the row's edge, so the component of its text is that of the row.
     _, component_of_row = np.unique(components[texts], return_inverse=True)
-    labels = table["label"].to_numpy()
-    rest, part = stratified_split(labels, component_of_row, fraction, seed)
-    return table.iloc[rest], table.iloc[part]
+    return component_of_row
 
 
 class FileRows(NamedTuple):
@@ -270,11 +286,11 @@ def _read_rows(
 
 def _log_files(split: str, names: Sequence[str], rows: Sequence[FileRows]) -> None:
     """Log the files of a split and their numbers of rows."""
-    shown = folders.MAX_SHOWN_FILES
+    limit = folders.MAX_SHOWN_FILES
     counts = []
-    for name, file_rows in zip(names[:shown], rows, strict=False):
+    for name, file_rows in zip(names[:limit], rows[:limit], strict=True):
         counts.append(f"{len(file_rows.frame)} rows of {folders.shown_file(name)}")
-    other_files = rows[shown:]
+    other_files = rows[limit:]
     if other_files:
         total = sum(len(file_rows.frame) for file_rows in other_files)
         counts.append(f"{total} rows of {len(other_files)} more files")
@@ -292,6 +308,19 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
     """Warn about rows that occur in several files of a split; such rows indicate a copied file."""
     if len(rows) < 2:
         return
+    for pair, count in _count_shared_rows(rows, columns).most_common(MAX_SHOWN_PAIRS):
+        message = "%s: %d rows of %s are also in %s; remove one of the files if it is a copy"
+        file = folders.shown_file(names[pair.later])
+        earlier_file = folders.shown_file(names[pair.earlier])
+        logging.warning(message, split, count, file, earlier_file)
+
+
+def _count_shared_rows(rows: Sequence[FileRows], columns: Columns) -> Counter[_FilePair]:
+    """Return the number of different rows that a file has in common with an earlier file, for each pair of files.
+
+    A row is counted for each later file together with the first file that contains the row. `rows` has one entry per
+    file.
+    """
     first_file: dict[tuple[str, ...], int] = {}  # index of the first file with each row
     shared_rows: Counter[_FilePair] = Counter()
     for number, file_rows in enumerate(rows):
@@ -301,11 +330,7 @@ def _warn_of_equal_rows(split: str, names: Sequence[str], rows: Sequence[FileRow
             first = first_file.setdefault(row, number)
             if first != number:
                 shared_rows[_FilePair(first, number)] += 1
-    for pair, count in shared_rows.most_common(MAX_SHOWN_PAIRS):
-        message = "%s: %d rows of %s are also in %s; remove one of the files if it is a copy"
-        file = folders.shown_file(names[pair.later])
-        earlier_file = folders.shown_file(names[pair.earlier])
-        logging.warning(message, split, count, file, earlier_file)
+    return shared_rows
 
 
 def _check_tables(
@@ -317,7 +342,6 @@ def _check_tables(
     the dataset in messages.
     """
     label = columns["label"]
-    # For each list of class names: "codes" or "names", the interpretation of the labels in the files with this list.
     readings = _choose_readings(rows, label, f"dataset.label_column: {shorten(label)!r} of {shown}")
     tables = {}
     for split, split_rows in rows.items():
@@ -325,9 +349,9 @@ def _check_tables(
         for file_rows in split_rows:
             frame = file_rows.frame
             if file_rows.class_names:
-                reading = readings[tuple(file_rows.class_names)]
-                names_of_rows = named_classes(frame[label], file_rows.class_names, reading)
-                frame = frame.assign(**{label: names_of_rows})
+                reading = readings[tuple(file_rows.class_names)]  # whether the labels in this file are codes or names
+                labels = named_classes(frame[label], file_rows.class_names, reading)
+                frame = frame.assign(**{label: labels})
             checked.append(_check_values(frame, columns, f"{file_rows.shown} ({splits[split]})"))
         tables[split] = checked[0]
         if len(checked) > 1:
@@ -360,13 +384,13 @@ def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataF
             problem = _find_problem(key, value)
             if problem:
                 raise InputError(f"{where}: {problem} in column {shorten(name)!r}, row {row}")
-    values = {}
+    renamed = {}  # the columns by key
     for key, name in columns.items():
         column = frame[name]
         if not isinstance(column.dtype, pd.CategoricalDtype):
             column = column.astype(object)  # otherwise pandas loses digits when joining large numbers of two types
-        values[key] = column
-    return pd.DataFrame(values)
+        renamed[key] = column
+    return pd.DataFrame(renamed)
 
 
 def _find_problem(key: str, value: Any) -> str | None:

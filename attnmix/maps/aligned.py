@@ -11,6 +11,7 @@ this module and 0.834 with AlignedUMAP; mean continuity is 0.872 with both.
 # numba infers the types of compiled functions, but mypy's strict mode cannot; hence `type: ignore` below.
 from collections.abc import Sequence
 from itertools import pairwise, permutations
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -56,20 +57,17 @@ def fit_aligned(
     # The rows of `xy` are the distinct vectors of all points, one point after the other.
     rotated = _align_by_rotation(starts, numbers)
     xy = np.ascontiguousarray(np.concatenate(rotated))
-    edges = scipy.sparse.block_diag(graphs, format="coo")
-    heads, tails = edges.coords
-    epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
-    is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
-    sizes = np.array([len(start) for start in starts])
+    sizes = np.array([len(start) for start in starts])  # number of rows of each point
     firsts = np.cumsum(sizes) - sizes  # first row of each point in `xy`
     places = [first + numbers_T for first, numbers_T in zip(firsts, numbers, strict=True)]  # rows of the tokens in `xy`
+    edges = _list_sampled_edges(graphs, n_epochs)
     pulls = ties_of_places(strength, places)  # tie strengths `[rows, rows]` in CSR format
     a, b = curve
     _run_epochs(
         xy,
-        heads=heads[is_sampled].astype(np.int64),
-        tails=tails[is_sampled].astype(np.int64),
-        epochs_per_sample=epochs_per_sample[is_sampled],
+        heads=edges.heads,
+        tails=edges.tails,
+        epochs_per_sample=edges.epochs_per_sample,
         tie_ends=pulls.indptr.astype(np.int64),
         others=pulls.indices.astype(np.int64),
         strengths=pulls.data,
@@ -81,6 +79,30 @@ def fit_aligned(
         state=_draw_state(seed),
     )
     return [xy[places_T] for places_T in places]
+
+
+class _Edges(NamedTuple):
+    """The edges of the neighbour graphs of all points, without edges that are too weak to be sampled."""
+
+    heads: npt.NDArray[np.int64]
+    """The row of coordinates at one end of each edge."""
+    tails: npt.NDArray[np.int64]
+    """The row of coordinates at the other end."""
+    epochs_per_sample: npt.NDArray[np.float64]
+    """The number of epochs between two samples of each edge."""
+
+
+def _list_sampled_edges(graphs: Sequence[Graph], n_epochs: int) -> _Edges:
+    """Return the edges that are sampled in `n_epochs` epochs; rows are numbered from point to point."""
+    edges = scipy.sparse.block_diag(graphs, format="coo")
+    heads, tails = edges.coords
+    epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
+    is_sampled = epochs_per_sample > 0  # -1 marks weak edges that are never sampled
+    return _Edges(
+        heads=heads[is_sampled].astype(np.int64),
+        tails=tails[is_sampled].astype(np.int64),
+        epochs_per_sample=epochs_per_sample[is_sampled],
+    )
 
 
 def _draw_state(seed: int) -> npt.NDArray[np.int64]:
@@ -114,27 +136,34 @@ def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     token's sets of neighbours at both points, multiplied by a factor that decreases exponentially with the distance
     between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
-    near = []  # for each point, a matrix with 1 for neighbours
-    degrees = []  # for each point, the number of neighbours of each token
-    for graph in graphs:
-        is_near = graph > 0
-        near_point = is_near.astype(np.float64)
-        near.append(near_point)
-        degrees.append(_sum_rows(near_point))
-    tokens = len(degrees[0])
-    strength = np.zeros((2 * WINDOW + 1, len(graphs), tokens))
+    near_by_point = [(graph > 0).astype(np.float64) for graph in graphs]  # 1 for neighbours, 0 otherwise
+    degrees_by_point = [_sum_rows(near) for near in near_by_point]  # number of neighbours of each token
+    points = len(graphs)
+    tokens = len(degrees_by_point[0])
+    strength = np.zeros((2 * WINDOW + 1, points, tokens))
     for offset in range(1, WINDOW + 1):
-        for other in range(offset, len(graphs)):
-            point = other - offset
-            is_shared = near[point].multiply(near[other])
+        decay = np.exp(1.0 - offset)
+        for point in range(points - offset):
+            later_point = point + offset
+            is_shared = near_by_point[point].multiply(near_by_point[later_point])
             shared = _sum_rows(is_shared)
-            either = degrees[point] + degrees[other] - shared  # number of neighbours at one point or both
-            similarity = np.divide(shared, either, out=np.ones_like(shared), where=either > 0)
-            decay = np.exp(1.0 - offset)
+            similarity = _compute_jaccard(shared, degrees_by_point[point], degrees_by_point[later_point])
             tie = TIE * decay * similarity
             strength[WINDOW + offset, point] = tie
-            strength[WINDOW - offset, other] = tie
+            strength[WINDOW - offset, later_point] = tie
     return strength.reshape(2 * WINDOW + 1, -1)
+
+
+def _compute_jaccard(
+    shared: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64], other_sizes: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return the Jaccard similarities of pairs of sets, from the sizes of their intersections and of both sets.
+
+    Two empty sets have the similarity 1.
+    """
+    union = sizes + other_sizes - shared
+    similarity: npt.NDArray[np.float64] = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
+    return similarity
 
 
 def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
@@ -146,37 +175,49 @@ def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
     """Return the tie strengths `[rows, rows]` between rows of coordinates.
 
-    `strength` is the result of `ties`, and `places` contains the row of each token at each point. Tokens with equal
-    vectors at a point share a row; the ties of this row are averages over these tokens.
+    `strength` is the result of `ties`, and `places` contains the row `[tokens]` of each token at each point. Tokens
+    with equal vectors at a point share a row; the ties of this row are averages over these tokens.
     """
     all_places = np.concatenate(places)
     tokens_of_row = np.bincount(all_places)  # number of tokens that share each row
-    shape = (len(tokens_of_row), len(tokens_of_row))
     ties_by_offset = strength.reshape(len(strength), len(places), -1)  # [offsets, points, tokens]
-    # The lists contain an array for each pair of neighbouring points, with an entry for each tied token.
-    from_rows = []
-    to_rows = []
-    values = []
+    blocks = []  # the ties between each two neighbouring points
     for point, other in permutations(range(len(places)), 2):
         offset = other - point
         if abs(offset) > WINDOW:
             continue
         tie_T = ties_by_offset[WINDOW + offset, point]
         is_tied_T = tie_T > 0
-        from_row = places[point][is_tied_T]
-        to_row = places[other][is_tied_T]
-        from_rows.append(from_row)
-        to_rows.append(to_row)
-        # The entries of tokens with a common row are summed below, so this division turns their sum into the average.
-        values.append(tie_T[is_tied_T] / tokens_of_row[from_row])
-    if not values:
+        rows = places[point][is_tied_T]
+        # The values of tokens with a common row are summed later, so this division turns their sum into the average.
+        values = tie_T[is_tied_T] / tokens_of_row[rows]
+        blocks.append(_TiedRows(rows, places[other][is_tied_T], values))
+    return _sum_ties(blocks, len(tokens_of_row))
+
+
+class _TiedRows(NamedTuple):
+    """The ties of the tokens at one point to themselves at another point, with an entry for each tied token."""
+
+    rows: npt.NDArray[np.int64]
+    """The token's row of coordinates at the first point."""
+    other_rows: npt.NDArray[np.int64]
+    """Its row at the other point."""
+    values: npt.NDArray[np.float64]
+    """The strength of the tie."""
+
+
+def _sum_ties(blocks: Sequence[_TiedRows], size: int) -> Graph:
+    """Return a matrix `[size, size]` in CSR format with the sum of the ties between each two rows of coordinates."""
+    shape = (size, size)
+    if not blocks:
         return scipy.sparse.csr_matrix(shape)
-    coordinates = (np.concatenate(from_rows), np.concatenate(to_rows))
-    all_values = np.concatenate(values)
-    entries = scipy.sparse.coo_matrix((all_values, coordinates), shape=shape)
-    pulls = entries.tocsr()  # sums entries with equal coordinates
-    pulls.sort_indices()
-    return pulls
+    rows = np.concatenate([block.rows for block in blocks])
+    other_rows = np.concatenate([block.other_rows for block in blocks])
+    values = np.concatenate([block.values for block in blocks])
+    entries = scipy.sparse.coo_matrix((values, (rows, other_rows)), shape=shape)
+    sums = entries.tocsr()  # adds entries with equal coordinates
+    sums.sort_indices()
+    return sums
 
 
 @numba.njit(inline="always")
@@ -191,6 +232,39 @@ def _compute_pull(xy, tie_ends, others, strengths, place, axis):  # type: ignore
     return distance
 
 
+@numba.njit(inline="always")
+def _attract_ends(  # type: ignore[no-untyped-def]
+    xy, head, tail, tie_ends, others, strengths, a, b, learning_rate
+):
+    """Move rows `head` and `tail` of `xy`, the ends of an edge, towards each other and towards their tied rows.
+
+    `tie_ends`, `others` and `strengths` are the ties in CSR format, and `a` and `b` the parameters of UMAP's curve.
+    """
+    squared = rdist(xy[head], xy[tail])  # the squared distance
+    attraction = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
+    for axis in range(2):
+        step = clip(attraction * (xy[head, axis] - xy[tail, axis]))  # the head's step along the edge
+        # AlignedUMAP repeats the pull on the head with each negative sample; here it is multiplied instead.
+        head_pull = (1 + NEGATIVE_SAMPLES) * _compute_pull(xy, tie_ends, others, strengths, head, axis)
+        xy[head, axis] += clip(step - head_pull) * learning_rate
+        # The tail moves by the opposite step. Its pull is subtracted from its coordinates, like that on the head.
+        tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
+        xy[tail, axis] -= clip(step + tail_pull) * learning_rate
+
+
+@numba.njit(inline="always")
+def _repel_head(xy, head, other, a, b, learning_rate):  # type: ignore[no-untyped-def]
+    """Move row `head` of `xy` away from row `other`, a negative sample; at the distance 0, the row is not moved.
+
+    `a` and `b` are the parameters of UMAP's curve.
+    """
+    squared = rdist(xy[head], xy[other])  # the squared distance
+    if squared > 0.0:
+        repulsion = 2.0 * b / ((0.001 + squared) * (a * pow(squared, b) + 1.0))
+        for axis in range(2):
+            xy[head, axis] += clip(repulsion * (xy[head, axis] - xy[other, axis])) * learning_rate
+
+
 @numba.njit(nogil=True, fastmath=True, cache=True)
 def _run_epochs(  # type: ignore[no-untyped-def]
     xy, heads, tails, epochs_per_sample, tie_ends, others, strengths, firsts, sizes, a, b, n_epochs, state
@@ -200,13 +274,14 @@ def _run_epochs(  # type: ignore[no-untyped-def]
     The rows are the distinct vectors of all capture points. Edges connect neighbours among the vectors of one point.
     Ties connect the rows of the same token at neighbouring points, and attract these rows to each other. The forces of
     edges are those of UMAP: they are the gradients of its cross entropy for the similarity 1 / (1 + a d^(2 b)) of two
-    rows at the distance d.
+    rows at the distance d. When an edge is sampled, its ends attract each other, and negative samples, which are random
+    rows of the same point, repel its head.
 
     `heads` and `tails` `[edges]` are the rows at the ends of each edge. An edge is sampled once every
     `epochs_per_sample` `[edges]` epochs. `others` and `strengths` are the tied rows and the strengths of all ties, row
     by row; those of row r have the indices from `tie_ends[r]` to `tie_ends[r + 1]` (exclusive), as in CSR format.
-    Negative samples of a row are drawn from the rows of its point: `firsts` and `sizes` `[rows]` are the first row and
-    the number of rows of this point. `state` is the state of the random generator.
+    `firsts` and `sizes` `[rows]` are the first row and the number of rows of each row's point. `state` is the state of
+    the random generator.
     """
     next_sample = epochs_per_sample.copy()  # the epoch in which each edge is sampled next
     epochs_per_negative = epochs_per_sample / NEGATIVE_SAMPLES
@@ -218,28 +293,11 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             if not is_due:
                 continue
             head = heads[edge]
-            tail = tails[edge]
-            # Attraction: move both ends of the edge towards each other and towards their tied rows. `clip` limits each
-            # step. `step` moves the head along the edge, and its opposite moves the tail. A pull is the weighted
-            # difference between a row and its tied rows, so it is subtracted from the row at both ends. The pull on the
-            # head is multiplied because AlignedUMAP repeats it with each negative sample.
-            squared = rdist(xy[head], xy[tail])  # the squared distance
-            attraction = -2.0 * a * b * pow(squared, b - 1.0) / (a * pow(squared, b) + 1.0) if squared > 0.0 else 0.0
-            for axis in range(2):
-                step = clip(attraction * (xy[head, axis] - xy[tail, axis]))
-                head_pull = (1 + NEGATIVE_SAMPLES) * _compute_pull(xy, tie_ends, others, strengths, head, axis)
-                xy[head, axis] += clip(step - head_pull) * learning_rate
-                tail_pull = _compute_pull(xy, tie_ends, others, strengths, tail, axis)
-                xy[tail, axis] -= clip(step + tail_pull) * learning_rate
+            _attract_ends(xy, head, tails[edge], tie_ends, others, strengths, a, b, learning_rate)
             next_sample[edge] += epochs_per_sample[edge]
-            # Repulsion: move only the head, away from random rows of its point. The number of these negative samples is
-            # the number that became due since the edge was sampled last.
+            # The negative samples that became due since the edge was sampled last.
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])
             for _ in range(negatives):
-                other = firsts[head] + tau_rand_int(state) % sizes[head]
-                squared_to_other = rdist(xy[head], xy[other])
-                if squared_to_other > 0.0:
-                    repulsion = 2.0 * b / ((0.001 + squared_to_other) * (a * pow(squared_to_other, b) + 1.0))
-                    for axis in range(2):
-                        xy[head, axis] += clip(repulsion * (xy[head, axis] - xy[other, axis])) * learning_rate
+                other = firsts[head] + tau_rand_int(state) % sizes[head]  # a random row of the same point
+                _repel_head(xy, head, other, a, b, learning_rate)
             next_negative[edge] += negatives * epochs_per_negative[edge]

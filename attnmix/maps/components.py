@@ -27,14 +27,23 @@ def two_components(x_ND: Doubles) -> Doubles:
         from sklearn.decomposition import PCA  # slow import, not needed for fewer vectors
 
         return np.asarray(PCA(2, svd_solver="covariance_eigh").fit_transform(x_ND))
-    # If U are the eigenvectors and S^2 the eigenvalues of the Gram matrix X X' = U S^2 U', the components are U S.
+    return _find_components_by_gram(x_ND)
+
+
+def _find_components_by_gram(x_ND: Doubles) -> Doubles:
+    """Return the components `[N, 2]` from the Gram matrix `[N, N]`; 0 for a component without variance.
+
+    If U are the eigenvectors and S^2 the eigenvalues of the Gram matrix X X' = U S^2 U', the components are U S.
+    """
+    vectors = len(x_ND)
     centred_ND = x_ND - x_ND.mean(axis=0)
-    strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)
+    strengths_N, left_NN = np.linalg.eigh(centred_ND @ centred_ND.T)  # in ascending order
+    largest_strength = strengths_N[-1]
     components = np.zeros((vectors, 2))
     for axis in range(min(vectors, 2)):
-        strength = strengths_N[-1 - axis]  # ascending order
+        strength = strengths_N[-1 - axis]
         left_N = left_NN[:, -1 - axis]
-        if strength <= MIN_STRENGTH * strengths_N[-1]:
+        if strength <= MIN_STRENGTH * largest_strength:
             continue
         direction_D = left_N @ centred_ND
         largest = np.argmax(np.abs(direction_D))

@@ -47,7 +47,7 @@ class Neighbourhood(NamedTuple):
     places: Coordinates
     """The two principal components `[distinct, 2]`, which initialise maps."""
     numbers: Numbers
-    """The index of each vector among the distinct vectors."""
+    """The index `[vectors]` of each vector among the distinct vectors."""
 
     def start(self, seed: int) -> Coordinates:
         """Return the initial layout `[distinct, 2]`: the principal components plus weak random noise."""
@@ -122,14 +122,20 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
     """Return the coordinates `[tokens, 2]` of the aligned map of each capture point; `near` has one item per point.
 
-    Ties attract the coordinates of the same token at neighbouring points to each other.
+    Ties attract the coordinates of the same token at neighbouring points to each other. The strength of a tie depends
+    on the neighbours that the token has at both points.
     """
     a, b = umap_.find_ab_params(1.0, min_dist)
-    strength = ties([point.between_vectors() for point in near])
-    graphs = [point.graph for point in near]
-    starts = [point.start(seed) for point in near]
-    numbers = [point.numbers for point in near]
-    return fit_aligned(graphs, starts, numbers, strength, (float(a), float(b)), N_EPOCHS, seed)
+    token_graphs = [point.between_vectors() for point in near]  # the neighbours of each token at each point
+    return fit_aligned(
+        graphs=[point.graph for point in near],  # between the distinct vectors of each point
+        starts=[point.start(seed) for point in near],
+        numbers=[point.numbers for point in near],  # the index of each token's vector among the distinct vectors
+        strength=ties(token_graphs),
+        curve=(float(a), float(b)),
+        n_epochs=N_EPOCHS,
+        seed=seed,
+    )
 
 
 def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> Maps:
@@ -148,7 +154,7 @@ def fit_layout(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParam
     coordinates = _fit_maps_by_seed(layout, near, settings.min_dist, seeds)
     maps = {}
     for seed, xy in zip(seeds, coordinates, strict=True):
-        xy_of_sites = np.split(xy, len(vectors))
+        xy_of_sites = np.split(xy, len(vectors))  # all sites have the same number of tokens
         maps[seed] = dict(zip(vectors, xy_of_sites, strict=True))
     return maps
 
@@ -168,5 +174,5 @@ def _fit_maps_by_seed(
     for seed in seeds:
         for block in near:
             calls.append((block, min_dist, seed))
-    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # in the order of the calls, so seeds are contiguous
+    maps = in_parallel(lay_out, calls, f"{layout}: maps")  # in the order of the calls: all maps of a seed together
     return np.split(np.concatenate(maps), len(seeds))

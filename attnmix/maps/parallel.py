@@ -39,8 +39,13 @@ def _run_in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, 
     OpenMP only to the thread that sets it. Each thread of the pool therefore sets the limits as well.
     """
     controller = ThreadpoolController()  # created once, because finding the libraries takes milliseconds
+
+    def limit_thread() -> None:
+        """Limit BLAS and OpenMP to one thread, at the start of a thread of the pool."""
+        controller.limit(limits=1)
+
     with controller.limit(limits=1):
-        pool = ThreadPoolExecutor(joblib.cpu_count(), initializer=lambda: controller.limit(limits=1))
+        pool = ThreadPoolExecutor(joblib.cpu_count(), initializer=limit_thread)
         try:
             yield from pool.map(lambda arguments: function(*arguments), calls)
         finally:
@@ -50,22 +55,27 @@ def _run_in_threads(function: Callable[..., Result], calls: Sequence[tuple[Any, 
 def _run_on_cluster(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> Generator[Result]:
     """Yield the results of the Dask cluster; raise `InputError` if the scheduler does not respond."""
     require_extra("dask", SCHEDULER)
-    from distributed import Client
-
     is_portable = environment.in_place()  # True if this process has portable arithmetic
     job = partial(_run_in_one_thread, is_portable, function)
+    client = _connect_to_scheduler()
+    with client, joblib.parallel_config(backend="dask", client=client):
+        workers = joblib.Parallel(n_jobs=-1, return_as="generator")
+        yield from workers(joblib.delayed(job)(*arguments) for arguments in calls)
+
+
+def _connect_to_scheduler() -> Any:
+    """Return a client of the Dask scheduler at the address in the variable `SCHEDULER`."""
+    from distributed import Client
+
     address = os.environ[SCHEDULER]
-    client: Any = Client
+    create_client: Any = Client
     try:
-        client = client(address, timeout=CONNECT_TIMEOUT_SECONDS)
+        return create_client(address, timeout=CONNECT_TIMEOUT_SECONDS)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{SCHEDULER}={address}: no Dask scheduler responds at this address; start one (`dask scheduler`) and set "
             "the variable to its tcp://host:port, or unset the variable to compute in this process"
         ) from error
-    with client, joblib.parallel_config(backend="dask", client=client):
-        workers = joblib.Parallel(n_jobs=-1, return_as="generator")
-        yield from workers(joblib.delayed(job)(*arguments) for arguments in calls)
 
 
 def _run_in_one_thread(portable: bool, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -74,7 +84,8 @@ def _run_in_one_thread(portable: bool, function: Callable[..., Result], *argumen
     Raise `InputError` if the main process has `portable` arithmetic and the worker does not. Environment variables
     select this arithmetic, and the worker does not inherit those of the main process.
     """
-    if portable and not environment.in_place():
+    has_portable_arithmetic = environment.in_place()
+    if portable and not has_portable_arithmetic:
         raise InputError(
             "arithmetic: is portable, but the Dask workers use different arithmetic; start each worker with "
             "`env $(python -m attnmix.core.arithmetic) dask worker ADDRESS`, or set arithmetic to fastest"

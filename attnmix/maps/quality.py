@@ -109,7 +109,8 @@ def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64
     before the permutation.
     """
     new_index = np.argsort(order)  # new_index[i] is the index of the old row i after the permutation
-    return np.asarray(new_index[near[order]])
+    permuted_rows = near[order]  # in the new order, with old indices
+    return np.asarray(new_index[permuted_rows])
 
 
 def _draw_order(number: int, seed: int) -> npt.NDArray[np.int64]:
@@ -129,26 +130,23 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
     from scipy.spatial import procrustes  # slow import, not needed for pages
 
     order = _draw_order(len(maps[0]), seed)
-    near = []
+    near = []  # indices of the neighbours `[vectors, k]` on each map
     for xy in maps:
         indices, _ = neighbours(xy, N_NEIGHBOURS, "euclidean", 0)
         near.append(indices)
-    values = []  # Procrustes distance and overlap for each pair of maps
-    chances = []
+    values_of_pairs = []  # four values for each pair of maps
     for one, other in combinations(range(len(maps)), 2):
         _, _, distance = procrustes(maps[one], maps[other])
         overlap = _compute_overlap(near[one], near[other])
-        values.append((distance, overlap))
         permuted_map = maps[other][order]
         permuted_near = _permute_neighbours(near[other], order)
         _, _, chance_distance = procrustes(maps[one], permuted_map)
         chance_overlap = _compute_overlap(near[one], permuted_near)
-        chances.append((chance_distance, chance_overlap))
-    mean_distance, mean_overlap = np.mean(values, axis=0).tolist()
-    mean_chance_distance, mean_chance_overlap = np.mean(chances, axis=0).tolist()
+        values_of_pairs.append((distance, chance_distance, overlap, chance_overlap))
+    distance, chance_distance, overlap, chance_overlap = np.mean(values_of_pairs, axis=0).tolist()
     return {
-        "procrustes_distance": (mean_distance, mean_chance_distance),
-        "neighbour_overlap": (mean_overlap, mean_chance_overlap),
+        "procrustes_distance": (distance, chance_distance),
+        "neighbour_overlap": (overlap, chance_overlap),
     }
 
 
@@ -157,7 +155,8 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
 
     `SCORES` are computed for the first map, and `STABILITY` for all maps (omitted if there is only one map). Equal
     vectors count once. At most `MAX_SCORED_VECTORS` randomly sampled vectors are scored, with neighbours within the
-    sample. For chance levels, the coordinates on the map are permuted.
+    sample. For chance levels, the coordinates on the map are permuted. All values are NaN if there are fewer than three
+    distinct vectors.
     """
     rows = _select_scored_rows(vectors, seed)
     vectors = vectors[rows]
@@ -167,12 +166,11 @@ def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: 
     values = scores(vectors, first, metric)
     chances = scores(vectors, first[order], metric)
     values_and_chances = {name: (values[name], chances[name]) for name in SCORES}
-    if len(maps) > 1:
-        if np.isnan(values["neighbours_kept"]):
-            undefined = (float("nan"), float("nan"))
-            values_and_chances.update(dict.fromkeys(STABILITY, undefined))
-        else:
-            values_and_chances.update(stability(maps, seed))
+    are_undefined = np.isnan(values["neighbours_kept"])
+    if len(maps) > 1 and are_undefined:
+        values_and_chances.update(dict.fromkeys(STABILITY, (float("nan"), float("nan"))))
+    elif len(maps) > 1:
+        values_and_chances.update(stability(maps, seed))
     table = pd.DataFrame(values_and_chances, index=["value", "chance"])
     return table.T.rename_axis("measure").round(DIGITS)
 

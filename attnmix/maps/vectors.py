@@ -61,18 +61,24 @@ def _convert_to_array(given: Any) -> npt.NDArray[Any]:
 
 
 def distinct_rows(vectors: Vectors) -> tuple[Numbers, Numbers]:
-    """Return the sorted row numbers of the first copies of distinct vectors, and each vector's index among these."""
-    # Compare whole rows as bytes.
+    """Return the sorted row numbers of the first copies of distinct vectors, and each vector's index among these.
+
+    For the vectors a, b, a, the results are 0, 1 and 0, 1, 0.
+    """
+    _, first, numbers = np.unique(_view_rows_as_bytes(vectors), return_index=True, return_inverse=True)
+    # `np.unique` sorts by value; the distinct vectors are reordered by their first rows.
+    order = np.argsort(first)
+    new_number = np.empty_like(order)  # by old number
+    new_number[order] = np.arange(len(order))
+    return first[order], new_number[numbers]
+
+
+def _view_rows_as_bytes(vectors: Vectors) -> npt.NDArray[np.void]:
+    """Return an array `[vectors]` with the bytes of each vector as a single entry, to compare whole vectors."""
     zeros_alike = np.ascontiguousarray(vectors + np.float32(0))  # -0 becomes 0
     row_bytes = zeros_alike.shape[1] * zeros_alike.itemsize
     whole_row = np.dtype((np.void, row_bytes))
-    as_bytes = zeros_alike.view(whole_row)[:, 0]
-    _, first, numbers = np.unique(as_bytes, return_index=True, return_inverse=True)
-    # `np.unique` sorts by value; the distinct vectors are reordered by their first rows.
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return first[order], rank[numbers]
+    return zeros_alike.view(whole_row)[:, 0]
 
 
 def points_for(layout: str, vectors: Mapping[Site, Vectors], settings: UmapParameters) -> dict[Site, Vectors]:

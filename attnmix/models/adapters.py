@@ -52,9 +52,7 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
     require_extra("pipeline", LORA)
     import peft
 
-    with safe_open(adapter / "adapter_model.safetensors", "pt") as weights:
-        # An object of `safe_open` cannot be iterated without `keys()`.
-        shapes = {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118
+    shapes = _read_shapes(adapter / "adapter_model.safetensors")
     model, new_head_weights = _load_base_model(adapter, base, shapes)
     problem = f"model.name: the adapter {name} does not fit its base model"
     try:
@@ -70,10 +68,17 @@ def merge_adapter(name: str, adapter: Path, base: Path, output: Path) -> None:
             f"{problem}, which has no modules for {len(unused)} of the adapter's tensors, such as {unused[0]}"
         )
     # Head weights that neither the base model nor the adapter contains still have their random initial values.
-    supplied = {weight.removeprefix(PEFT_PREFIX) for weight in shapes}
-    random = set(new_head_weights) - supplied
-    state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in random}
+    in_adapter = {weight.removeprefix(PEFT_PREFIX) for weight in shapes}
+    still_random = set(new_head_weights) - in_adapter
+    state = {weight: tensor for weight, tensor in merged.state_dict().items() if weight not in still_random}
     merged.save_pretrained(output, state_dict=state)
+
+
+def _read_shapes(file: Path) -> dict[str, Sequence[int]]:
+    """Return the shape of each tensor in a safetensors file, by name."""
+    with safe_open(file, "pt") as weights:
+        # An object of `safe_open` cannot be iterated without `keys()`.
+        return {weight: weights.get_slice(weight).get_shape() for weight in weights.keys()}  # noqa: SIM118
 
 
 def _load_base_model(
@@ -90,21 +95,20 @@ def _load_base_model(
     model, new_weights = load_weights(auto_class, base)
     if task == "SEQ_CLS":
         classes = _read_number_of_classes(shapes, model)
-        if classes:
+        if classes and classes != model.config.num_labels:
             labels = {number: f"LABEL_{number}" for number in range(classes)}
             model, new_weights = load_weights(auto_class, base, names=labels)
     return model, new_weights
 
 
 def _read_number_of_classes(shapes: Mapping[str, Sequence[int]], model: PreTrainedModel) -> int | None:
-    """Return the number of classes in the adapter's classification head, from the `shapes` of its tensors by name.
+    """Return the number of classes in the adapter's classification head, or None if the adapter has no head.
 
-    Return None if the adapter has no head, or if the model has the same number of classes.
+    `shapes` are the shapes of the adapter's tensors by name, and `model` is its base model.
     """
     head, _ = last_linear(model)
     name = f"{PEFT_PREFIX}{head}.weight"
-    classes = shapes[name][0] if name in shapes else None  # the weight has a row for each class
-    return None if classes == model.config.num_labels else classes
+    return shapes[name][0] if name in shapes else None  # the weight has a row for each class
 
 
 def with_lora(model: PreTrainedModel, rank: int, alpha: int, targets: list[str] | str) -> Any:

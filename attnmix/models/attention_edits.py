@@ -74,8 +74,8 @@ class AttentionEdits:
 
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`, and restore the network if no other edit is active."""
-        indices = [index for index, active in enumerate(self.edits) if active is edit]
-        last = indices[-1]  # the same edit can be active in several nested contexts, of which the innermost ends
+        # The same edit can be active in several nested contexts, of which the innermost ends.
+        last = max(index for index, active in enumerate(self.edits) if active is edit)
         self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
         if not self.edits:
             self._attached.close()
@@ -153,20 +153,11 @@ class AttentionEdits:
 
         def check_call(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
             """Check one call of a model with a configuration (forward pre-hook)."""
-            config = module.config
             if not self.is_active():
                 return
-            if config._attn_implementation != expected:
-                problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
-                raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
-            if expected != EAGER:  # only eager attention returns the weights from before the edit
-                return
-            wants_weights = options.get("output_attentions")
-            if wants_weights is None:
-                wants_weights = config.output_attentions
-            if wants_weights:
-                problem = f"models of the family {config.model_type} return the weights before the edit"
-                raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
+            _check_implementation(module.config, expected)
+            if expected == EAGER:  # only eager attention returns the weights from before the edit
+                _check_no_weights_requested(module.config, options)
 
         for module in network.modules():
             if isinstance(module, PreTrainedModel):
@@ -183,6 +174,7 @@ class AttentionEdits:
             self._calls.layer = first - 1  # incremented by the first call of a layer
 
         def begin_layer(*_: Any) -> None:
+            # Outside of a forward pass of the stack, calls are not counted.
             is_inside_stack = self._calls.__dict__.get("layer") is not None
             if is_inside_stack:
                 self._calls.layer += 1
@@ -220,6 +212,23 @@ class AttentionEdits:
         # The module has already added the keys of the current tokens to the cache.
         tokens = int(cache.get_seq_length(layer_index))
         return keys - queries if tokens == keys else None
+
+
+def _check_implementation(config: Any, expected: str) -> None:
+    """Raise `InputError` if the attention implementation in a model's configuration is not the `expected` one."""
+    if config._attn_implementation != expected:
+        problem = f"{config._attn_implementation!r} was set inside an intervention and would ignore it"
+        raise InputError(f"attn_implementation: {problem}; set it outside of intervene(...)")
+
+
+def _check_no_weights_requested(config: Any, options: dict[str, Any]) -> None:
+    """Raise `InputError` if a call with the keyword arguments `options` requests attention weights as an output."""
+    wants_weights = options.get("output_attentions")
+    if wants_weights is None:
+        wants_weights = config.output_attentions
+    if wants_weights:
+        problem = f"models of the family {config.model_type} return the weights before the edit"
+        raise InputError(f"output_attentions: {problem}; allowed: False inside intervene(...)")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Each call of a layer module counts as a layer, including repeated calls of share
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -131,38 +130,44 @@ class _Recorder:
 
         self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))
         self._record_point(base.get_submodule(family.word_embedding), "word_embedding", "output")
-        for stack, point in zip(family.stacks, (EMBEDDING_SUM, DECODER_EMBEDDING_SUM), strict=False):
+        sums = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)  # the second one is for the decoder of an encoder-decoder model
+        for stack, point in zip(family.stacks, sums, strict=False):
             if stack.embedding:  # the first of these modules receives the sum of the embeddings
                 self._record_point(base.get_submodule(stack.embedding[0]), point, "input")
         for stack, module in layer_modules(base):
             self._record_layer(module, stack)
 
     def _record_layer(self, layer: Module, stack: Stack) -> None:
-        """Register hooks that record a layer's capture points, and the calls of the layer and its attention modules."""
-
-        def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            """Record the call of the layer (forward pre-hook)."""
-            if not self.recorded.paused:
-                call = _create_call(layer, arguments, options)
-                self._begin_layer(stack, call)
-
-        def record_attention(name: str, module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            """Record the call of an attention module, `attention` or `cross_attention` (forward pre-hook)."""
-            current = self.recorded.layer
-            if current and not self.recorded.paused:
-                current.attending[name] = _create_call(module, arguments, options)
-
-        self.hooks.enter_context(layer.register_forward_pre_hook(begin_layer, with_kwargs=True))
+        """Register hooks that record the calls of a layer and its attention modules, and the layer's capture points."""
+        self._record_layer_calls(layer, stack)
         for name in ("attention", "cross_attention"):
-            path = getattr(stack, name)
-            if path:
-                attention = layer.get_submodule(path)
-                hook = partial(record_attention, name)
-                self.hooks.enter_context(attention.register_forward_pre_hook(hook, with_kwargs=True))
+            attention_path = getattr(stack, name)
+            if attention_path:
+                self._record_attention_calls(name, layer.get_submodule(attention_path))
         # Each capture point is the input or output (`side`) of the module at `path` within the layer.
         for point, (path, side) in stack.places().items():
             module = layer.get_submodule(path)
             self._record_point(module, point, side)
+
+    def _record_layer_calls(self, layer: Module, stack: Stack) -> None:
+        """Register a hook that makes each call of the module `layer` the current layer of the recording."""
+
+        def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            if not self.recorded.paused:
+                call = _create_call(layer, arguments, options)
+                self._begin_layer(stack, call)
+
+        self.hooks.enter_context(layer.register_forward_pre_hook(begin_layer, with_kwargs=True))
+
+    def _record_attention_calls(self, name: str, attention: Module) -> None:
+        """Register a hook that stores each call of an attention module in the current layer, under `name`."""
+
+        def record_call(module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            current = self.recorded.layer
+            if current and not self.recorded.paused:
+                current.attending[name] = _create_call(module, arguments, options)
+
+        self.hooks.enter_context(attention.register_forward_pre_hook(record_call, with_kwargs=True))
 
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
         """Set the current layer; if it is the first layer of a stack, also record its input as the input of the stack.

@@ -102,21 +102,27 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
     the names of special tokens, so "</s>" within a text would become the end token. Splitting such a name after its
     first character prevents this.
     """
-    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
-    split_names = []  # names that are encoded as the special token itself
-    for (name, number), encoding in zip(special.items(), encodings, strict=True):
-        whole_name = (0, len(name))
-        tokens = list(zip(encoding.ids, encoding.offsets, strict=True))
-        if (number, whole_name) in tokens:
-            split_names.append(name)
-    if split_names:
+    names = _list_whole_special_names(tokenizer)
+    if names:
         backend = tokenizer.backend_tokenizer
         # Each pattern matches the first character of a name, if the rest of the name follows.
-        patterns = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in split_names]
+        patterns = [f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names]
         split = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
         steps = [step for step in (backend.pre_tokenizer, split) if step]
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+
+def _list_whole_special_names(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Return the names of special tokens that the tokenizer, if they occur in a text, encodes as the special token."""
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
+    names = []
+    for (name, number), encoding in zip(special.items(), encodings, strict=True):
+        whole_name = (0, len(name))  # the start and end of a token that is the whole name
+        tokens = list(zip(encoding.ids, encoding.offsets, strict=True))
+        if (number, whole_name) in tokens:
+            names.append(name)
+    return names
 
 
 def longest_text(config: Any) -> int | None:

@@ -83,11 +83,7 @@ def _map_prefixes(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, st
     In the state dict, the base model can have any prefix, and the classification head can be a Linear of any name.
     """
     new_base_prefix = f"{model.base_model_prefix}."  # such as "bert."
-    base_names = [name for name in model.state_dict() if name.startswith(new_base_prefix)]
-    first_name = base_names[0].removeprefix(new_base_prefix)
-    # The first tensor of the base model reveals the prefix of all its tensors, such as "module.bert.".
-    given_prefixes = [name.removesuffix(first_name) for name in state if name.endswith(first_name)]
-    base_prefix = given_prefixes[0] if given_prefixes else new_base_prefix
+    base_prefix = _find_base_prefix(state, model, new_base_prefix)
     # A wrapper such as DataParallel also adds its prefix, such as "module.", to tensors outside the base model.
     wrapper_prefix = base_prefix.removesuffix(new_base_prefix)
     new_prefixes = {"": ""}
@@ -100,6 +96,18 @@ def _map_prefixes(state: Mapping[str, torch.Tensor], model: Any) -> dict[str, st
         linear, _ = last_linear(model)
         new_prefixes[f"{head}."] = f"{linear}."
     return new_prefixes
+
+
+def _find_base_prefix(state: Mapping[str, torch.Tensor], model: Any, new_base_prefix: str) -> str:
+    """Return the prefix of the base model's tensors in a state dict, such as "module.bert.".
+
+    `new_base_prefix` is their prefix in `model`. The prefix is found from the first tensor of the base model; if the
+    state dict lacks this tensor, return `new_base_prefix`.
+    """
+    base_names = [name for name in model.state_dict() if name.startswith(new_base_prefix)]
+    first_name = base_names[0].removeprefix(new_base_prefix)
+    prefixes = [name.removesuffix(first_name) for name in state if name.endswith(first_name)]
+    return prefixes[0] if prefixes else new_base_prefix
 
 
 def _find_state_dict(loaded: Any) -> dict[str, torch.Tensor]:

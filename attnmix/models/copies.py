@@ -20,10 +20,10 @@ def copy_model(model: PreTrainedModel, memo: dict[int, Any] | None = None) -> Pr
     modules = set(model.modules())
     for module in modules:
         for hook in _list_hooks(module):
-            owner = getattr(hook, "__self__", hook)  # the object of a bound method
-            is_copied = isinstance(owner, Module) and owner in modules
-            if not is_copied:
-                objects[id(owner)] = owner  # the copied hook then refers to the original object
+            owner = getattr(hook, "__self__", hook)  # the object of a bound method, or else the hook itself
+            is_module_of_model = isinstance(owner, Module) and owner in modules
+            if not is_module_of_model:
+                objects[id(owner)] = owner  # `deepcopy` then uses the original object as its own copy
     return copy.deepcopy(model, objects)
 
 

@@ -19,6 +19,7 @@ from attnmix.core.errors import InputError
 from attnmix.core.names import NEWLINE, SAME_CHARACTER, SPACE
 from attnmix.core.store.texts import PAIR_SEPARATOR, SEGMENT, Text, whole_text
 
+IntArray = npt.NDArray[np.integer[Any]]
 SPACE_MARKS = "Ġ▁"  # the characters for a space in the token names of byte-level BPE and SentencePiece
 # The characters for white space in token names: `SPACE_MARKS`, the characters of byte-level BPE for a line break and a
 # tab, and the space, the line break and the tab themselves.
@@ -28,6 +29,7 @@ END_ROLES = ("cls", "sep", "bos", "eos")
 """Roles of the special tokens at the start and end of texts."""
 MAX_UNKNOWN_SHARE = 0.5
 """Maximum share of unknown words; above it, most vectors would belong to the unknown token."""
+MAX_SHOWN_WORDS = 3  # maximum number of unknown words in a message
 PASS_COST_TOKENS = 128  # cost of an additional batch, in tokens that take the same time
 
 
@@ -116,13 +118,7 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
     """
     is_special = _find_special_tokens(tokenizer, encoding)
     segments = np.array([-1 if number is None else number for number in encoding.sequence_ids], np.int8)
-    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
-    if isinstance(text, tuple):
-        # Convert the offsets of the second text to offsets in the joined text.
-        second_start = len(text[0]) + len(PAIR_SEPARATOR)
-        shift = (segments == 1) * second_start
-        start = start + shift
-        end = end + shift
+    start, end = _find_offsets(text, encoding, segments)
     offsets = list(zip(start.tolist(), end.tolist(), strict=True))
     whole = whole_text(text)
     words = _find_words(whole, is_special, offsets)
@@ -140,6 +136,19 @@ def token_table(tokenizer: PreTrainedTokenizerFast, name: str, text: Text, encod
     if pairs:
         columns[SEGMENT] = np.where(is_special, -1, segments).astype(np.int8)
     return pd.DataFrame(columns)
+
+
+def _find_offsets(text: Text, encoding: Any, segments: npt.NDArray[np.int8]) -> tuple[IntArray, IntArray]:
+    """Return the start `[T]` and the end `[T]` of each token in a text or in the joined text of a pair.
+
+    `segments` is 1 for tokens of the second text of a pair, whose offsets in `encoding` refer to this text alone.
+    """
+    start, end = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+    if isinstance(text, str):
+        return start, end
+    second_start = len(text[0]) + len(PAIR_SEPARATOR)
+    shift = (segments == 1) * second_start
+    return start + shift, end + shift
 
 
 def list_special_ids(tokenizer: PreTrainedTokenizerFast, roles: Iterable[str]) -> set[int]:
@@ -218,13 +227,20 @@ def _label_tokens(
         if is_whitespace:
             labels[i] = name.translate(WHITESPACE_MARKS)
             continue
-        # The offsets may omit leading spaces, so spaces are counted in the token's name.
-        leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
-        new_text = text[max(start, labelled_end) : end].lstrip(" ")
-        piece = new_text or SAME_CHARACTER
-        labels[i] = SPACE * leading_spaces + piece.translate(WHITESPACE_MARKS)
+        new_text = text[max(start, labelled_end) : end]  # empty if an earlier label contains the token's character
+        labels[i] = _label_piece(name, new_text)
         labelled_end = end
     return labels
+
+
+def _label_piece(name: str, piece: str) -> str:
+    """Return the label of a token with this `name` and this part of the text.
+
+    The offsets of a token may omit its leading spaces, so leading spaces are counted in its name.
+    """
+    leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
+    content = piece.lstrip(" ") or SAME_CHARACTER
+    return SPACE * leading_spaces + content.translate(WHITESPACE_MARKS)
 
 
 def _classify_tokens(
@@ -244,22 +260,25 @@ def _classify_tokens(
     classes = []
     for position, (token, word, (start, end)) in enumerate(zip(encoding.ids, words, offsets, strict=True)):
         is_special = word < 0
-        # Some tokenizers have a single special token for the start and the end of texts.
-        is_start = token == start_id and (position == 0 or start_id != end_id)
-        is_single_token = tokens_per_word[word] == 1
-        piece = text[start:end].strip()
-        # If `piece` is empty, the token is white space; it is punctuation unless its word has several tokens.
-        is_punctuation = all(map(_is_punctuation, piece)) and (piece or is_single_token)
         if is_special:
-            name = "cls" if is_start else "sep"
-        elif is_punctuation:
-            name = "punctuation"
-        elif is_single_token:
-            name = "word"
+            # Some tokenizers have a single special token for the start and the end of texts.
+            is_start = token == start_id and (position == 0 or start_id != end_id)
+            classes.append("cls" if is_start else "sep")
         else:
-            name = "subword"
-        classes.append(name)
+            piece = text[start:end].strip()
+            classes.append(_classify_piece(piece, is_whole_word=tokens_per_word[word] == 1))
     return classes
+
+
+def _classify_piece(piece: str, is_whole_word: bool) -> str:
+    """Return the class of a token that is not special; `piece` is its part of the text, empty for white space.
+
+    `is_whole_word` is True if no other token belongs to the same word.
+    """
+    is_punctuation = all(map(_is_punctuation, piece)) if piece else is_whole_word
+    if is_punctuation:
+        return "punctuation"
+    return "word" if is_whole_word else "subword"
 
 
 def _is_punctuation(character: str) -> bool:
@@ -277,22 +296,28 @@ def check_words(key: str, name: str, tokenizer: PreTrainedTokenizerFast, texts: 
         occurrences.update(re.findall(r"\w+", text))
     if not occurrences:
         return
-    encodings = tokenizer(list(occurrences), add_special_tokens=False).encodings or []
-    unknown_shares: dict[str, float] = {}
-    for word, encoding in zip(occurrences, encodings, strict=True):
-        known_characters = _count_known_characters(encoding, tokenizer.unk_token_id)
-        if known_characters < len(word):
-            unknown_shares[word] = 1 - known_characters / len(word)
+    unknown_shares = _compute_unknown_shares(tokenizer, list(occurrences))
     unknown_words = sum(occurrences[word] * share for word, share in unknown_shares.items())
     share = unknown_words / occurrences.total()
     noun = "text" if len(texts) == 1 else "texts"
     extent = f"{100 * share:.1f} % of the words of {len(texts)} {noun}"
     if share > MAX_UNKNOWN_SHARE:
-        examples = ", ".join(repr(word) for word in list(unknown_shares)[:3])
+        examples = ", ".join(repr(word) for word in list(unknown_shares)[:MAX_SHOWN_WORDS])
         problem = f"does not include {extent}, such as {examples}"
         raise InputError(f"{key}: the vocabulary of {name} {problem}; choose a model for the language of the texts")
     if unknown_shares:
         logging.info("unknown to the model's tokenizer: %s", extent)
+
+
+def _compute_unknown_shares(tokenizer: PreTrainedTokenizerFast, words: list[str]) -> dict[str, float]:
+    """Return the share of the characters of each word that no known token covers; fully known words are omitted."""
+    encodings = tokenizer(words, add_special_tokens=False).encodings or []
+    unknown_shares = {}
+    for word, encoding in zip(words, encodings, strict=True):
+        known_characters = _count_known_characters(encoding, tokenizer.unk_token_id)
+        if known_characters < len(word):
+            unknown_shares[word] = 1 - known_characters / len(word)
+    return unknown_shares
 
 
 def _count_known_characters(encoding: Any, unknown_id: int | None) -> int:
@@ -314,13 +339,28 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
     texts sorted by length, the result minimises the number of tokens including padding, plus `pass_cost` per batch.
     """
     order = np.argsort(lengths, kind="stable")
-    ordered = np.asarray(lengths)[order]
-    texts = len(ordered)
-    # Dynamic programming: for each n, the lowest cost of the first n texts, and the start of their last batch.
-    lowest_costs = np.zeros(texts + 1)
+    last_batch_starts = _find_last_batch_starts(np.asarray(lengths)[order], batch_tokens, pass_cost)
+    # Read off the batches of the best partition, from the last to the first.
+    batches = []
+    end = len(order)
+    while end:
+        start = last_batch_starts[end]
+        batches.append(order[start:end].tolist())
+        end = start
+    return batches[::-1]
+
+
+def _find_last_batch_starts(lengths: IntArray, batch_tokens: int, pass_cost: int) -> npt.NDArray[np.int64]:
+    """Return, for each number n of texts, the start of the last batch in the best partition of the first n texts.
+
+    `lengths` `[texts]` are sorted, and the result has `texts` + 1 entries. The search is by dynamic programming: the
+    cost of a partition is the lowest cost of all texts before its last batch, plus the cost of the last batch.
+    """
+    texts = len(lengths)
+    lowest_costs = np.zeros(texts + 1)  # for each n, the cost of the best partition of the first n texts
     last_batch_starts = np.zeros(texts + 1, dtype=int)
     for end in range(1, texts + 1):
-        longest = int(ordered[end - 1])
+        longest = int(lengths[end - 1])
         max_texts = max(1, batch_tokens // longest)
         first = max(0, end - max_texts)
         # The cost for each start of the last batch, from `first` to `end - 1`, without the `pass_cost` of this batch.
@@ -328,14 +368,7 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
         costs = lowest_costs[first:end] + longest * batch_sizes
         last_batch_starts[end] = first + int(costs.argmin())
         lowest_costs[end] = costs.min() + pass_cost
-    # Read off the batches of the best partition, from the last to the first.
-    batches = []
-    end = texts
-    while end:
-        start = last_batch_starts[end]
-        batches.append(order[start:end].tolist())
-        end = start
-    return batches[::-1]
+    return last_batch_starts
 
 
 def padded(

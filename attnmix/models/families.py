@@ -205,7 +205,8 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
     The configuration determines whether feed-forward networks are gated, and whether sublayers are parallel.
     """
     decoder_changes = entry.pop("decoder", None)
-    # Without these keys, an entry with `gated` is gated in all models of the family, and sublayers are not parallel.
+    # These two values of an entry are names of configuration keys. Without them, an entry with `gated` is gated in all
+    # models of the family, and sublayers are not parallel.
     gated_key = entry.pop("gated_where", "")
     is_gated = getattr(config, gated_key, True)
     parallel_key = entry.pop("parallel", "")
@@ -214,12 +215,12 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
     if decoder_changes:
         entries.append(entry | decoder_changes)
     for stack_entry in entries:
-        if is_gated and "gated" in stack_entry:
+        if not is_gated:
+            stack_entry.pop("gated", None)
+        if "gated" in stack_entry:
             # The whole network is a single module, which contains the Linears.
             network_path, _, _ = stack_entry["gated"][0].rpartition(".")
             stack_entry["feed_forward"] = [network_path]
-        else:
-            stack_entry.pop("gated", None)
     return tuple(Stack(**stack_entry, parallel=is_parallel) for stack_entry in entries)
 
 
@@ -277,6 +278,7 @@ def find_layers(base: Module, stack: Stack) -> list[Module]:
     Only the containers of layers are searched, because a search of all modules would take as long as a layer in the
     forward pass of a short text.
     """
+    # Follow the path of the layers, such as `encoder.layer.*`, from one level of modules to the next.
     modules = [base]
     for name in stack.layers.split("."):
         children = []

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,13 +86,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
     possible before weights are downloaded. A tokenizer is required only if `with_tokenizer` is True.
     """
     source = _find_source(name, revision)
-    if revision is not None and source.commit is None:
-        problem = f"{name} is not a hub model and has no revision {revision!r}"
-        raise InputError(f"model.name: {problem}; leave the revision empty")
-    if source.is_ambiguous:
-        problem = f"{name} contains a full model and an adapter ({ADAPTER_CONFIG}), which transformers would apply"
-        allowed = "remove one of them, or merge the adapter into the model (peft: merge_and_unload)"
-        raise InputError(f"model.name: {problem}; {allowed}")
+    _check_source(name, source, revision)
     shutil.rmtree(output, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     # Renaming the finished folder ensures that `output` is never incomplete.
@@ -105,6 +99,17 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
                 _fetch_checkpoint(name, source, checkpoint, with_tokenizer)
         checkpoint.rename(output)
     return source.commit
+
+
+def _check_source(name: str, source: Source, revision: str | None) -> None:
+    """Raise `InputError` for a `revision` of a model outside the hub, and for a full model next to an adapter."""
+    if revision is not None and source.commit is None:
+        problem = f"{name} is not a hub model and has no revision {revision!r}"
+        raise InputError(f"model.name: {problem}; leave the revision empty")
+    if source.is_ambiguous:
+        problem = f"{name} contains a full model and an adapter ({ADAPTER_CONFIG}), which transformers would apply"
+        allowed = "remove one of them, or merge the adapter into the model (peft: merge_and_unload)"
+        raise InputError(f"model.name: {problem}; {allowed}")
 
 
 def local_files(name: str) -> dict[str, Path]:
@@ -237,7 +242,6 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
     if not isinstance(base, str) or not base:
         raise InputError(f"model.name: {name}: its {ADAPTER_CONFIG} has no {BASE_KEY}; add it")
     check_adapter(name, values)
-
     base_folder = output.with_name("base")
     needs_base_tokenizer = with_tokenizer and not source.has_tokenizer
     try:
@@ -245,14 +249,10 @@ def _fetch_adapter(name: str, source: Source, output: Path, with_tokenizer: bool
     except InputError as error:
         reason = str(error).removeprefix("model.name: ")
         raise InputError(f"model.name: {name} is an adapter of {base}: {reason}") from error
-
     adapter = output.with_name("adapter")
-    adapter.mkdir()
-    for file_name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        shutil.copyfile(files[file_name], adapter / file_name)
+    _copy_adapter(files, adapter)
     with model_errors("model.name", base, base_folder), model_errors("model.name", name, adapter):
         merge_adapter(name, adapter, base_folder, output)
-
     candidates = files.values() if source.has_tokenizer else base_folder.iterdir()
     _copy_tokenizer(candidates, output)
 
@@ -264,6 +264,13 @@ def _fetch_base(name: str, revision: str | None, output: Path, with_tokenizer: b
         raise InputError("it is also an adapter; allowed: a full model")
     with model_errors("model.name", name, output):
         _fetch_checkpoint(name, source, output, with_tokenizer)
+
+
+def _copy_adapter(files: Mapping[str, Path], output: Path) -> None:
+    """Copy the configuration and the weights of an adapter, among its `files` by name, to the new folder `output`."""
+    output.mkdir()
+    for file_name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        shutil.copyfile(files[file_name], output / file_name)
 
 
 def _copy_tokenizer(files: Iterable[Path], output: Path) -> None:

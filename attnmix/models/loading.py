@@ -40,6 +40,7 @@ REGRESSION = "regression"
 """The `problem_type` that transformers assumes for a model with one output and no explicit type."""
 VECTOR_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Maximum allowed difference between the vectors of two forward passes, relative to their length, by dtype."""
+MAX_SHOWN_NAMES = 3  # maximum number of classes or weights in a message
 PROBE_TOKENS = 16  # number of tokens from all parts of the vocabulary in a trial forward pass
 UNHOOKED = "unchanged modules (accelerate.hooks.remove_hook_from_module removes hooks of accelerate)"
 """The alternative to a replaced `forward` method in error messages."""
@@ -88,14 +89,16 @@ def load_classifier(
     if type(config) not in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         problem = f"is of the family {config.model_type!r}, which has no sequence classifier in transformers"
         raise InputError(f"model.name: {folder} {problem}; choose another model")
-    model, new = load_weights(transformers.AutoModelForSequenceClassification, folder, attn_implementation, names)
-    if trained and new:
-        problem = f"has no trained classification head (its weights lack {_shorten(new)})"
+    model, new_head_weights = load_weights(
+        transformers.AutoModelForSequenceClassification, folder, attn_implementation, names
+    )
+    if trained and new_head_weights:
+        problem = f"has no trained classification head (its weights lack {_shorten(new_head_weights)})"
         raise InputError(
             f"model.name: {folder} {problem}; choose a trained classifier, or set finetune.epochs to 1 or more"
         )
-    if names is not None and new:
-        logging.info("a new classification head is trained: %s", ", ".join(new))
+    if names is not None and new_head_weights:
+        logging.info("a new classification head is trained: %s", ", ".join(new_head_weights))
     padding = load_tokenizer(folder).pad_token_id
     embedding: Any = model.get_input_embeddings()
     _check_padding(str(folder), padding, embedding.num_embeddings)
@@ -169,10 +172,10 @@ def class_labels(names: Mapping[Any, str]) -> dict[str, Any]:
 
 def last_linear(model: PreTrainedModel) -> tuple[str, Linear]:
     """Return the name and the module of the last Linear in the classification head, which outputs the logits."""
-    encoder = set(model.base_model.modules())
+    modules_of_base = set(model.base_model.modules())
     linears = []
     for name, module in model.named_modules():
-        if isinstance(module, Linear) and module not in encoder:
+        if isinstance(module, Linear) and module not in modules_of_base:
             linears.append((name, module))
     return linears[-1]
 
@@ -218,14 +221,17 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
     """
     # Names of weights in the base model begin with this prefix, unlike those in the head. The prefix of a model without
     # a head is empty, so all its weights belong to the base model.
-    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    for name, stored, wanted in sorted(info["mismatched_keys"]):
-        if name.startswith(prefix) or not has_new_classes:
-            shapes = f"{name} has the shape {list(stored)}, but config.json requires {list(wanted)}"
+    base_prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    for name, stored_shape, required_shape in sorted(info["mismatched_keys"]):
+        is_in_head = not name.startswith(base_prefix)
+        is_allowed = is_in_head and has_new_classes
+        if not is_allowed:
+            shapes = f"{name} has the shape {list(stored_shape)}, but config.json requires {list(required_shape)}"
             raise InputError(f"{folder}: the model cannot be loaded ({shapes})")
     missing = []
     for name in sorted(info["missing_keys"]):
-        if name.startswith(prefix) and POOLER not in name:
+        is_in_head = POOLER in name or not name.startswith(base_prefix)
+        if not is_in_head:
             missing.append(name)
     unexpected = sorted(info["unexpected_keys"])
     if missing:
@@ -293,8 +299,9 @@ def with_decoder_inputs(base: Any, arguments: Any, options: dict[str, Any]) -> A
 
 
 def _shorten(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    if len(names) > 3:
+    """Return the first `MAX_SHOWN_NAMES` names for a message."""
+    shown = ", ".join(names[:MAX_SHOWN_NAMES])
+    if len(names) > MAX_SHOWN_NAMES:
         return f"{shown}, ..."
     return shown
 
@@ -424,18 +431,23 @@ def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
             problem = f"it has a module {path}, which its configuration does not describe"
             yield _Problem(problem, "a configuration with the actual number of layers (num_hidden_layers)")
             return
-        if _has_replaced_forward(modules[path]):
-            yield _Problem(f"the method forward of {path} was replaced", UNHOOKED)
-        given = type(modules[path])
-        expected = type(expected_modules[path])
-        is_expected_type = issubclass(given, expected) and given.forward is expected.forward
-        if not is_expected_type:
-            problem = f"{path} is a {given.__module__}.{given.__name__} instead of {expected.__name__}"
-            allowed = "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
-            yield _Problem(problem, allowed)
+        yield from _compare_modules(path, modules[path], expected_modules[path])
     for layers in stack_layers(base):
         if len(set(layers.modules)) < len(layers.modules):
             yield _Problem("several of its layers share a module", "a separate module for each layer")
+
+
+def _compare_modules(path: str, module: torch.nn.Module, expected_module: torch.nn.Module) -> Iterator[_Problem]:
+    """Yield a problem if the method `forward` of `module` was replaced, and one if its type is not the expected one."""
+    if _has_replaced_forward(module):
+        yield _Problem(f"the method forward of {path} was replaced", UNHOOKED)
+    given = type(module)
+    expected = type(expected_module)
+    is_expected_type = issubclass(given, expected) and given.forward is expected.forward
+    if not is_expected_type:
+        problem = f"{path} is a {given.__module__}.{given.__name__} instead of {expected.__name__}"
+        allowed = "the modules of transformers; an adapter can be merged into them (peft: merge_and_unload)"
+        yield _Problem(problem, allowed)
 
 
 def _has_replaced_forward(module: torch.nn.Module) -> bool:
@@ -469,7 +481,7 @@ def _name_dtype(dtype: torch.dtype) -> str:
 def _list_table_paths(base: PreTrainedModel) -> list[str]:
     """Return the paths of all modules of a base model that the table of model families requires.
 
-    If the model has no layers, the paths of a possible first layer are included.
+    If the model has no layers, the paths that a first layer would have are included.
     """
     family = family_of(base.config)
     modules = dict(base.named_modules(remove_duplicate=False))
@@ -479,7 +491,7 @@ def _list_table_paths(base: PreTrainedModel) -> list[str]:
             if not table_path:
                 continue
             path = table_path.removesuffix("?")
-            is_optional = table_path.endswith("?")
+            is_optional = table_path.endswith("?")  # marks modules that some models of the family lack
             if path in modules or not is_optional:
                 paths.append(path)
         layers = [path for path in modules if stack.is_layer(path)]
@@ -503,8 +515,9 @@ def check_vectors(name: str, base: PreTrainedModel, ids: Tensor) -> None:
         except Exception as error:  # exception types differ by family
             raise InputError(f"model.name: {name} fails on a text ({in_one_line(error)})") from error
         implementation = implementation_of(base.config)
-        # `observed` computes attention from query, key, value and mask; its callback is not needed here.
-        with implementations(base, implementation), attention_by(observed(lambda *_: None), base):
+        # This function computes attention from query, key, value and mask; its callback is not needed here.
+        observed_attention = observed(lambda *_: None)
+        with implementations(base, implementation), attention_by(observed_attention, base):
             vectors = last_vectors(base(ids))
     if not expected.isfinite().all():
         raise InputError(f"model.name: {name} returns NaN or infinite values for a text; its weights are damaged")
@@ -538,23 +551,10 @@ def check_comparable(base: Path, named: Path, texts: Sequence[Text]) -> None:
 
 
 def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) -> None:
-    """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows.
-
-    If the tokenizer's option `split_special_tokens` is True, the name of a special token within a text is not encoded
-    as this token. Only two kinds of special tokens are then checked: the padding token, and the tokens that the
-    tokenizer adds to every text.
-    """
+    """Raise `InputError` if the tokenizer can produce a token ID outside the embedding of `rows` rows."""
     if tokenizer.pad_token_id is not None:
         _check_padding(name, tokenizer.pad_token_id, rows)
-    unreachable = set()
-    if tokenizer.split_special_tokens:
-        unreachable = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    reachable = {}  # tokens by ID
-    for token, number in tokenizer.get_vocab().items():
-        if token not in unreachable:
-            reachable[number] = token
-    for number in tokenizer("")["input_ids"]:
-        reachable[number] = str(tokenizer.convert_ids_to_tokens(number))
+    reachable = _list_reachable_tokens(tokenizer)
     outside = sorted(number for number in reachable if number >= rows)
     if outside:
         first = outside[0]
@@ -562,6 +562,25 @@ def check_tokenizer(name: str, tokenizer: PreTrainedTokenizerFast, rows: int) ->
             f"model.name: the tokenizer of {name} has {len(outside)} tokens outside the embedding of {rows} rows, "
             f"the first {reachable[first]!r} with the id {first}; use the tokenizer of these weights"
         )
+
+
+def _list_reachable_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[int, str]:
+    """Return, by ID, the tokens that the encoding of a text can contain.
+
+    If the tokenizer's option `split_special_tokens` is True, the name of a special token within a text is not encoded
+    as this token. The only special tokens are then those that the tokenizer adds to every text.
+    """
+    unreachable = set()
+    if tokenizer.split_special_tokens:
+        unreachable = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    reachable = {}
+    for token, number in tokenizer.get_vocab().items():
+        if token not in unreachable:
+            reachable[number] = token
+    added_to_every_text = tokenizer("")["input_ids"]
+    for number in added_to_every_text:
+        reachable[number] = str(tokenizer.convert_ids_to_tokens(number))
+    return reachable
 
 
 def freeze_layers(base: PreTrainedModel, count: int) -> None:
@@ -576,13 +595,15 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     if count > len(layers):
         problem = f"the model has {len(layers)} layers with separate weights"
         raise InputError(f"finetune.frozen_layers: {count}, but {problem}; allowed: 0 to {len(layers)}")
-    last = list(layers[count - 1].parameters())[-1]  # the last parameter to freeze
-    for parameter in base.parameters():  # in forward order: embeddings, then layers
+    # Parameters are in forward order: those of the embeddings, then those of the layers.
+    last_frozen = list(layers[count - 1].parameters())[-1]
+    for parameter in base.parameters():
         parameter.requires_grad_(False)
-        if parameter is last:
+        if parameter is last_frozen:
             return
 
 
 def _check_padding(name: str, padding: int, rows: int) -> None:
+    """Raise `InputError` if the padding token's ID `padding` is outside the embedding of `rows` rows."""
     if padding >= rows:
         raise InputError(f"{name}: its tokenizer pads with token {padding}, but its embedding has only {rows} rows")

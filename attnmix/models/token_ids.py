@@ -77,17 +77,23 @@ def _remove_padding(
     if pad is None or pad not in text.ids:
         return text
     if has_own_padding(tokenizer):
-        padding_before = _count_leading(text.ids, pad)
-        padding_after = _count_leading(text.ids[::-1], pad)
-        content = slice(padding_before, len(text.ids) - padding_after)
-        check_no_padding(tokenizer, text.ids[content], key)
-        types = None
-        if text.types is not None:
-            types = text.types[content]
-        return replace(text, ids=text.ids[content], types=types)
+        content = _strip_padding(text, pad)
+        check_no_padding(tokenizer, content.ids, key)
+        return content
     if not text.masked:
         _check_ambiguous_padding(tokenizer, text, batch, key)
     return text
+
+
+def _strip_padding(text: TokenIds, padding: int) -> TokenIds:
+    """Return a text without the `padding` tokens at its ends."""
+    padding_before = _count_leading(text.ids, padding)
+    padding_after = _count_leading(text.ids[::-1], padding)
+    content = slice(padding_before, len(text.ids) - padding_after)
+    types = None
+    if text.types is not None:
+        types = text.types[content]
+    return replace(text, ids=text.ids[content], types=types)
 
 
 def _check_ambiguous_padding(
@@ -100,10 +106,14 @@ def _check_ambiguous_padding(
     end.
     """
     pad = tokenizer.pad_token_id
-    # The keys are the indices of the first and the last token of a text.
-    padding_counts = {0: _count_leading(text.ids, pad), -1: _count_leading(text.ids[::-1], pad)}
-    for end, count in padding_counts.items():
-        others_differ = any(other.ids[end] != pad for other in batch)
+    first_index = 0
+    last_index = -1
+    padding_counts = {
+        first_index: _count_leading(text.ids, pad),
+        last_index: _count_leading(text.ids[::-1], pad),
+    }
+    for end_index, count in padding_counts.items():
+        others_differ = any(other.ids[end_index] != pad for other in batch)
         if count > 1 or (count == 1 and others_differ):
             problem = f"{tokenizer.pad_token} at one end, which serves as padding and as a token of texts"
             raise InputError(f"{key} has {problem}; pass the complete output of tokenizer(...), with its {MASK}")
@@ -156,22 +166,20 @@ def _decode_text(tokenizer: PreTrainedTokenizerFast, given: TokenIds) -> tuple[T
     """Decode token IDs to a text or a pair, and return it with an encoding that contains the offsets of the tokens."""
     end_ids = list_special_ids(tokenizer, END_ROLES)
     types = given.types or [0] * len(given.ids)
-    special_mask: list[int] = []
+    is_special = [number in end_ids for number in given.ids]
     segments: list[int | None] = []  # None for special tokens
-    for number, segment in zip(given.ids, types, strict=True):
-        is_special = number in end_ids
-        special_mask.append(int(is_special))
-        segments.append(None if is_special else segment)
-    offsets = [(0, 0)] * len(given.ids)
+    for is_special_token, segment in zip(is_special, types, strict=True):
+        segments.append(None if is_special_token else segment)
+    offsets = [(0, 0)] * len(given.ids)  # special tokens keep these offsets
     texts = []
-    for text_segment in (0, 1):  # the second text is empty for a single text
-        positions = [position for position, segment in enumerate(segments) if segment == text_segment]
-        text_ids = [given.ids[position] for position in positions]
-        decoded, text_offsets = spell(tokenizer, text_ids)
+    for segment_of_text in (0, 1):  # the second text is empty for a single text
+        positions = [position for position, segment in enumerate(segments) if segment == segment_of_text]
+        ids_of_text = [given.ids[position] for position in positions]
+        decoded, offsets_of_text = spell(tokenizer, ids_of_text)
         texts.append(decoded)
-        for position, offset in zip(positions, text_offsets, strict=True):
+        for position, offset in zip(positions, offsets_of_text, strict=True):
             offsets[position] = offset
-    encoding = IdsEncoding(given.ids, special_mask, segments, offsets)
+    encoding = IdsEncoding(given.ids, list(map(int, is_special)), segments, offsets)
     first, second = texts
     text = (first, second) if 1 in types else first
     return text, encoding
@@ -189,17 +197,18 @@ def spell(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> tuple[str, 
         start = len(offsets)  # the tokens before `start` are already in `text`
         new_ids = ids[start:end]  # several tokens if they share a character
         previous = max(start - 1, 0)
-        previous_text = _decode(tokenizer, ids[previous:start])  # empty for the first token
+        previous_ids = ids[previous:start]  # the last token in `text`; empty for the first token
         together = _decode(tokenizer, ids[previous:end])
-        is_incomplete = together.endswith(INCOMPLETE) and end < len(ids)
-        if is_incomplete:  # the next token completes the character
+        needs_next_token = together.endswith(INCOMPLETE) and end < len(ids)  # to complete a character
+        if needs_next_token:
             continue
+        previous_text = _decode(tokenizer, previous_ids)
         if together.startswith(previous_text):
             piece = together.removeprefix(previous_text)
         else:
             # The new tokens change the text of the previous token, so they are decoded without it.
             piece = _decode(tokenizer, new_ids)
-        offset = (len(text), len(text) + len(piece))
+        offset = (len(text), len(text) + len(piece))  # the same for all `new_ids`
         offsets.extend([offset] * len(new_ids))
         text += piece
     return text, offsets

@@ -70,9 +70,7 @@ class Repository:
             try:
                 file = Path(client.hf_hub_download(self.name, path, **options))
             except OSError as error:
-                # A download that is too short or too long raises `OSError` itself, not a subclass, without `errno`.
-                has_wrong_size = type(error) is OSError and error.errno is None
-                if not has_wrong_size:
+                if not _has_wrong_size(error):
                     raise
                 continue
             if _matches_listing(file, listed):
@@ -137,6 +135,11 @@ class Repository:
             return f"the hub denies access; {LOGIN} with an account that has access"
         answer = f"the hub answers {status} {error.response.reason_phrase} {error.server_message or ''}"
         return " ".join(answer.split())
+
+
+def _has_wrong_size(error: OSError) -> bool:
+    """Return True for the error for a download that is too short or too long: `OSError` itself, without `errno`."""
+    return type(error) is OSError and error.errno is None
 
 
 def _matches_listing(path: Path, listed: RepoFile) -> bool:

@@ -102,11 +102,7 @@ class RetryingClient(httpx2.Client):
             try:
                 response = super().send(attempt, stream=True, **options)
             except httpx2.TransportError as error:
-                root = error_chain(error)[-1]
-                # If a server has answered before, the network works, and the failure may be temporary.
-                is_unreachable = isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)
-                if is_unreachable and not self._has_answered:
-                    raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
+                self._check_reachable(error)
                 backoff.wait(_describe_failure(error))
                 continue
             self._has_answered = True
@@ -114,6 +110,16 @@ class RetryingClient(httpx2.Client):
                 return response
             response.close()
             backoff.wait(f"the server answers {response.status_code} {response.reason_phrase}")
+
+    def _check_reachable(self, error: httpx2.TransportError) -> None:
+        """Raise `UnavailableError` if a request failed with `error` because the server is unreachable.
+
+        If a server has answered before, the network works, and the failure may be temporary.
+        """
+        root = error_chain(error)[-1]
+        is_unreachable = isinstance(root, UNREACHABLE) or isinstance(error, httpx2.ProxyError)
+        if is_unreachable and not self._has_answered:
+            raise UnavailableError(f"{constants.ENDPOINT} cannot be reached ({first_line(root)})") from error
 
 
 class TimedBody(httpx2.SyncByteStream):
@@ -164,25 +170,34 @@ class ResumedBody(httpx2.SyncByteStream):
                     new = part[repeated:]
                     skipped = len(part) - len(new)
                     repeated -= skipped
-                    if not new:
+                    if new:
+                        position += len(new)
+                        self._backoff.restart()
+                        yield new
+                    else:
                         self._backoff.check()
-                        continue
-                    position += len(new)
-                    self._backoff.restart()
-                    yield new
                 return
             except httpx2.TransportError as error:
                 self._stream.close()
                 self._backoff.wait(_describe_failure(error))
-            response = self._client.begin(self._request, self._backoff, position, **self._options)
-            self._stream = response.stream
+            response = self._request_rest(position)
             if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return  # the interruption was after the last byte
-            if response.status_code not in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT):
-                # `Repository` handles this error like a file of the wrong size.
-                raise OSError(f"the server refuses the rest of the body with status {response.status_code}")
             # A server without support for range requests answers OK, and sends the file from the first byte.
             repeated = position if response.status_code == httpx2.codes.OK else 0
+
+    def _request_rest(self, position: int) -> httpx2.Response:
+        """Request the body from byte `position` onwards, set `self._stream` to it, and return the response.
+
+        Raise `OSError`, which `Repository` handles like a file of the wrong size, if the server refuses.
+        """
+        response = self._client.begin(self._request, self._backoff, position, **self._options)
+        self._stream = response.stream
+        has_rest = response.status_code in (httpx2.codes.OK, httpx2.codes.PARTIAL_CONTENT)
+        is_at_end = response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE
+        if not (has_rest or is_at_end):
+            raise OSError(f"the server refuses the rest of the body with status {response.status_code}")
+        return response
 
     def close(self) -> None:
         """Close the connection."""
