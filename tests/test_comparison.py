@@ -26,8 +26,8 @@ from transformers import AutoModel, AutoTokenizer
 import attnmix
 from attnmix.core import statistics
 from attnmix.core.errors import InputError
-from attnmix.core.names import TOTAL_EFFECTS
-from attnmix.core.statistics import Sums
+from attnmix.core.names import OWN_SHARE, TOTAL_EFFECTS
+from attnmix.core.statistics import MIN_SIMULTANEOUS, Sums
 from attnmix.measures.batches import BatchMeasurer
 from attnmix.measures.engine import SAMPLED, SEED
 from attnmix.measures.exchange import choose_donors, choose_positions, exchange_words
@@ -330,7 +330,7 @@ def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, 
     """
     y = compute_vectors(base, document.ids)
     squares = np.full((2, len(y), len(document)), np.nan)
-    for position in choose_positions(document, 8, SEED):
+    for position in choose_positions(document, 4, SEED):
         if donor[position] == document.ids[position]:
             continue
         own = document.ids.copy()
@@ -397,12 +397,15 @@ def test_single_words_have_no_own_share(model: attnmix.Model) -> None:
 
 @pytest.mark.parametrize("name", TOTAL_EFFECTS)
 def test_unusually_large_total_effects_are_reported(name: str) -> None:
-    values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=(8, 2)) * [1, 100]
-    counts = np.full((8, 2), 2.0)
+    shape = (MIN_SIMULTANEOUS, 2)
+    values = 2.5 + np.random.default_rng(0).normal(scale=0.1, size=shape) * [1, 100]
+    own_share = Sums(np.full(shape, 0.5), np.ones(shape))
+    counts = np.full(shape, 2.0)
     with pytest.warns(UserWarning, match=rf"{TOTAL_EFFECTS[name]} moves .*squares 1\.2\d in layer 1"):
-        warn_of_total_effects({name: Sums(values, counts)})
-    warn_of_total_effects({name: Sums(values / 2, counts)})
-    warn_of_total_effects({name: Sums(values[:7], counts[:7])})  # too few texts
+        warn_of_total_effects({OWN_SHARE: own_share, name: Sums(values, counts)})
+    warn_of_total_effects({OWN_SHARE: own_share, name: Sums(values / 2, counts)})
+    too_few = {OWN_SHARE: Sums(*(array[1:] for array in own_share)), name: Sums(values[1:], counts[1:])}
+    warn_of_total_effects(too_few)
 
 
 def test_own_share_sample_can_be_chosen_and_is_stated(model: attnmix.Model, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from attnmix.core.names import (
     PARTS_RULE_NAMES,
     SAME_CLASS,
     SAME_MINUS_OTHER,
+    TOTAL_EFFECTS,
 )
 from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Resampled
 from attnmix.measures import exchange
@@ -73,14 +74,19 @@ def _add_difference_of_classes(
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return a table `exchange` that contains only own shares, from the sums `[texts, layers]` of each checkpoint.
+    """Return a table `exchange` of own shares and, if measured, total effects, for all donors.
 
-    Rows without tokens are omitted (`complete=False`).
+    `sums` contains the sums `[texts, layers]` by checkpoint and name. Rows without tokens are omitted
+    (`complete=False`). In the rows of total effects, the column `tokens` is empty.
     """
-    layers = next(iter(sums.values()))[OWN_SHARE].values.shape[-1]
-    labels = {"donor": [ALL_DONORS], "quantity": [OWN_SHARE], "layer": range(1, layers + 1)}
+    first = next(iter(sums.values()))
+    layers = first[OWN_SHARE].values.shape[-1]
     tables = MeanTables(sums, draws)
-    tables.add(Mean("exchange", labels, OWN_SHARE, complete=False))
+    for quantity in (OWN_SHARE, *TOTAL_EFFECTS):
+        if quantity in first:
+            labels = {"donor": [ALL_DONORS], "quantity": [quantity], "layer": range(1, layers + 1)}
+            replace_columns = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
+            tables.add(Mean("exchange", labels, quantity, more=replace_columns, complete=False))
     return tables.tables()["exchange"]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attnmix.core.names import ALL_DONORS, MIN_EXCESS, TOTAL_EFFECTS
+from attnmix.core.names import TOTAL_EFFECTS
 from attnmix.core.store.results import Results
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.matrices import ROLLOUTS
+from attnmix.measures.total_effects import find_excess
 from attnmix.page.sentences import Subject, most_and_least
 from attnmix.page.verdicts import counted, signed
 from attnmix.page.wording import wording_of
@@ -61,22 +62,11 @@ def _describe_scope(subject: Subject, run: Results) -> list[str]:
 
 
 def _describe_total_effects(run: Results) -> list[str]:
-    """Return a sentence on exchanges of some tokens that displace vectors further than exchanges of all tokens.
-
-    An exchange replaces tokens by those of other texts. The total effect of tokens is the squared displacement after an
-    exchange of these tokens, relative to that after an exchange of all tokens. The list is empty if no total effect
-    exceeds 1, according to simultaneous intervals. If several do, the sentence describes the largest.
-    """
+    """Return a sentence on the result of `find_excess`; the list is empty if no total effect exceeds 1."""
     table: Any = run.table("measure/exchange")
-    is_total_effect = table["quantity"].isin(TOTAL_EFFECTS) & (table["donor"] == ALL_DONORS)
-    effects = table[is_total_effect & table["checkpoint"].isin(CHECKPOINTS)]
-    if effects.empty:  # the table may then lack the columns of intervals
+    row = find_excess(table[table["checkpoint"].isin(CHECKPOINTS)])
+    if row is None:
         return []
-    rows = effects[effects["simultaneous_low"] > 1 + MIN_EXCESS]
-    if rows.empty:
-        return []
-    largest = int(rows["mean"].argmax())
-    row = rows.iloc[largest]
     model = CHECKPOINTS[row["checkpoint"]].lower()
     exchange = f"exchanging {TOTAL_EFFECTS[row['quantity']]}"
     effect = f"{exchange} displaces vectors after layer {row['layer']} further than exchanging all tokens"

@@ -13,17 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from attnmix.core.errors import InputError
-from attnmix.core.names import MIN_EXCESS, TOTAL_EFFECTS
-from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, Sums
+from attnmix.core.names import OWN_SHARE, TOTAL_EFFECTS
+from attnmix.core.statistics import BOOTSTRAP_SAMPLES, Draws, Sums
 from attnmix.measures.controls import classes_without_others
 from attnmix.measures.documents import Document, Texts
 from attnmix.measures.engine import SEED, Measurements, corpus_sample
 from attnmix.measures.geometry_tables import attention_moments
+from attnmix.measures.sample_tables import own_share_table
 from attnmix.measures.sinks import SINK_MEASURES
+from attnmix.measures.total_effects import find_excess
 from attnmix.measures.variance_shares import PARTS, Moments, class_share_null, draw_texts, products
 from attnmix.results.measure_names import CLASS_SHARE, CLASS_SHARE_PERMUTED, CONTROL_NAMES, SHARES
 
-STANDARD_ERRORS = 3  # a total effect must exceed 1 by this number of standard errors to cause a warning
+MODEL = "model"  # name of the model in a table of a single model
 
 
 def control_quantities(controls: Collection[str]) -> list[str]:
@@ -82,31 +84,18 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
 
-    For each name in `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
-    of N texts in L layers: as values after the exchange of some tokens, and as counts after the exchange of all tokens.
-    The warning depends on the sum of the values over texts, divided by the sum of the counts.
+    `sums_by_name` contains the sums `[N, L]` of own shares and, if measured, those of the total effects.
     """
-    for name, exchanged_tokens in TOTAL_EFFECTS.items():  # such as the phrase "all other tokens"
-        if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
-            continue
-        # `Sums.counts` usually contains numbers of tokens. A total effect is a ratio of two squared displacements, so
-        # its `counts` contain the divisor of this ratio.
-        some_exchanged_NL = sums_by_name[name].values
-        all_exchanged_NL = sums_by_name[name].counts
-        divisor_L = np.maximum(all_exchanged_NL.sum(0), np.finfo(np.float64).tiny)
-        ratio_L = some_exchanged_NL.sum(0) / divisor_L
-        # The standard error of a ratio of sums is sqrt(sum_n (some_n - ratio * all_n)^2) / sum_n all_n.
-        residuals_NL = some_exchanged_NL - ratio_L * all_exchanged_NL
-        sum_of_squares_L = np.square(residuals_NL).sum(0)
-        errors_L = np.sqrt(sum_of_squares_L) / divisor_L
-        excess_L = ratio_L - 1 - STANDARD_ERRORS * errors_L
-        layer = int(excess_L.argmax())
-        if excess_L[layer] > MIN_EXCESS:
-            warnings.warn(
-                f"own_share: exchanging {exchanged_tokens} moves vectors further than replacing the whole text (ratio "
-                f"of squares {ratio_L[layer]:.2f} in layer {layer + 1}); exchanged texts may be unlike real texts",
-                stacklevel=4,
-            )
+    texts = len(sums_by_name[OWN_SHARE].values)
+    table = own_share_table({MODEL: sums_by_name}, Draws(texts, BOOTSTRAP_SAMPLES, SEED))
+    excess = find_excess(table)
+    if excess is not None:
+        warnings.warn(
+            f"own_share: exchanging {TOTAL_EFFECTS[excess['quantity']]} moves vectors further than replacing the whole "
+            f"text (ratio of squares {excess['mean']:.2f} in layer {excess['layer']}); exchanged texts may be unlike "
+            "real texts",
+            stacklevel=4,
+        )
 
 
 def add_class_shares(measurements: Measurements) -> None:
