@@ -82,23 +82,17 @@ def sink_totals(measurements: Measurements) -> dict[str, Sums]:
 def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
     """Warn if exchanging only some tokens of a text displaces vectors further than exchanging all tokens.
 
-    For each name in `TOTAL_EFFECTS`, `sums_by_name` may contain squared displacements `[N, L]` of the vectors of each
-    of N texts in L layers: as values after the exchange of some tokens, and as counts after the exchange of all tokens.
-    The warning depends on the sum of the values over texts, divided by the sum of the counts.
+    `sums_by_name` may contain, for each name in `TOTAL_EFFECTS`, squared displacements `[N, L]` of N texts in L layers.
+    The values are the displacements after some tokens are exchanged; the counts are those after all tokens are
+    exchanged. If there are enough texts, warn if the ratio of the two, each summed over texts, exceeds 1 in a layer by
+    more than `STANDARD_ERRORS` standard errors and `MIN_EXCESS`.
     """
     for name, exchanged_tokens in TOTAL_EFFECTS.items():  # such as the phrase "all other tokens"
         if name not in sums_by_name or len(sums_by_name[name].values) < MIN_INTERVAL_DOCUMENTS:
             continue
-        # `Sums.counts` usually contains numbers of tokens. A total effect is a ratio of two squared displacements, so
-        # its `counts` contain the divisor of this ratio.
         some_exchanged_NL = sums_by_name[name].values
         all_exchanged_NL = sums_by_name[name].counts
-        divisor_L = np.maximum(all_exchanged_NL.sum(0), np.finfo(np.float64).tiny)
-        ratio_L = some_exchanged_NL.sum(0) / divisor_L
-        # The standard error of a ratio of sums is sqrt(sum_n (some_n - ratio * all_n)^2) / sum_n all_n.
-        residuals_NL = some_exchanged_NL - ratio_L * all_exchanged_NL
-        sum_of_squares_L = np.square(residuals_NL).sum(0)
-        errors_L = np.sqrt(sum_of_squares_L) / divisor_L
+        ratio_L, errors_L = _divide_sums(some_exchanged_NL, all_exchanged_NL)
         excess_L = ratio_L - 1 - STANDARD_ERRORS * errors_L
         layer = int(excess_L.argmax())
         if excess_L[layer] > MIN_EXCESS:
@@ -109,25 +103,40 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
             )
 
 
+def _divide_sums(
+    values_NL: npt.NDArray[np.float64], divisors_NL: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the ratio `[L]` of two sums over N texts in L layers, and its standard error `[L]` over texts.
+
+    The standard error of a ratio of sums is sqrt(sum_n (value_n - ratio * divisor_n)^2) / sum_n divisor_n.
+    """
+    divisor_L = np.maximum(divisors_NL.sum(0), np.finfo(np.float64).tiny)
+    ratio_L = values_NL.sum(0) / divisor_L
+    residuals_NL = values_NL - ratio_L * divisors_NL
+    sum_of_squares_L = np.square(residuals_NL).sum(0)
+    errors_L = np.sqrt(sum_of_squares_L) / divisor_L
+    return ratio_L, errors_L
+
+
 def add_class_shares(measurements: Measurements) -> None:
     """Add the sums of `class_share` and of `class_share_permuted` to the measurements.
 
     The class share is the share of the squared length of other tokens' contributions that is common to the texts of a
     class. The share for permuted classes is the 95 % quantile over random permutations of the classes. Axes: N sampled
-    or usable texts, L layers.
+    texts, U usable texts among them, L layers.
     """
     texts = measurements.texts
-    sampled = draw_texts(texts.predicted, SEED)
-    classes_N = texts.predicted[sampled]
+    sampled_N = draw_texts(texts.predicted, SEED)  # indices of texts
+    classes_N = texts.predicted[sampled_N]
     # Usable texts have two or more tokens, and a class with three or more such texts.
-    moments, is_usable_N = attention_moments(measurements.sums, sampled.tolist(), classes_N)
-    usable_classes = classes_N[is_usable_N]
-    pseudo_values_NL = _compute_pseudo_values(moments, usable_classes)
-    sums_of_usable = Sums(pseudo_values_NL, np.ones_like(pseudo_values_NL))
-    usable_texts = sampled[is_usable_N].tolist()
+    moments, is_usable_N = attention_moments(measurements.sums, sampled_N.tolist(), classes_N)
+    classes_U = classes_N[is_usable_N]
+    pseudo_values_UL = _compute_pseudo_values(moments, classes_U)
+    sums_of_usable = Sums(pseudo_values_UL, np.ones_like(pseudo_values_UL))  # a text counts once
+    usable_texts = sampled_N[is_usable_N].tolist()
     share = sums_of_usable.scatter(usable_texts, len(texts))  # all other texts have sums and counts of 0
     # The quantile is a single value per layer, which every usable text receives.
-    permuted_L = class_share_null(moments, usable_classes, SEED)
+    permuted_L = class_share_null(moments, classes_U, SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)
 
