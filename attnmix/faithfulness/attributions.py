@@ -85,10 +85,10 @@ class Review:
         return _convert_to_float64(products_TD.sum(-1))
 
     def matrix_row(self, method: str) -> Doubles:
-        """Return the row `[T]` of the last layer's matrix that belongs to the token read by the classification head.
+        """Return a row `[T]` of the last layer's matrix: the weights of all tokens for the token that the head reads.
 
-        `method` is the name of a matrix or rollout. If the head reads several tokens, the mean of their rows is
-        returned.
+        `method` is the name of a matrix or rollout `[T, T]`. The head is the classification head. If it reads several
+        tokens, the mean of their rows is returned.
         """
         last_TT = self.layer_results.matrices[method][-1].cpu()
         is_read_T = self.gradients.read_T.cpu()
@@ -147,19 +147,13 @@ class Review:
 
     @cached_property
     def layer_results(self) -> LayerResults:
-        """The scoring matrices and the decomposition of the predicted class's logit, from one forward pass.
-
-        The logit is decomposed only if the model family supports the decomposition and the head reads a single token.
-        """
-        family = self.classifier.family
-        read_position = self.gradients.read_position
-        decomposition = None
-        if decomposition_obstacle(family) is None and read_position >= 0:
-            decomposition = Decomposition(self.classifier, read_position)
-        names = [name for name in SCORING_MATRICES if not _find_matrix_obstacle(name, family)]
+        """The `SCORING_MATRICES` and the tokens' contributions to the predicted logit, from one forward pass."""
+        names = [name for name in SCORING_MATRICES if not _find_matrix_obstacle(name, self.classifier.family)]
         matrices = select_layer_matrices(names)
+        decomposition = self._prepare_decomposition()
 
         def measure_layer(layer_pass: LayerPass) -> dict[str, Tensor]:
+            """Return a layer's matrices by name, and propagate the decomposition through the layer."""
             if decomposition is not None:
                 decomposition.visit(layer_pass)
             return layer_contributions(matrices, layer_pass)
@@ -171,6 +165,16 @@ class Review:
             contributions_T = decomposition.relevance(head_calls, logits_C, self.predicted, self.document.name)
         with torch.inference_mode():
             return LayerResults(contributions(names, by_layer), contributions_T)
+
+    def _prepare_decomposition(self) -> Decomposition | None:
+        """Return the decomposition of the vector that the head reads.
+
+        Return None if the model family does not support the decomposition or the head reads several tokens.
+        """
+        read_position = self.gradients.read_position  # negative if the head reads several tokens
+        if decomposition_obstacle(self.classifier.family) is not None or read_position < 0:
+            return None
+        return Decomposition(self.classifier, read_position)
 
 
 def _convert_to_float64(scores: Tensor) -> Doubles:

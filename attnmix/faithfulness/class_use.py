@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,21 +40,17 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
     `accuracy` is the share of correct predictions, and `probability` is the mean change in the probability of the
     originally predicted class. Intervals are bootstrapped over texts.
     """
-    logits_NC, means = _predict_with_means(classifier, documents)  # each text's mean values, by layer
-    predicted_N, second_N = logits_NC.topk(2).indices.T
+    logits_NC, means = _predict_with_means(classifier, documents)  # `means` are each text's mean values, by layer
+    predicted_N, second_N = logits_NC.topk(2).indices.T  # the most and the second most probable class of each text
     labels_N = torch.tensor([document.label for document in documents])
     probability_N = _select_class_probabilities(logits_NC, predicted_N)
     is_right_N = predicted_N == labels_N
     rows = [table_row("finetuned", "accuracy", "none", 0, is_right_N, seed)]  # without an edit
     for edit, weights_NN in _weigh_texts(predicted_N, second_N).items():
-        sums_N = weights_NN.sum(-1)
-        is_defined_N = sums_N > 0  # False if this text's second most probable class is predicted for no text
+        is_defined_N = weights_NN.sum(-1) > 0  # False if this text's second class is predicted for no text
         if not is_defined_N.any() or len(documents) < 2:
             continue
-        shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
-        replacements = {}  # for each layer, the weighted means of the values of all texts
-        for layer, mean_NHd in means.items():
-            replacements[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
+        replacements = _average_over_texts(means, weights_NN)
         logits_by_layer = _compute_edited_logits(classifier, documents, replacements)
         for first_layer, edited_NC in logits_by_layer.items():
             quantities = _compare_predictions(edited_NC, predicted_N, probability_N, labels_N)
@@ -61,6 +58,19 @@ def interventions(classifier: Classifier, documents: Sequence[Document], seed: i
                 row = table_row("finetuned", quantity, edit, first_layer, values_N[is_defined_N], seed)
                 rows.append(row)
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
+
+
+def _average_over_texts(means: Mapping[int, Tensor], weights_NN: Tensor) -> dict[int, Tensor]:
+    """Return, by layer and for each text n, the mean of `means` over all texts with the weights in row n, `[N, H, d]`.
+
+    `means` are vectors `[N, H, d]` by layer (texts, heads, head width). A text without weights gets zeros.
+    """
+    sums_N = weights_NN.sum(-1)
+    shares_NN = weights_NN / sums_N.clamp_min(1)[:, None]
+    averages = {}
+    for layer, mean_NHd in means.items():
+        averages[layer] = torch.einsum("nm,mhd->nhd", shares_NN.to(mean_NHd), mean_NHd)
+    return averages
 
 
 def _weigh_texts(predicted_N: Tensor, second_N: Tensor) -> dict[str, Tensor]:
@@ -92,29 +102,33 @@ def _compare_predictions(
 
 
 def _predict_with_means(classifier: Classifier, documents: Sequence[Document]) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the logits `[N, C]` of unedited texts, and for each layer the mean value vectors `[N, H, d]` of each text.
+    """Return the logits `[N, C]` of unedited texts, and by layer the mean value vectors `[N, H, d]` of each text.
 
-    Shapes of a batch: B texts, T padded tokens.
+    The means are over the tokens of the text, for each of H heads of width d. Shapes of a batch: B texts, T padded
+    tokens.
     """
     ids = [document.ids.tolist() for document in documents]
     means: dict[int, Tensor] = {}
 
-    def keep_means(batch: list[int], mask_BT: Tensor) -> Edit:
-        """Return an edit that changes nothing, but stores the mean values of each text in `means`."""
+    def create_recorder(batch: list[int], mask_BT: Tensor) -> Edit:
+        """Return an edit for the texts with the indices `batch` that changes nothing, but adds their means to `means`.
+
+        `classifier.logits` calls this function for each batch, and the model calls the returned edit in each layer.
+        """
         mask_B1T1 = mask_BT.to(classifier.model.dtype)[:, None, :, None]
 
-        def record_means(layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            """Store the means `[B, H, d]` of the values `[B, H, T, d]` over the tokens of each text."""
-            sums_BHd = (value * mask_B1T1).sum(-2)
+        def record_means(layer: int, weights: Tensor, value_BHTd: Tensor) -> tuple[Tensor, Tensor]:
+            """Store the mean values of the batch's texts in one layer, and return the unchanged arguments."""
+            sums_BHd = (value_BHTd * mask_B1T1).sum(-2)
             mean_BHd = sums_BHd / mask_B1T1.sum(-2)
             if layer not in means:
                 means[layer] = mean_BHd.new_empty(len(ids), *mean_BHd.shape[1:])
             means[layer][batch] = mean_BHd
-            return weights, value
+            return weights, value_BHTd
 
         return record_means
 
-    logits_NC = classifier.logits(ids, keep_means)
+    logits_NC = classifier.logits(ids, create_recorder)
     return logits_NC, means
 
 
@@ -154,33 +168,31 @@ def _compute_edited_logits(
 ) -> dict[int, Tensor]:
     """Return, by first edited layer, the logits `[N, C]` after the values in this and all later layers are replaced.
 
-    `replacements` contains, by layer, the vectors `[N, H, d]` that replace the values of each text's tokens. The
-    unedited layers before the first edited layer are computed only once per batch.
+    `replacements` contains, by layer, the vectors `[N, H, d]` that replace the values of each text's tokens (texts,
+    heads, head width). The unedited layers before the first edited layer are computed only once per batch.
     """
-    logits: dict[int, dict[int, Tensor]] = {first: {} for first in sorted(replacements)}  # by first layer, then by text
     layers = [layer for _, layer in layer_modules(classifier.base)]
+    classes = int(classifier.model.config.num_labels or 0)
+    logits = {}
+    for first in sorted(replacements):
+        logits[first] = torch.empty(len(documents), classes, dtype=torch.float64)
     for batch, inputs in padded_batches(classifier, documents):
         unedited = _record_layer_outputs(classifier, inputs)
-        for first, logits_by_text in logits.items():
+        for first, logits_NC in logits.items():
             values_of_batch = {}
             for layer, values_NHd in replacements.items():
                 if layer >= first:
                     values_of_batch[layer] = values_NHd[batch][:, :, None]  # [B, H, 1, d], the same for all tokens
+            outputs_before = unedited[: first - 1]  # layers are numbered from 1
             edit = replaced_values(values_of_batch)
             with (
                 torch.inference_mode(),
                 edited_attention(classifier.base, edit),
-                _replace_outputs(layers, unedited[: first - 1]),  # layers are numbered from 1
+                _replace_outputs(layers, outputs_before),
             ):
                 output = classifier.model(**inputs)
-            logits_BC = output.logits.cpu().double()
-            for number, logits_C in zip(batch, logits_BC, strict=True):
-                logits_by_text[number] = logits_C
-    in_order = {}
-    for first, logits_by_text in logits.items():
-        of_all_texts = [logits_by_text[number] for number in range(len(documents))]
-        in_order[first] = torch.stack(of_all_texts)
-    return in_order
+            logits_NC[batch] = output.logits.cpu().double()
+    return logits
 
 
 def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) -> list[Any]:
@@ -197,28 +209,25 @@ def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) 
 
 
 def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Edit of attention that changes nothing."""
     return weights, value
 
 
 @contextmanager
 def _replace_outputs(layers: Sequence[torch.nn.Module], outputs: Sequence[Any]) -> Iterator[None]:
-    """Within the context, the first calls of `layers` return the stored `outputs` instead of computing them."""
+    """Within the context, the first calls of `layers` return the stored `outputs`, in order, without computing them."""
     remaining = list(outputs)
-
-    def replace_first_calls(forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a `forward` method that returns the next of the `remaining` outputs, if there is one."""
-
-        def return_stored_or_run(*arguments: Any, **options: Any) -> Any:
-            if remaining:
-                return remaining.pop(0)
-            return forward(*arguments, **options)
-
-        return return_stored_or_run
-
     for layer in layers:
-        layer.forward = replace_first_calls(layer.forward)
+        layer.forward = partial(_take_output_or_run, remaining, layer.forward)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward  # restores the method of the class
+
+
+def _take_output_or_run(remaining: list[Any], forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Remove and return the first of the `remaining` outputs; if there are none, return the result of `forward`."""
+    if remaining:
+        return remaining.pop(0)
+    return forward(*arguments, **options)

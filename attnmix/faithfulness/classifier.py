@@ -89,6 +89,15 @@ class HeadCall(NamedTuple):
         return self.input[row], self.output[row]
 
 
+class _RelevancePass(NamedTuple):
+    """Tensors of a forward pass for one text; the backward pass from `last_1TD` to `input_1TD` propagates relevance."""
+
+    input_1TD: Tensor  # input of the first layer, a leaf of the autograd graph
+    last_1TD: Tensor  # vectors after the last layer
+    logits_C: Tensor
+    head_calls: list[HeadCall]  # calls of the Linears in the classification head
+
+
 class Classifier:
     """The sequence classifier of a checkpoint, in eval mode and float32."""
 
@@ -120,24 +129,24 @@ class Classifier:
         """
         classes = int(self.model.config.num_labels or 0)
         logits = torch.full((len(texts), classes), torch.nan, dtype=torch.float64)
-        places = [place for place, ids in enumerate(texts) if ids]
-        lengths = [len(texts[place]) for place in places]
+        nonempty = [number for number, ids in enumerate(texts) if ids]  # indices in `texts`
+        lengths = [len(texts[number]) for number in nonempty]
         with torch.inference_mode():
-            for batch in batches_by_tokens(lengths, self.batch_tokens):
-                rows = [places[number] for number in batch]
-                batch_texts = [texts[row] for row in rows]
+            for batch in batches_by_tokens(lengths, self.batch_tokens):  # a batch is a list of indices in `lengths`
+                numbers = [nonempty[place] for place in batch]
+                batch_texts = [texts[number] for number in numbers]
                 inputs = padded(batch_texts, self.tokenizer.pad_token_id, self.model.device)
                 context: AbstractContextManager[Any] = nullcontext()
                 if edits is not None:
-                    edit = edits(rows, inputs["attention_mask"])
+                    edit = edits(numbers, inputs["attention_mask"])
                     context = edited_attention(self.base, edit)
                 with context:
                     output = self.model(**inputs)
-                logits[rows] = output.logits.cpu().double()
+                logits[numbers] = output.logits.cpu().double()
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
-        """Return the derivatives of the logit of class `label` for one text."""
+        """Return the derivatives of the logit of class `label` (an index) for one text, given as token IDs."""
         classes = int(self.model.config.num_labels or 0)
         check_range("label: class", [label], range(classes))
         logits_C, words_1TD, last_1TD = self._run_with_derivatives(ids)
@@ -147,7 +156,7 @@ class Classifier:
     def prediction(self, ids: Sequence[int]) -> Prediction:
         """Return the logits of one text and the token that the head reads, with one forward pass."""
         logits_C, _, last_1TD = self._run_with_derivatives(ids)
-        # The head reads the tokens on whose vectors after the last layer the largest logit depends.
+        # The head reads a token if the largest logit depends on that token's vector after the last layer.
         (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [last_1TD])
         read_position = _find_only_position(_moves_logit(by_last_1TD))
         exact_logits_C = logits_C.detach().cpu().double()
@@ -176,14 +185,15 @@ class Classifier:
         All results come from one forward pass for a single text.
         """
         results: list[Result] = []
-
-        def append_result(layer_pass: LayerPass, _features: Any) -> None:
-            result = function(layer_pass.document(0))
-            results.append(result)
-            calls.clear()  # Calls before the end of the last layer do not belong to the head.
-
+        points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)  # capture points that `function` may use
         with self._record_head_calls() as calls, torch.no_grad():
-            points = (*LAYER_POINTS, PROJECTED, PREACTIVATION)
+
+            def append_result(layer_pass: LayerPass, _features: Any) -> None:
+                """Apply `function` to a layer, and discard all calls so far, which do not belong to the head."""
+                result = function(layer_pass.document(0))
+                results.append(result)
+                calls.clear()
+
             output = run_layers(self.base, self._create_batch(ids), append_result, points, self.model)
         return results, output.logits[0], calls
 
@@ -193,42 +203,46 @@ class Classifier:
         Return None if the head is not supported by `FixedFactorScores`. `read` is the position of the only token that
         the head reads, and `name` the text's name in messages.
         """
-        first_inputs: list[Tensor] = []
-        outputs: list[Tensor] = []
-
-        def replace_input(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-            """Make the first layer's input a leaf of the autograd graph."""
-            if first_inputs:  # Shared layers run repeatedly; only the first call matters.
-                return None
-            vectors = arguments[0] if arguments else options["hidden_states"]
-            replacement = vectors.detach().requires_grad_()
-            first_inputs.append(replacement)
-            if arguments:
-                return (replacement, *arguments[1:]), options
-            return arguments, {**options, "hidden_states": replacement}
-
-        def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
-            """Store a layer's output. Calls before the end of the last layer do not belong to the head."""
-            outputs.append(first_of(output))
-            calls.clear()
-
-        with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
-            first_hook = self.layers[0].register_forward_pre_hook(replace_input, with_kwargs=True)
-            hooks.enter_context(first_hook)
-            for layer in self.layers:
-                hook = layer.register_forward_hook(keep_output)
-                hooks.enter_context(hook)
-            output = self.model(**self._create_batch(ids))
-        logits_C = output.logits[0].detach()
-        last_1TD = outputs[-1]
-        read_D = last_1TD[0, read]
+        relevance_pass = self._run_with_relevance_rules(ids)
+        read_D = relevance_pass.last_1TD[0, read]
         # In the layers, the backward pass follows `relevance_rules`, and parts are not separated. The whole vector that
         # the head reads is therefore the part from tokens, and the part from biases is 0.
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
         head = FixedFactorScores(self, read, parts_JD, read_D.detach())
+        return head.relevance(relevance_pass.input_1TD, relevance_pass.head_calls, relevance_pass.logits_C, label, name)
+
+    def _run_with_relevance_rules(self, ids: Sequence[int]) -> _RelevancePass:
+        """Run a forward pass for one text whose backward pass follows `relevance_rules`."""
+        first_inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+
+        def make_input_leaf(_module: Any, arguments: Any, options: dict[str, Any]) -> Any:
+            """Replace the first layer's input by a copy that is a leaf of the autograd graph."""
+            if first_inputs:  # Shared layers run repeatedly; only the first call matters.
+                return None
+            vectors = arguments[0] if arguments else options["hidden_states"]
+            leaf = vectors.detach().requires_grad_()
+            first_inputs.append(leaf)
+            if arguments:
+                return (leaf, *arguments[1:]), options
+            return arguments, {**options, "hidden_states": leaf}
+
+        with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
+
+            def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
+                """Store a layer's output, and discard all calls so far, which do not belong to the head."""
+                outputs.append(first_of(output))
+                calls.clear()
+
+            first_hook = self.layers[0].register_forward_pre_hook(make_input_leaf, with_kwargs=True)
+            hooks.enter_context(first_hook)
+            for layer in self.layers:
+                hook = layer.register_forward_hook(keep_output)
+                hooks.enter_context(hook)
+            output = self.model(**self._create_batch(ids))
         (input_1TD,) = first_inputs
-        return head.relevance(input_1TD, calls, logits_C, label, name)
+        return _RelevancePass(input_1TD, outputs[-1], output.logits[0].detach(), calls)
 
     @contextmanager
     def _record_head_calls(self) -> Iterator[list[HeadCall]]:
@@ -239,6 +253,7 @@ class Classifier:
         calls: list[HeadCall] = []
 
         def record_call(module: Any, inputs: Any, output: Tensor) -> None:
+            """Store the input and output vectors of a Linear, one row per vector."""
             input_rows = inputs[0].detach().flatten(0, -2)
             output_rows = output.detach().flatten(0, -2)
             calls.append(HeadCall(module, input_rows, output_rows))
@@ -253,13 +268,14 @@ class Classifier:
     @cached_property
     def values(self) -> list[Affine]:
         """The affine map x -> x W_V + b_V from the attention input to the values, for each layer."""
-        maps = map_layers(value_map, self.base, self._create_batch([self.tokenizer.pad_token_id]))
+        one_token = self._create_batch([self.tokenizer.pad_token_id])  # the maps do not depend on this token
+        maps = map_layers(value_map, self.base, one_token)
         return [Affine(values.W.clone(), values.b.clone()) for values in maps]  # Autograd cannot use inference tensors.
 
     def between(self, first: Linear, second: Linear, number: Tensor) -> Tensor:
         """Return the input `[width]` of the head's Linear `second` if all outputs of `first` equal `number` `[1]`.
 
-        This evaluates the activation between the two Linears at `number`.
+        This evaluates the activation between the two Linears at `number`, in a forward pass for an arbitrary text.
         """
         second_inputs: list[Tensor] = []
 
@@ -270,12 +286,13 @@ class Classifier:
             rows = inputs[0].flatten(0, -2)
             second_inputs.append(rows[0])
 
+        any_text = self._create_batch([self.tokenizer.pad_token_id])
         with (
             first.register_forward_hook(replace_output),
             second.register_forward_pre_hook(record_input),
             torch.inference_mode(),
         ):
-            self.model(**self._create_batch([self.tokenizer.pad_token_id]))
+            self.model(**any_text)
         return second_inputs[-1]
 
     def _create_batch(self, ids: Sequence[int]) -> dict[str, Tensor]:
@@ -298,7 +315,7 @@ def _find_only_position(read_T: Tensor) -> int:
 
 
 def decomposition_obstacle(family: Family) -> str | None:
-    """Return the reason why a model family's logits cannot be decomposed, or None if they can."""
+    """Return the reason why a model family's logits cannot be decomposed into terms of tokens, or None if they can."""
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
     # The decomposition has the same requirements as the ratio `layer_n`: a feed-forward network that follows attention
@@ -349,7 +366,15 @@ class FixedFactorScores:
         `calls` are the calls of the head's Linears, and `logits_C` the model's logits. Raise `InputError` if the parts
         do not sum to the logits.
         """
-        # Propagate the parts through the norm after the last layer, if there is one.
+        parts_JD, whole_D = self._map_through_final_norm()
+        if not self._is_supported(calls, whole_D, logits_C):
+            return None
+        parts_JC = self._map_through_head(calls, parts_JD)
+        self._check_sum(parts_JC, logits_C, name)
+        return parts_JC
+
+    def _map_through_final_norm(self) -> tuple[Tensor, Tensor]:
+        """Return the parts `[J, D]` and the whole vector `[D]` after the norm that follows the last layer, if any."""
         parts_JD = self.parts_JD
         whole_D = self.whole_D
         stack = self.classifier.family.stacks[0]
@@ -358,30 +383,38 @@ class FixedFactorScores:
             norm = norm_of(module, whole_D)
             parts_JD = _add_to_biases(norm.part(parts_JD, whole_D), norm.beta)
             whole_D = module(whole_D)
-        # Check that the first Linear reads this vector, and that the last one returns the logits.
+        return parts_JD, whole_D
+
+    def _is_supported(self, calls: list[HeadCall], whole_D: Tensor, logits_C: Tensor) -> bool:
+        """Return True if the head calls one or two Linears, from the vector `whole_D` to the logits."""
         if not 1 <= len(calls) <= 2:
-            return None
-        first = calls[0]
-        last = calls[-1]
-        first_input, first_output = first.rows_at(self.read)
-        last_input, last_output = last.rows_at(self.read)
+            return False
+        first_input, _ = calls[0].rows_at(self.read)
+        _, last_output = calls[-1].rows_at(self.read)
         reads_token = first_input.shape == whole_D.shape and torch.allclose(first_input, whole_D)
-        if not reads_token or not torch.equal(last_output, logits_C):
-            return None
-        # Propagate the parts through the first Linear and, if there are two, the activation and the last Linear.
-        parts_JD = _map_parts(linear_weights(first.module), parts_JD)
-        if len(calls) == 2:
-            between = partial(self.classifier.between, first.module, last.module)
-            with torch.no_grad():
-                slopes_D = slopes(between, first_output, last_input)  # (g(p) - g(0)) / p of the activation g
-                constant_D = between(slopes_D.new_zeros(1))  # the activation at 0, added to the biases
-            parts_JD = _add_to_biases(parts_JD * slopes_D, constant_D)
-            parts_JD = _map_parts(linear_weights(last.module), parts_JD)
-        self._check_sum(parts_JD, logits_C, name)
-        return parts_JD
+        return reads_token and torch.equal(last_output, logits_C)
+
+    def _map_through_head(self, calls: list[HeadCall], parts_JD: Tensor) -> Tensor:
+        """Return the parts `[J, C]` after the head's first Linear and, if there are two, the activation and the last.
+
+        The activation g is replaced by p -> slope * p + g(0), where the slope (g(p) - g(0)) / p is fixed.
+        """
+        first = calls[0]
+        parts_JE = _map_parts(linear_weights(first.module), parts_JD)  # E is the output width of the first Linear
+        if len(calls) == 1:
+            return parts_JE
+        last = calls[1]
+        _, first_output_E = first.rows_at(self.read)
+        last_input_E, _ = last.rows_at(self.read)
+        activation = partial(self.classifier.between, first.module, last.module)
+        with torch.no_grad():
+            slopes_E = slopes(activation, first_output_E, last_input_E)
+            constant_E = activation(slopes_E.new_zeros(1))  # g(0), added to the biases
+        parts_JE = _add_to_biases(parts_JE * slopes_E, constant_E)
+        return _map_parts(linear_weights(last.module), parts_JE)
 
     def _check_sum(self, parts_JC: Tensor, logits_C: Tensor, name: str) -> None:
-        """Raise `InputError` if the parts do not sum to the logits."""
+        """Raise `InputError` if the parts `[J, C]` do not sum to the logits `[C]` of the text `name`."""
         largest = logits_C.abs().max().clamp_min(1e-30)
         sums_C = parts_JC.detach().sum(0)
         largest_error = (sums_C - logits_C).abs().max()
@@ -412,11 +445,15 @@ class Decomposition:
         self.parts_JTD = torch.empty(0)  # parts of the visited layer's output
 
     def visit(self, layer_pass: LayerPass) -> None:
-        """Propagate the parts of tokens and biases through one layer; call this method for each layer in order."""
-        number = layer_pass.call.number
+        """Propagate the parts of tokens and biases through one layer; call this method for each layer in order.
+
+        The parts `[J, T, D]` of the layer's output, and its vector `[D]` for the token that the head reads, are stored.
+        """
+        number = layer_pass.call.number  # layers are numbered from 1
         is_last = number == len(self.values)
-        # After the last layer, only the vector that the head reads is needed.
-        rows = slice(self.read, self.read + 1) if is_last else slice(None)
+        rows = slice(None)  # all tokens
+        if is_last:  # only the vector that the head reads is needed
+            rows = slice(self.read, self.read + 1)
         values = self.values[number - 1]
         with torch.enable_grad():
             if number == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,18 +42,8 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
     last = find_layers(base, stack)[-1]
     scores = []
     for block_ND in vectors_ND.split(BLOCK_VECTORS):
-
-        def replace_output(_module: Any, _inputs: Any, output: Any, block_ND: Tensor = block_ND) -> Any:
-            """Return the layer's output with `block_ND` as its vectors."""
-            width = first_of(output).shape[-1]
-            if block_ND.shape[1] != width:
-                raise InputError(f"vectors: shape {list(vectors_ND.shape)}; allowed: [vectors, {width}]")
-            vectors = block_ND.unsqueeze(1).to(first_of(output))  # [N, 1, D]
-            if isinstance(output, tuple):
-                return (vectors, *output[1:])
-            return vectors
-
-        ids = torch.full((len(block_ND), 1), token_id, device=classifier.device)
+        replace_output = _create_replacement(block_ND, list(vectors_ND.shape))
+        ids = torch.full((len(block_ND), 1), token_id, device=classifier.device)  # a text of one token for each vector
         mask = torch.ones_like(ids)
         with last.register_forward_hook(replace_output), torch.inference_mode():
             logits = classifier(input_ids=ids, attention_mask=mask).logits
@@ -61,6 +51,25 @@ def head_scores(classifier: PreTrainedModel, vectors_ND: Tensor, token_id: int) 
             logits = logits.flatten(1)
         scores.append(logits)
     return torch.cat(scores)
+
+
+def _create_replacement(block_ND: Tensor, given_shape: list[int]) -> Callable[[Any, Any, Any], Any]:
+    """Return a forward hook that replaces the vectors in a layer's output by `block_ND`; each text has one token.
+
+    The hook raises `InputError` if the vectors do not have the layer's width. `given_shape` is the shape of the user's
+    vectors, for the error message.
+    """
+
+    def replace_output(_module: Any, _inputs: Any, output: Any) -> Any:
+        width = first_of(output).shape[-1]
+        if block_ND.shape[1] != width:
+            raise InputError(f"vectors: shape {given_shape}; allowed: [vectors, {width}]")
+        vectors_N1D = block_ND.unsqueeze(1).to(first_of(output))
+        if isinstance(output, tuple):
+            return (vectors_N1D, *output[1:])
+        return vectors_N1D
+
+    return replace_output
 
 
 def probe_predictions(
@@ -78,14 +87,7 @@ def probe_predictions(
 
     if len(set(train_N)) < 2:
         raise InputError("probe: all training vectors have the same label; pass vectors of two or more labels")
-    train_shape = np.shape(train_ND)
-    test_shape = np.shape(test_ND)
-    are_matrices = len(train_shape) == 2 and len(test_shape) == 2
-    if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != len(train_N):
-        problem = f"training vectors {train_shape} with {len(train_N)} labels, test vectors {test_shape}"
-        raise InputError(
-            f"probe: {problem}; pass arrays [vectors, width] of the same width, and a label for each vector"
-        )
+    _check_shapes(np.shape(train_ND), len(train_N), np.shape(test_ND))
     regression = LogisticRegression(C=REGULARISATION, max_iter=ITERATIONS)
     probe = make_pipeline(StandardScaler(), regression)
     with threadpool_limits(1):  # The matrix products are so small that several threads would be slower.
@@ -94,10 +96,23 @@ def probe_predictions(
     return np.asarray(predictions)
 
 
+def _check_shapes(train_shape: tuple[int, ...], labels: int, test_shape: tuple[int, ...]) -> None:
+    """Raise `InputError` unless both shapes are `[vectors, width]`, with one width and a label per training vector.
+
+    `labels` is the number of labels of the training vectors.
+    """
+    are_matrices = len(train_shape) == 2 and len(test_shape) == 2
+    if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != labels:
+        problem = f"training vectors {train_shape} with {labels} labels, test vectors {test_shape}"
+        raise InputError(
+            f"probe: {problem}; pass arrays [vectors, width] of the same width, and a label for each vector"
+        )
+
+
 def probe_accuracy(
     train_ND: npt.NDArray[Any], train_N: Sequence[Any], test_ND: npt.NDArray[Any], test_N: Sequence[Any]
 ) -> float:
-    """Return the accuracy of `probe_predictions`; `test_N` are the labels of the test vectors."""
+    """Return the share of test vectors whose label (in `test_N`) is the prediction of `probe_predictions`."""
     predictions = probe_predictions(train_ND, train_N, test_ND)
     is_right = predictions == np.asarray(test_N)
     return float(is_right.mean())

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from attnmix.core.names import DECODER_INPUT
+from attnmix.core.names import DECODER_INPUT, Site
 from attnmix.faithfulness.class_use import CLASS_USE_COLUMNS, padded_batches, table_row
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.lens import head_scores, probe_predictions
@@ -65,11 +65,11 @@ def probes(
     # Tables of training tokens and of test tokens, with one row per token.
     fitted = chosen_tokens(classifier, training)
     tested = chosen_tokens(classifier, documents)
-    # Only the IDs of frequent words are labels of the target `token`.
     word_counts = fitted.loc[fitted["word"], "token"].value_counts()
-    frequent = word_counts.index[:FREQUENT_TOKENS]
+    frequent_ids = word_counts.index[:FREQUENT_TOKENS]
     for tokens, texts in ((fitted, training), (tested, documents)):
-        is_frequent_word = tokens["word"] & tokens["token"].isin(frequent)
+        # The target `token` has only the IDs of frequent words as labels.
+        is_frequent_word = tokens["word"] & tokens["token"].isin(frequent_ids)
         tokens["token"] = tokens["token"].where(is_frequent_word, NO_LABEL)
         _add_controls(tokens, texts, generator)
     for checkpoint, base in bases:
@@ -91,8 +91,9 @@ def _list_probe_rows(
 ) -> Iterator[list[Any]]:
     """Yield a row with the accuracy of the probe for each of `TARGETS` and each layer of a checkpoint.
 
-    `fitted` and `tested` are tables of training and test tokens; `fitted_vectors` and `tested_vectors` contain the
-    vectors `[N, D]` of these tokens by layer.
+    A target is a group of tokens and the label to predict, a column of the tables. `fitted` and `tested` are tables of
+    N training and N test tokens (see `chosen_tokens`); `fitted_vectors` and `tested_vectors` contain the vectors
+    `[N, D]` of these tokens by layer.
     """
     for group, target in TARGETS:
         is_fitted = _has_label(fitted, group, target)
@@ -127,7 +128,7 @@ def _add_controls(tokens: pd.DataFrame, texts: Sequence[Document], generator: np
 
 
 def _has_label(tokens: pd.DataFrame, group: str, target: str) -> npt.NDArray[np.bool_]:
-    """Return a mask `[N]` of the rows of `chosen_tokens` that belong to `group` and have a label for `target`."""
+    """Return a mask of the N rows of `tokens` that belong to `group` and have a label in the column `target`."""
     is_in_group = tokens["group"] == group
     is_labelled = tokens[target] != NO_LABEL
     return (is_in_group & is_labelled).to_numpy()
@@ -148,22 +149,29 @@ def _list_lens_rows(
     all_ids = [document.ids.tolist() for document in documents]
     predicted_by_text = classifier.logits(all_ids).argmax(-1).numpy()
     predicted_N = predicted_by_text[tokens["text"]]
-    # In a text of one token, the head reads this token. The heads of encoder-decoders search for the end token instead.
-    has_encoder = len(classifier.family.stacks) > 1
-    if has_encoder:
-        token_id = classifier.model.config.eos_token_id
-    else:
-        first_document = documents[0]
-        token_id = first_document.ids[0]
+    token_id = _choose_read_token(classifier, documents)
     for layer, vectors_ND in vectors.items():
         vectors_on_device = vectors_ND.to(classifier.model.device)
-        scores_NC = head_scores(classifier.model, vectors_on_device, int(token_id))
+        scores_NC = head_scores(classifier.model, vectors_on_device, token_id)
         lens_predicted_N = scores_NC.argmax(-1).cpu().numpy()
         is_same_N = lens_predicted_N == predicted_N
         scored = tokens.assign(right=is_same_N)
         for group, tokens_of_group in scored.groupby("group"):
             shares = _compute_shares(tokens_of_group)
             yield table_row("finetuned", "lens_agreement", str(group), layer, shares, seed)
+
+
+def _choose_read_token(classifier: Classifier, documents: Sequence[Document]) -> int:
+    """Return the ID of a token that the head reads in a text of one token.
+
+    This can be any token, such as the first one of `documents`; but the heads of encoder-decoders search for the end
+    token.
+    """
+    is_encoder_decoder = len(classifier.family.stacks) > 1
+    if is_encoder_decoder:
+        return int(classifier.model.config.eos_token_id)
+    first_document = documents[0]
+    return int(first_document.ids[0])
 
 
 def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.DataFrame:
@@ -175,21 +183,17 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     encoder-decoders, the labels describe the decoder inputs, which are shifted right by one.
     """
     read_position = _find_read_position(classifier, documents[0]) if documents else None
-    has_encoder = len(classifier.family.stacks) > 1
-    start = [NO_LABEL] if has_encoder else []  # the decoder's start token
+    is_encoder_decoder = len(classifier.family.stacks) > 1
     rows = []
     for text, document in enumerate(documents):
-        tokens = len(document)
-        # A negative position counts from the end of the text.
-        read = [] if read_position is None else [read_position % tokens]
-        number = min(OTHER_TOKENS + 1, tokens)
-        equally_spaced = np.linspace(0, tokens - 1, number).round()
-        others = np.setdiff1d(equally_spaced.astype(int), read)
-        ids_T = np.insert(document.ids, 0, start)
-        words_T = np.insert(document.words, 0, start)
+        ids_T = document.ids
+        words_T = document.words
+        if is_encoder_decoder:  # the decoder's start token, which has no labels, precedes the text's tokens
+            ids_T = np.insert(ids_T, 0, NO_LABEL)
+            words_T = np.insert(words_T, 0, NO_LABEL)
         is_word_T = words_T >= 0
         positions_T = np.where(is_word_T, position_groups(len(words_T)), NO_LABEL)
-        for group, places in (("read", read), ("others", others.tolist())):
+        for group, places in _choose_places(len(document), read_position).items():
             for place in places:
                 row = (text, group, place, ids_T[place], is_word_T[place], document.label, positions_T[place])
                 rows.append(row)
@@ -198,23 +202,35 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
     return table.astype({"word": bool, "text": int, "token": int})
 
 
+def _choose_places(tokens: int, read_position: int | None) -> dict[str, list[int]]:
+    """Return the positions of the chosen tokens of a text by group, `read` and `others`; `tokens` is the text's length.
+
+    `read_position` is the position of the token that the head reads: from the start if it is 0, and from the end if it
+    is negative. It is None if the head reads several tokens.
+    """
+    read = []
+    if read_position is not None:
+        read.append(read_position % tokens)  # counted from the start
+    number = min(OTHER_TOKENS + 1, tokens)
+    equally_spaced = np.linspace(0, tokens - 1, number).round()
+    others = np.setdiff1d(equally_spaced.astype(int), read)
+    return {"read": read, "others": others.tolist()}
+
+
 def token_vectors(
     classifier: Classifier, base: Any, documents: Sequence[Document], tokens: pd.DataFrame
 ) -> dict[int, torch.Tensor]:
     """Return the vectors `[N, D]` of `tokens` after each layer of the last stack (encoder or decoder), by layer.
 
-    `tokens` is the result of `chosen_tokens` for `documents`.
+    `tokens` is the result of `chosen_tokens` for `documents`; its N rows are the rows of the vectors.
     """
-    rows: list[Any] = []  # rows of `tokens`, in the order of the batches
-    vectors: dict[int, list[torch.Tensor]] = defaultdict(list)
+    rows: list[Any] = []  # for each text, in the order of the batches, the indices of its rows of `tokens`
+    vectors: dict[int, list[torch.Tensor]] = defaultdict(list)  # for each layer, the vectors of each text in this order
     all_places = tokens["place"].to_numpy()
     for batch, inputs in padded_batches(classifier, documents):
         with torch.inference_mode(), recording(base, ("layer_output", DECODER_INPUT)) as features:
             base(**inputs)
-        # In encoder-decoders, the site of the decoder input has the layer index of the encoder's last layer.
-        decoder_inputs = [site.layer for site in features if site.point == DECODER_INPUT]
-        last_encoder_layer = max(decoder_inputs, default=0)
-        sites = [site for site in features if site.layer > last_encoder_layer]
+        sites = _list_last_outputs(list(features))
         for number, text in enumerate(batch):
             rows_of_text = np.flatnonzero(tokens["text"] == text)
             rows.append(rows_of_text)
@@ -222,8 +238,7 @@ def token_vectors(
             for site in sites:
                 vectors_of_text = features[site][number, places]
                 vectors[site.layer].append(vectors_of_text.cpu())
-    # Sort the vectors by the rows of `tokens`.
-    order: Any = []
+    order: Any = []  # sorts the vectors by the rows of `tokens`
     if rows:
         order = np.argsort(np.concatenate(rows))
     in_order = {}
@@ -233,8 +248,20 @@ def token_vectors(
     return in_order
 
 
+def _list_last_outputs(sites: Sequence[Site]) -> list[Site]:
+    """Return the sites of the layer outputs of the last stack: the decoder's layers, or all layers without a decoder.
+
+    `sites` are layer outputs and, in encoder-decoders, the decoder input, whose layer is the encoder's last layer.
+    """
+    last_encoder_layer = 0  # layers are numbered from 1
+    for site in sites:
+        if site.point == DECODER_INPUT:
+            last_encoder_layer = site.layer
+    return [site for site in sites if site.layer > last_encoder_layer]
+
+
 def _compute_shares(tokens: pd.DataFrame) -> torch.Tensor:
-    """Return each text's share of correctly predicted tokens (column `right`), `[texts]`."""
+    """Return each text's share of tokens with True in the column `right`, `[texts]`."""
     shares = tokens.groupby("text")["right"].mean()
     return torch.tensor(shares.to_numpy())
 

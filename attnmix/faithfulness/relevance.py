@@ -43,7 +43,7 @@ def relevance_obstacle(family: Family) -> str | None:
 
 @contextmanager
 def relevance_rules(base: PreTrainedModel) -> Iterator[None]:
-    """Within the context, propagate relevance in the backward passes of `base`.
+    """Within the context, backward passes of `base` propagate relevance, by the rules in the module's documentation.
 
     The model must use the attention function `OBSERVED`.
     """
@@ -92,26 +92,32 @@ def _hold_deviation(module: Module, like: Tensor) -> Hook:
 
 
 def _list_network_rules(layer: Module, stack: Stack) -> list[tuple[Module, Hook]]:
-    """Return the propagation rules of a feed-forward network, as pairs of a module and its forward hook.
+    """Return the propagation rules of a feed-forward network, as pairs of a module and a forward hook of this module.
 
-    A rule is a hook that returns the same output with a different gradient, which propagates relevance backwards. In a
-    gated network, the activation's output is multiplied by a second factor, and each factor receives half of the
-    relevance of the product. The second factor is the output of a separate Linear, or the second half of the first
-    Linear's output.
+    A rule is a hook that returns the same output with a different gradient, so that the backward pass propagates
+    relevance. In a gated network, the activation's output is multiplied by a second factor, and each factor receives
+    half of the relevance of the product. The second factor is the output of a separate Linear, or the second half of
+    the first Linear's output.
     """
-    first, activation, *second, _last = [layer.get_submodule(path) for path in stack.feed_forward_network]
+    # The modules are the first Linear, the activation, the separate Linear of some gated networks, and the last Linear.
+    modules = [layer.get_submodule(path) for path in stack.feed_forward_network]
+    first_linear = modules[0]
+    activation = modules[1]
     rules: list[tuple[Module, Hook]] = [(activation, _hold_slope)]
-    if stack.gated:
-        rules.append((activation, _halve_relevance))  # The activation's output is the first factor.
-        if second:
-            rules.append((second[0], _halve_relevance))
-        else:
-            rules.append((first, _halve_relevance_of_factor))
+    if not stack.gated:
+        return rules
+    rules.append((activation, _halve_relevance))
+    has_separate_linear = len(modules) == 4
+    if has_separate_linear:
+        second_linear = modules[2]
+        rules.append((second_linear, _halve_relevance))
+    else:
+        rules.append((first_linear, _halve_relevance_of_factor))
     return rules
 
 
 def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
-    """Return g(p) as slope * p + g(0) with a constant slope; a forward hook of the activation g with the input p."""
+    """Forward hook of an activation g that returns g(p) as slope * p + g(0), where the slope has no gradient."""
     p = inputs[0]
     slope = slopes(module.forward, p.detach(), output.detach())
     held: Tensor = slope * p + module.forward(p.new_zeros(1))
@@ -119,14 +125,17 @@ def _hold_slope(module: Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _halve_relevance(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of a module's output, which is one factor of a product; a forward hook of this module."""
+    """Forward hook that halves the gradient of a module's output. The output must be one factor of a product."""
     return _scale_gradient(output, HALF)
 
 
 def _halve_relevance_of_factor(_module: Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Halve the gradient of the second half of a Linear's output; this half is the factor without an activation."""
-    activated, factor = output.chunk(2, dim=-1)
-    return torch.cat([activated, _scale_gradient(factor, HALF)], -1)
+    """Forward hook of a Linear that halves the gradient of the second half of its output.
+
+    The Linear is the first of a gated network: the first half is the activation's input, the second half a factor.
+    """
+    preactivation, factor = output.chunk(2, dim=-1)
+    return torch.cat([preactivation, _scale_gradient(factor, HALF)], -1)
 
 
 def _attend_with_shares(

@@ -10,6 +10,7 @@ Shapes: N texts, M methods, Q pairs of test and replacement, S shares, T tokens,
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,20 +72,27 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
     are the scores `[draws, T]` of each method; drops are averaged over draws. A drop is NaN if the scores are undefined
     or the edited text would be empty.
     """
-    texts: dict[str, list[RemainingTokens]] = {}  # ordered by draw, then by test and replacement, then by share
-    for name, scores_DT in scores.items():
-        texts[name] = []
-        for scores_T in scores_DT:
-            for (test, replacement), share in product(TESTS, SHARES):
-                text = edited_text(review, scores_T, share, test, replacement)
-                texts[name].append(text)
-    probabilities = _compute_probabilities(review, texts.values())
+    texts_by_method = {name: _list_edited_texts(review, scores_DT) for name, scores_DT in scores.items()}
+    probabilities = _compute_probabilities(review, texts_by_method.values())
     drops = {}
-    for name, remaining in texts.items():
-        edited_probabilities = [probabilities[text] for text in remaining]
+    for name, texts in texts_by_method.items():
+        edited_probabilities = [probabilities[text] for text in texts]
         edited_DQS = np.reshape(edited_probabilities, (-1, len(TESTS), len(SHARES)))
         drops[name] = review.probability - np.mean(edited_DQS, axis=0)
     return drops
+
+
+def _list_edited_texts(review: Review, scores_DT: Doubles) -> list[RemainingTokens]:
+    """Return a text after all edits by the scores `[draws, T]` of one method.
+
+    The edited texts are ordered by draw, then by test and replacement (`TESTS`), then by share of tokens (`SHARES`).
+    """
+    texts = []
+    for scores_T in scores_DT:
+        for (test, replacement), share in product(TESTS, SHARES):
+            text = edited_text(review, scores_T, share, test, replacement)
+            texts.append(text)
+    return texts
 
 
 def _compute_probabilities(review: Review, texts: Iterable[Iterable[RemainingTokens]]) -> dict[RemainingTokens, float]:
@@ -156,34 +164,43 @@ def faithfulness_table(drops_NMQS: Doubles, agreement_NM: Doubles, methods: Sequ
 def _compare_methods(drops_NMS: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int) -> pd.DataFrame:
     """Return one test's drops by method and share, and the comparison of each method with random removal.
 
-    The comparison is in the rows with the share `all`. Intervals are bootstrapped over texts, with the same samples for
-    all methods. A text with undefined scores of a method is excluded from the means of this method. For the difference
-    from random removal, there is also a simultaneous interval over all methods.
+    `drops_NMS` are the drops of N texts for M methods and S shares of tokens; `agreement_NM` are rank correlations of
+    the methods' scores with the reference. The comparison is in the rows with the share `all`. Intervals are
+    bootstrapped over texts, with the same samples for all methods. A text with undefined scores of a method is excluded
+    from the means of this method.
     """
-    # Tabulate the drops at each share, and their mean over shares (AOPC).
-    aopc_NM = drops_NMS.mean(-1)
+    aopc_NM = drops_NMS.mean(-1)  # the mean over shares (AOPC), tabulated as the share `all`
     drops_and_aopc = np.concatenate([drops_NMS, aopc_NM[..., None]], -1)
     drops = _resample_reviews(drops_and_aopc, seed).interval()
     shares = [*SHARES, ALL]
     methods_and_shares = list(product(methods, shares))
     table = pd.DataFrame(methods_and_shares, columns=["method", "share"])
-    table = table.assign(**_name_columns("drop ci_low ci_high", drops))
+    table = table.assign(**_name_columns(drops, "drop", "ci_low", "ci_high"))
+    comparison = pd.DataFrame(
+        _compare_with_random(aopc_NM, agreement_NM, methods, seed), index=table.index[table["share"] == ALL]
+    )
+    is_known_NM = ~np.isnan(aopc_NM)
+    documents_M = is_known_NM.sum(0)
+    return table.join(comparison).assign(documents=np.repeat(documents_M, len(shares)))
 
-    # Add the AOPC minus that of random removal, and the correlation with the reference.
+
+def _compare_with_random(
+    aopc_NM: Doubles, agreement_NM: Doubles, methods: Sequence[str], seed: int
+) -> dict[str, Doubles]:
+    """Return columns `[M]`: each method's AOPC minus that of random removal, and its correlation with the reference.
+
+    The AOPC is the mean drop over shares of tokens, for N texts and M methods. Each mean has an interval over texts;
+    the difference also has a simultaneous interval over all methods.
+    """
     random_column = methods.index(RANDOM_REMOVAL)
     random_N1 = aopc_NM[:, [random_column]]
     above = _resample_reviews(aopc_NM - random_N1, seed)
     correlations = _resample_reviews(agreement_NM, seed).correlations()
-    overall: dict[str, Doubles] = {}
-    overall.update(_name_columns("above_random above_random_low above_random_high", above.interval()))
-    overall.update(_name_columns("above_random simultaneous_low simultaneous_high", above.simultaneous()))
-    overall.update(_name_columns("derivative_spearman derivative_low derivative_high", correlations))
-    rows_of_all = table.index[table["share"] == ALL]
-    table = table.join(pd.DataFrame(overall, index=rows_of_all))
-
-    is_known_NM = ~np.isnan(aopc_NM)
-    documents_M = is_known_NM.sum(0)
-    return table.assign(documents=np.repeat(documents_M, len(shares)))
+    return {
+        **_name_columns(above.interval(), "above_random", "above_random_low", "above_random_high"),
+        **_name_columns(above.simultaneous(), "above_random", "simultaneous_low", "simultaneous_high"),
+        **_name_columns(correlations, "derivative_spearman", "derivative_low", "derivative_high"),
+    }
 
 
 def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
@@ -194,9 +211,8 @@ def _resample_reviews(values: Doubles, seed: int) -> statistics.Resampled:
     return statistics.resample(sums, counts, statistics.BOOTSTRAP_SAMPLES, seed)
 
 
-def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Doubles]:
-    """Return the mean and the ends of an interval as columns; `names` contains the three names, separated by spaces."""
-    mean_name, low_name, high_name = names.split()
+def _name_columns(interval: statistics.Interval, mean_name: str, low_name: str, high_name: str) -> dict[str, Doubles]:
+    """Return three flattened columns with the given names: the mean of an interval and its lower and upper ends."""
     return {
         mean_name: interval.mean.ravel(),
         low_name: interval.low.ravel(),
@@ -207,37 +223,39 @@ def _name_columns(names: str, interval: statistics.Interval) -> dict[str, Double
 def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer: int) -> pd.DataFrame:
     """Return rows of `class_use.csv`: correlations of each checkpoint's mixing ratio in `layer` with the class margin.
 
-    Predicted classes may differ in the level of the ratio, and pooling all texts would confound this difference with
-    the correlation (Simpson's paradox). Each class therefore has its own rows: `margin_spearman`, and
-    `margin_given_length`, the partial correlation controlling for the number of tokens (one degree of freedom less).
-    Rows of the group `all` contain means over classes. With too few texts for a standard error (fewer than 4, or 5 for
-    `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In rows of `all`,
-    `documents` is the number of texts of the classes in the mean.
+    `margins` has a row for each text, with its predicted class, its margin, its number of tokens and the ratio of each
+    checkpoint. Predicted classes may differ in the level of the ratio, and pooling all texts would confound this
+    difference with the correlation (Simpson's paradox). Each of K classes therefore has its own rows:
+    `margin_spearman`, and `margin_given_length`, the partial correlation controlling for the number of tokens (one
+    degree of freedom less). Rows of the group `all` contain means over classes. With too few texts for a standard error
+    (fewer than 4, or 5 for `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In
+    rows of `all`, `documents` is the number of texts of the classes in the mean.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])
-    all_classes = slice(None)
-    groups = [(name, slice(number, number + 1)) for number, name in enumerate(classes)]  # name and indices of classes
-    groups.append((ALL, all_classes))
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for checkpoint in checkpoints:
         correlations_K2 = [_correlate_with_margin(reviews, checkpoint) for reviews in classes.values()]
         plain_K, given_length_K = np.transpose(correlations_K2)
         # The weights of the mean over classes of n texts are n - 3 and n - 4.
         measures = {"margin_spearman": (plain_K, sizes_K - 3), "margin_given_length": (given_length_K, sizes_K - 4)}
-        for group, members in groups:
-            for measure, (correlations_K, freedom_K) in measures.items():
-                # `_average_by_fisher` excludes classes with a correlation of NaN or a weight below 1. It returns the
-                # mean over classes (for a single class, its correlation) and the ends of the mean's interval.
-                interval = _average_by_fisher(correlations_K[members], freedom_K[members])
-                is_counted_K = ~np.isnan(correlations_K) & (freedom_K >= 1)
-                documents = sizes_K[is_counted_K].sum() if members == all_classes else sizes_K[members].sum()
-                rows.append((checkpoint, measure, group, layer, *interval, documents))
+        for number, name in enumerate(classes):
+            for measure, (correlations_K, weights_K) in measures.items():
+                # The mean over a single class is the correlation of this class, with its interval.
+                mean, low, high = _average_by_fisher(correlations_K[[number]], weights_K[[number]])
+                rows.append((checkpoint, measure, name, layer, mean, low, high, sizes_K[number]))
+        for measure, (correlations_K, weights_K) in measures.items():
+            mean, low, high = _average_by_fisher(correlations_K, weights_K)
+            documents = sizes_K[_is_averaged(correlations_K, weights_K)].sum()
+            rows.append((checkpoint, measure, ALL, layer, mean, low, high, documents))
     return pd.DataFrame(rows, columns=CLASS_USE_COLUMNS)
 
 
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the rank correlation of a checkpoint's ratio with the margin, without and with control for text length."""
+    """Return the rank correlation of a checkpoint's ratio with the margin, then the same controlling for text length.
+
+    `reviews` has a row for each text, with the columns `margin`, `tokens` (its length) and `checkpoint` (its ratio).
+    """
     ratio = reviews[checkpoint].to_numpy(np.float64)
     margin = reviews["margin"].to_numpy(np.float64)
     length = reviews["tokens"].to_numpy(np.float64)
@@ -258,13 +276,13 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
     `freedom` + 3. This limit is halfway between 1 and the second-largest value that r can take for m texts
     without ties.
     """
-    is_known = ~np.isnan(correlations) & (freedom >= 1)
-    if not is_known.any():
+    is_averaged = _is_averaged(correlations, freedom)
+    if not is_averaged.any():
         return np.nan, np.nan, np.nan
-    weights = freedom[is_known]
+    weights = freedom[is_averaged]
     reviews = weights + 3
     most = 1 - 6 / (reviews**3 - reviews)
-    clipped = np.clip(correlations[is_known], -most, most)
+    clipped = np.clip(correlations[is_averaged], -most, most)
     mean = np.average(np.arctanh(clipped), weights=weights)
     # The variance of a class's z is `scaled_variances / weights`; the variance of the weighted mean is `error**2`.
     scaled_variances = 1 + clipped**2 / 2
@@ -275,3 +293,9 @@ def _average_by_fisher(correlations: Doubles, freedom: npt.NDArray[np.int64]) ->
     low = np.tanh(mean - half_width)
     high = np.tanh(mean + half_width)
     return float(mean_correlation), float(low), float(high)
+
+
+def _is_averaged(correlations: Doubles, freedom: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the classes whose correlations `_average_by_fisher` averages."""
+    mask: npt.NDArray[np.bool_] = ~np.isnan(correlations) & (freedom >= 1)
+    return mask

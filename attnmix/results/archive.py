@@ -104,7 +104,10 @@ def read_result(path: Path) -> SavedResult:
 
 
 def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of all measurements by their names in the file, such as `matrices/0/alti`."""
+    """Return the arrays of all measurements by their names in the file, such as `matrices/0/alti`.
+
+    `Measurements` documents the keys of its fields, and this module the names of the arrays.
+    """
     documents = measured.texts.documents
     ratios = [measured.ratios[number] for number in range(len(documents))]
     predicted = [document.predicted for document in documents]
@@ -114,7 +117,7 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
     }
     for name, sums in measured.sums.items():
         arrays.update(_pack_sums(f"sums/{name}", sums))
-    for (max_texts, max_length, by), sums_by_name in measured.own_share.items():
+    for (max_texts, max_length, by), sums_by_name in measured.own_share.items():  # by sample of texts and method
         for name, sums in sums_by_name.items():
             arrays.update(_pack_sums(f"own_share/{max_texts}/{max_length}/{by}/{name}", sums))
     for text, shares in measured.token_shares.items():
@@ -125,11 +128,10 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
     for text, heads in measured.heads.items():
         for name, tensor in heads.items():
             arrays[f"heads/{text}/{name}"] = tensor
-    for key, variables in measured.parts.items():  # the key is (text, rule, *rows)
-        text, rule = key[:2]
-        rows = "-".join(str(row) for row in key[2:])
+    for (text, rule, *rows), variables in measured.parts.items():
+        joined_rows = "-".join(str(row) for row in rows)
         for name, variable in variables.items():
-            arrays[f"parts/{text}/{rule}/{rows}/{name}"] = variable
+            arrays[f"parts/{text}/{rule}/{joined_rows}/{name}"] = variable
     return arrays
 
 
@@ -141,9 +143,9 @@ def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFra
         label = predicted if document.label < 0 else document.label
         documents.append(replace(document, label=label, predicted=predicted))
     measured = Measurements(Texts(documents))
-    lengths = [len(document) for document in documents]
-    ends = np.cumsum(lengths)[:-1]
-    ratios_by_text = np.split(arrays["ratios"], ends, axis=-1)
+    # The array `ratios` contains all texts one after the other; it is split after each text except the last.
+    ends = np.cumsum([len(document) for document in documents])
+    ratios_by_text = np.split(arrays["ratios"], ends[:-1], axis=-1)
     measured.ratios.update(enumerate(ratios_by_text))
     for name, array in arrays.items():
         kind, _, path = name.partition("/")
@@ -156,7 +158,10 @@ def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFra
 
 
 def _add_array(measured: Measurements, kind: str, path: str, array: npt.NDArray[Any]) -> None:
-    """Add the array named `<kind>/<path>` to the measurements of one text; ignore arrays that cover all texts."""
+    """Add the array named `<kind>/<path>` to the measurements of one text; ignore arrays that cover all texts.
+
+    The `path` is `<text>` or `<text>/<name>`; for `parts`, it is `<text>/<rule>/<rows>/<name>`.
+    """
     if kind == "token_shares":
         measured.token_shares[int(path)] = array
     elif kind == "matrices":
@@ -190,10 +195,12 @@ def _add_sums(measured: Measurements, kind: str, path: str, sums: Sums) -> None:
 
 
 def _pack_sums(place: str, sums: Sums) -> dict[str, npt.NDArray[Any]]:
+    """Return the two arrays of `sums` by their names in the file."""
     return {f"{place}/values": sums.values, f"{place}/counts": sums.counts}
 
 
 def _unpack_sums(arrays: Arrays, place: str) -> Sums:
+    """Return the sums from the two arrays that `_pack_sums` created."""
     return Sums(arrays[f"{place}/values"], arrays[f"{place}/counts"])
 
 

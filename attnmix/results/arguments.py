@@ -63,19 +63,22 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
         check_length("max_length", limit, base.config)
     vocabulary_size = base.get_input_embeddings().num_embeddings
     tokenized = tokenize_given(texts, model.tokenizer, base.config, vocabulary_size, limit, model.name)
-    _warn_of_truncation(tokenized.texts, limit, "last" if model.tokenizer.truncation_side == "left" else "first")
+    kept_end = "last" if model.tokenizer.truncation_side == "left" else "first"
+    _warn_of_truncation(tokenized.texts, limit, kept_end)
     return tokenized
 
 
 def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -> None:
-    """Issue one warning if texts were truncated; `kept_end` states whether their `first` or `last` tokens are kept."""
+    """Issue one warning if texts were truncated: the length of the longest text, and the number of other texts.
+
+    `limit` is the number of tokens that are kept, at the end `kept_end` of a text (`first` or `last`).
+    """
     truncated = texts[texts["tokens"] < texts["whole_tokens"]]
     if truncated.empty:
         return
-    kept = f"of which the {kept_end} {limit} are measured"
-    longest_row = int(truncated["whole_tokens"].argmax())
-    number = truncated.index[longest_row]
-    extent = f"text {number} has {truncated['whole_tokens'].iloc[longest_row]} tokens, {kept}"
+    number = truncated["whole_tokens"].idxmax()  # the index of the longest text
+    length = truncated["whole_tokens"].max()
+    extent = f"text {number} has {length} tokens, of which the {kept_end} {limit} are measured"
     others = len(truncated) - 1
     if others:
         extent += f"; also truncated: {_format_count(others, 'other text')}"
@@ -97,8 +100,8 @@ def read_classes(labels: Any, texts: int) -> npt.NDArray[np.int64] | None:
     if missing:
         raise InputError(f"labels: {missing} of {_format_count(texts, 'label')} missing; {allowed}")
     names = given.map(_name_class)
-    indices, _ = pd.factorize(names, sort=True)
-    return indices.astype(np.int64)
+    indices_N, _ = pd.factorize(names, sort=True)
+    return indices_N.astype(np.int64)
 
 
 def _name_class(label: Any) -> str:
@@ -130,7 +133,7 @@ def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments:
     """Return the sample of texts and the method `by` for `own_share`; raise `InputError` for invalid values.
 
     `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. `arguments` are
-    the names of these two arguments in error messages; pass them if the user's call has other names.
+    the two names of these arguments in the user's call, for error messages; by default `max_texts` and `max_length`.
     """
     check_name("by", by, OWN_SHARE_WAYS)
     argument_names = arguments or ("max_texts", "max_length")

@@ -33,7 +33,7 @@ def tabulate_ratios(
         ratios_MLT = measurements.ratios[number]  # [methods, layers, tokens]
         _, layer_count, token_count = ratios_MLT.shape
         layers = range(1, layer_count + 1)
-        # The order of the rows is that of the flattened ratios.
+        # The rows have the order of the flattened ratios: by ratio, then by layer, then by position.
         index = pd.MultiIndex.from_product([[number], methods, layers, range(token_count)], names=columns)
         tokens_by_layer = np.concatenate([read_tokens(number, layer) for layer in layers])
         tokens = np.tile(tokens_by_layer, len(methods))  # the same tokens for each ratio

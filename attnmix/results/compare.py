@@ -27,6 +27,7 @@ from attnmix.results.measure import measure_tokenized
 from attnmix.results.measure_names import check_kinds
 from attnmix.results.pairing import check_same_input, compare_results
 from attnmix.results.result import Measures
+from attnmix.runs.tokens import TokenizedTexts
 
 Compared = Model | Measures | str | os.PathLike[str]
 """The type of a single model, name or result on either side of `compare`."""
@@ -123,7 +124,7 @@ def compare(
 
 
 def _is_list(side: Any) -> bool:
-    """Return True if `side`, an argument of `compare`, is a list instead of a single model, name or result."""
+    """Return True if `side`, the argument `before` or `after`, is a list instead of a single model, name or result."""
     return isinstance(side, Sequence) and not isinstance(side, str)
 
 
@@ -185,7 +186,10 @@ def _load_models(members: Sequence[Any]) -> list[Model]:
 
 
 def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any]) -> list[Measures]:
-    """Return the result of each model; check all models first, and measure each distinct model only once."""
+    """Return the result of each model; check all models first, and measure each distinct model only once.
+
+    `options` are the arguments of `compare` for models, by name.
+    """
     if isinstance(texts, Iterator) and not isinstance(texts, io.IOBase):
         texts = list(texts)  # every model reads the texts, but an iterator can be read only once
     labels = None
@@ -194,19 +198,21 @@ def _measure_once(models: Sequence[Model], texts: Any, options: Mapping[str, Any
     distinct_models = {id(model): model for model in models}  # the same object can occur several times
     ratios = {}
     tokenized = {}
-    ids = []
     for key, model in distinct_models.items():
         ratios[key] = choose_ratios(model, options["methods"])
         tokenized[key] = tokenize_texts(model, texts, options["max_length"])
-        documents = documents_of(tokenized[key].texts, tokenized[key].tokens)
-        ids_of_texts = [document.ids.tolist() for document in documents]
-        ids.append(ids_of_texts)
     names = [model.name for model in distinct_models.values()]
     layers = [model.layers for model in distinct_models.values()]
-    check_same_input(names, ids, layers)
+    check_same_input(names, [_list_ids(texts_of_model) for texts_of_model in tokenized.values()], layers)
     controls = options["controls"]
     batch_tokens = options["batch_tokens"]
     results = {}
     for key, model in distinct_models.items():
         results[key] = measure_tokenized(model, tokenized[key], ratios[key], controls, labels, batch_tokens)
     return [results[id(model)] for model in models]
+
+
+def _list_ids(tokenized: TokenizedTexts) -> list[list[int]]:
+    """Return the token IDs of each text."""
+    documents = documents_of(tokenized.texts, tokenized.tokens)
+    return [document.ids.tolist() for document in documents]

@@ -51,6 +51,7 @@ from attnmix.results.verdicts import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from attnmix.figures.layer_means import LayerMeans
     from attnmix.results.result import Measures
 
 
@@ -178,22 +179,32 @@ class Comparison:
         if measure is None:
             measure = self.preferred[0].measure
         indices = self._find_layer_cells(measure)
-        layers = [self.cells[index].layer for index in indices]
-        from attnmix.figures.layer_means import LayerMeans, draw_layer_means
+        from attnmix.figures.layer_means import draw_layer_means
         from attnmix.results.plots import describe_axes
 
-        sides = {"before": self.before, "after": self.after}
-        curves = []
         # The curves have the colours and markers that figures of runs use for these checkpoints.
-        for checkpoint, (name, side) in zip(CHECKPOINT_NAMES, sides.items(), strict=True):
-            label = f"{name_models(side)} ({name})"
-            mean = layer_table(layers, select_cells(side.mean(), indices))
-            runs = []
-            if len(side.means) > 1:
-                runs = [layer_table(layers, select_cells(run, indices)) for run in side.means]
-            curves.append(LayerMeans(label, checkpoint, mean, runs))
+        checkpoint_before, checkpoint_after = CHECKPOINT_NAMES
+        curves = [
+            self._create_curve(self.before, "before", checkpoint_before, indices),
+            self._create_curve(self.after, "after", checkpoint_after, indices),
+        ]
         title, ylabel, ylim = describe_axes(measure)
         return draw_layer_means(curves, title, ylabel, ax, ylim)
+
+    def _create_curve(self, side: Trainings, name: str, checkpoint: str, indices: Sequence[int]) -> LayerMeans:
+        """Return the means by layer of the models on one side: their mean and, if there are several, each training run.
+
+        `name` is the name of the side, `checkpoint` determines the colour and the marker, and `indices` are the indices
+        in `self.cells` of the layers of one measure.
+        """
+        from attnmix.figures.layer_means import LayerMeans
+
+        layers = [self.cells[index].layer for index in indices]
+        mean = layer_table(layers, select_cells(side.mean(), indices))
+        runs = []
+        if len(side.means) > 1:
+            runs = [layer_table(layers, select_cells(run, indices)) for run in side.means]
+        return LayerMeans(f"{name_models(side)} ({name})", checkpoint, mean, runs)
 
     def to_html(self, path: Path | str) -> Path:
         """Write an interactive page that compares both models on the texts, and return the path of the file.
@@ -223,26 +234,32 @@ class Comparison:
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page, without attention heads and usually most matrices if `whole` is False."""
+        """Return the HTML of the page; if `whole` is False, attention heads and usually most matrices are omitted."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 
-        first, second = [runs[0] for runs in self.results]
+        runs_before, runs_after = self.results
+        first = runs_before[0]
+        second = runs_after[0]
         models = [first.measured_model.read(), second.measured_model.read()]
         names = (self.before.names[0], self.after.names[0])
-        runs_before, runs_after = [len(runs) for runs in self.results]
-        note = ""
-        if max(runs_before, runs_after) > 1:
-            note = (
-                f"The compared sides have {runs_before} and {runs_after} training runs; this page shows the first run "
-                "of each side."
-            )
         methods = [method for method in first.methods if method in second.methods]
         known = []
         # Measurements can be reused only if they contain exactly the ratios of the page.
         if list(first.methods) == methods and list(second.methods) == methods:
             known = [first.measurements, second.measurements]
+        note = self._describe_shown_runs()
         return models_page(models, names, first.tokenized, methods, "comparison", whole=whole, note=note, known=known)
+
+    def _describe_shown_runs(self) -> str:
+        """Return a sentence on the training runs that the page shows; empty if each side has a single run."""
+        runs_before, runs_after = [len(runs) for runs in self.results]
+        if max(runs_before, runs_after) <= 1:
+            return ""
+        return (
+            f"The compared sides have {runs_before} and {runs_after} training runs; this page shows the first run of "
+            "each side."
+        )
 
     def __repr__(self) -> str:
         return "\n".join([self._format_rows().to_string(index=False), *self._write_paragraphs()])
@@ -268,13 +285,15 @@ class Comparison:
         for column in ("before", "after"):
             shown[column] = rows[column].map("{:.3f}".format)
         differences = rows["difference"].map("{:+.3f}".format)
-        intervals = zip(differences, rows["simultaneous_low"], rows["simultaneous_high"], strict=True)
-        shown["difference [over texts]"] = [format_interval(text, low, high) for text, low, high in intervals]
+        shown["difference [over texts]"] = _append_intervals(
+            differences, rows["simultaneous_low"], rows["simultaneous_high"]
+        )
         shown["between_models"] = rows["between_models"]
         shown["mixing"] = rows["mixing"]
         if have_enough_trainings(self.before, self.after):
-            verdicts = zip(rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"], strict=True)
-            shown["between_seeds [over runs]"] = [format_interval(text, low, high) for text, low, high in verdicts]
+            shown["between_seeds [over runs]"] = _append_intervals(
+                rows["between_seeds"], rows["between_seeds_low"], rows["between_seeds_high"]
+            )
         else:
             shown["between_seeds"] = rows["between_seeds"]
         shown["texts"] = rows["texts"].map(str)
@@ -315,6 +334,12 @@ class Comparison:
         if have_enough_trainings(self.before, self.after):
             directions = name_directions(over_trainings)
             table["between_seeds"] = combine_verdicts(table["between_models"], directions)
+
+
+def _append_intervals(texts: pd.Series, lows: pd.Series, highs: pd.Series) -> list[str]:
+    """Return the text of each row, followed by the bounds of the row's interval unless they are NaN."""
+    rows = zip(texts, lows, highs, strict=True)
+    return [format_interval(text, low, high) for text, low, high in rows]
 
 
 def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:

@@ -103,20 +103,20 @@ def add_class_shares(measurements: Measurements) -> None:
 
     The class share is the share of the squared length of other tokens' contributions that is common to the texts of a
     class. The share for permuted classes is the 95 % quantile over random permutations of the classes. Axes: N sampled
-    or usable texts, L layers.
+    texts, U usable texts among them, L layers.
     """
     texts = measurements.texts
-    sampled = draw_texts(texts.predicted, SEED)
-    classes_N = texts.predicted[sampled]
+    sampled_N = draw_texts(texts.predicted, SEED)  # indices of texts
+    classes_N = texts.predicted[sampled_N]
     # Usable texts have two or more tokens, and a class with three or more such texts.
-    moments, is_usable_N = attention_moments(measurements.sums, sampled.tolist(), classes_N)
-    usable_classes = classes_N[is_usable_N]
-    pseudo_values_NL = _compute_pseudo_values(moments, usable_classes)
-    sums_of_usable = Sums(pseudo_values_NL, np.ones_like(pseudo_values_NL))
-    usable_texts = sampled[is_usable_N].tolist()
+    moments, is_usable_N = attention_moments(measurements.sums, sampled_N.tolist(), classes_N)
+    classes_U = classes_N[is_usable_N]
+    pseudo_values_UL = _compute_pseudo_values(moments, classes_U)
+    sums_of_usable = Sums(pseudo_values_UL, np.ones_like(pseudo_values_UL))  # a text counts once
+    usable_texts = sampled_N[is_usable_N].tolist()
     share = sums_of_usable.scatter(usable_texts, len(texts))  # all other texts have sums and counts of 0
     # The quantile is a single value per layer, which every usable text receives.
-    permuted_L = class_share_null(moments, usable_classes, SEED)
+    permuted_L = class_share_null(moments, classes_U, SEED)
     measurements.sums[CLASS_SHARE] = share
     measurements.sums[CLASS_SHARE_PERMUTED] = Sums(share.counts * permuted_L, share.counts)
 

@@ -104,14 +104,14 @@ def _read_run(run: Run, checkpoint: str) -> Measures:
     Raise `InputError` if a text was not measured with this checkpoint.
     """
     names = run.documents["document"].tolist()
-    table = run.captured_ratios(names)
+    table = run.captured_ratios(names)  # a row for each checkpoint, text, layer and token
     rows_of_checkpoint = table[table["checkpoint"] == checkpoint]
     rows_by_text = dict(list(rows_of_checkpoint.groupby("document", sort=False)))
     missing = [name for name in names if name not in rows_by_text]
     if missing:
         raise InputError(f"checkpoint: {missing[0]} was not inspected in {checkpoint}; pass another checkpoint")
     texts = run.documents.assign(text=run.documents["document"].map(run.texts))
-    methods = [method for method in RATIOS if method in table]
+    methods = [method for method in RATIOS if method in table]  # each measured ratio is a column
     measurements = Measurements(Texts(documents_of(texts, run.tokens)))
     measurements.measured.add(MEASURES)  # prevents a new computation of the ratios
     for number, name in enumerate(names):

@@ -79,7 +79,7 @@ class Registry(NamedTuple):
 
 
 def _list_registries() -> list[Registry]:
-    """Return the registries of all names in the public API."""
+    """Return the registries that together list every name in the public API."""
     return [
         Registry("a mixing ratio: measure(model, texts, methods=[{name}])", RATIOS),
         Registry("a contribution matrix: result.matrix({name})", RESULT_MATRICES),

@@ -48,12 +48,7 @@ def models_page(
         known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
             these measurements.
     """
-    # Only the page of a single result is cached; a comparison creates its page anew. The key `whole` distinguishes the
-    # whole page from the small one.
-    page_contents = known[0].pages if len(known) == 1 else {}
-    if whole not in page_contents:
-        page_contents[whole] = _measure_results(models, tokenized, methods, whole, known)
-    results: TextResults = page_contents[whole]
+    results = _find_or_measure_results(models, tokenized, methods, whole, known)
     results.model_names = names if len(names) > 1 else None
     subject = models_subject(names)
     if note:
@@ -61,6 +56,27 @@ def models_page(
     if not whole:
         subject = replace(subject, left_out=LEFT_OUT.format(owner=owner))
     return page_text(results, subject)
+
+
+def _find_or_measure_results(
+    models: Sequence[Model],
+    tokenized: TokenizedTexts,
+    methods: Sequence[str],
+    whole: bool,
+    known: Sequence[Measurements],
+) -> TextResults:
+    """Return the content of the page (see `_measure_results`), from the cache in the measurements of a single model.
+
+    A comparison of two models always creates its page anew.
+    """
+    if len(known) != 1:
+        return _measure_results(models, tokenized, methods, whole, known)
+    (measurements,) = known
+    pages = measurements.pages  # the whole page and the small page, with the keys True and False
+    if whole not in pages:
+        pages[whole] = _measure_results(models, tokenized, methods, whole, known)
+    results: TextResults = pages[whole]
+    return results
 
 
 def models_subject(names: Sequence[str]) -> Subject:
@@ -83,7 +99,7 @@ def _measure_results(
     `known` contains the existing measurements of each model, which are not computed again. If `whole` is False,
     attention heads and the matrices that `TextResults.without_heads` removes are omitted.
     """
-    last = models[-1]  # all models have the same tokens
+    last = models[-1]  # all models have the same tokens, so its tokenizer serves for all
     with ExitStack() as stack, quiet():
         bases: dict[str, PreTrainedModel] = {}
         # `TextMeasurer` identifies models by checkpoint names, even if they do not belong to a run.

@@ -47,8 +47,7 @@ def compare_results(
         totals = result.quantities(methods)
         if obstacle is None:
             totals = result.own_share_totals(sample) | totals
-        # A cell is a pair of measure and layer; all results have the same cells.
-        cells, cell_totals = pack_cells(totals)
+        cells, cell_totals = pack_cells(totals)  # a cell is a pair of measure and layer, and the same for all results
         means.append(resample_means(cell_totals))
     names = _list_model_names(results)
     number_before = len(before)
@@ -59,14 +58,15 @@ def compare_results(
 
 
 def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
-    """Return the reason why own shares in a sample cannot be computed or compared for all results, otherwise None.
+    """Return why own shares cannot be computed or compared for every result in a sample, or None if they can.
 
     The own share of each result is computed if its model is available, and added to the cache of the result.
     """
     obstacles = [result.own_share_obstacle(sample) for result in results]
-    for obstacle in filter(None, obstacles):
-        return obstacle
-    names_of_results = []  # the names of the own shares by kind of donor
+    for obstacle in obstacles:
+        if obstacle is not None:
+            return obstacle
+    names_of_results = []  # for each result, the names of the own shares with each kind of donor (exchanged text)
     for result in results:
         sums = result.own_share_totals(sample)
         if not sums[OWN_SHARE].counts.any():
@@ -133,21 +133,25 @@ def _check_comparable(results: Sequence[Measures]) -> list[str]:
         ids.append(ids_of_texts)
     check_same_input(names, ids, layers)
     first = results[0]
-    labels = [document.label for document in first.documents]
     for other in results[1:]:
-        if [document.label for document in other.documents] != labels:
-            raise InputError("compare: the labels of the texts differ; measure the same labels")
-        if first.tokenized.pairs != other.tokenized.pairs:
-            raise InputError("compare: one result has pairs of texts, another single texts; measure the same texts")
-        if list(first.control_totals) != list(other.control_totals):
-            first_controls = ", ".join(first.control_totals) or "none"
-            other_controls = ", ".join(other.control_totals) or "none"
-            problem = f"the controls differ: {first_controls} and {other_controls}"
-            raise InputError(f"compare: {problem}; measure the same controls")
+        _check_same_data(first, other)
     shared = [method for method in first.methods if all(method in result.methods for result in results)]
     if not shared:
         raise InputError("compare: the results have no ratio in common; measure them with the same `methods`")
     return shared
+
+
+def _check_same_data(first: Measures, other: Measures) -> None:
+    """Raise `InputError` unless two results have the same labels and controls, and both or neither have text pairs."""
+    if [document.label for document in other.documents] != [document.label for document in first.documents]:
+        raise InputError("compare: the labels of the texts differ; measure the same labels")
+    if first.tokenized.pairs != other.tokenized.pairs:
+        raise InputError("compare: one result has pairs of texts, another single texts; measure the same texts")
+    if list(first.control_totals) != list(other.control_totals):
+        first_controls = ", ".join(first.control_totals) or "none"
+        other_controls = ", ".join(other.control_totals) or "none"
+        problem = f"the controls differ: {first_controls} and {other_controls}"
+        raise InputError(f"compare: {problem}; measure the same controls")
 
 
 def _describe_missing_ratios(results: Sequence[Measures], shared: Sequence[str]) -> list[str]:
@@ -187,7 +191,7 @@ def _average_ratio(side: Sequence[Measures], ratio: str) -> npt.NDArray[np.float
     """Return the mean of a ratio for each text `[N]`, over the tokens of the text, over all layers and all models."""
     means_of_models = []
     for result in side:
-        sums = result.ratio_totals()[ratio]  # [texts, layers]
+        sums = result.ratio_totals()[ratio]  # sums over tokens `[N, L]`, and numbers of tokens `[N, 1]`
         means_NL = sums.values / sums.counts
         means_of_models.append(means_NL.mean(1))
     means_N: npt.NDArray[np.float64] = np.mean(means_of_models, axis=0)

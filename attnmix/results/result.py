@@ -311,9 +311,9 @@ class Measures:
         ratio_index = self.methods.index(method)
         ratio = self.ratio_totals()[method]
         totals = {}
-        differences = {}
+        differences = {}  # the ratio minus each control that is a ratio
         for name, sums in self.control_totals.items():
-            if name in CONTROLS:  # the control of a ratio, with sums for every method
+            if name in CONTROLS:  # a control of ratios, with sums for every ratio
                 control = select_method(sums, ratio_index)
                 totals[name] = control
                 differences[name] = subtract_control(ratio, control)
@@ -386,7 +386,8 @@ class Measures:
         if name not in self.measurements.matrices.get(text, {}):
             self._add_matrix(text, name)
         matrix_LTT = self.measurements.matrices[text][name]
-        labels = self._label_tokens(text, layer or 1)  # without `layer`, all layers have the same input tokens
+        layer_of_labels = 1 if layer is None else layer  # without `layer`, all layers have the same input tokens
+        labels = self._label_tokens(text, layer_of_labels)
         array = label_matrix(name, matrix_LTT, labels)
         if layer is None:
             return array
@@ -441,18 +442,14 @@ class Measures:
         tokens = self._label_tokens(text, layer=1)
         positions = read_positions(rows, len(tokens))
         self.measured_model.check_unedited()
+        cache = self.measurements.parts
         # Without `rows`, additional variables are computed, so this case has its own key, which contains no positions.
-        key: tuple[Any, ...] = (text, rule)
-        selected = None
-        if rows is not None:
-            key = (text, rule, *positions)
-            selected = positions
-        if key not in self.measurements.parts:
+        key: tuple[Any, ...] = (text, rule) if rows is None else (text, rule, *positions)
+        if key not in cache:
             document = self.measurements.texts.document(text)
             with self._open_engine() as engine:
-                parts = engine.parts(document, rule, selected)
-            self.measurements.parts[key] = parts
-        return label_parts(self.measurements.parts[key], tokens, positions)
+                cache[key] = engine.parts(document, rule, None if rows is None else positions)
+        return label_parts(cache[key], tokens, positions)
 
     def _check_text(self, text: Any) -> None:
         """Raise `InputError` unless `text` is the index of a text."""
@@ -485,8 +482,9 @@ class Measures:
     def save(self, path: Path | str) -> Path:
         """Write all values computed so far to a zip file for `load_result`, and return its path.
 
-        The file contains texts, tokens, ratios, controls and all computed own shares, sinks, matrices, parts and
-        attention heads, but not the model. The documentation of `attnmix.results.archive` describes the file format.
+        The file contains the texts, tokens, ratios and controls, and whichever of the own shares, sinks, matrices,
+        parts and attention heads were computed, but not the model. The documentation of `attnmix.results.archive`
+        describes the file format.
 
         >>> result.save("result.zip").name
         'result.zip'
@@ -520,7 +518,7 @@ class Measures:
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page, without attention heads and usually most matrices if `whole` is False."""
+        """Return the HTML of the page; if `whole` is False, attention heads and usually most matrices are omitted."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()

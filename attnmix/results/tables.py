@@ -29,7 +29,9 @@ LATEX_CHARACTERS = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
-MEAN_COLUMNS = ("mean", "ci_low", "ci_high", "texts", "tokens")
+INTERVAL_COLUMNS = ("mean", "ci_low", "ci_high")
+SAMPLE_COLUMNS = ("texts", "tokens")
+MEAN_COLUMNS = (*INTERVAL_COLUMNS, *SAMPLE_COLUMNS)
 DIFFERENCE_COLUMNS = (
     "ratio_minus_control",
     "ratio_minus_control_low",
@@ -81,7 +83,10 @@ def pack_cells(totals: Mapping[str, Sums]) -> tuple[list[Cell], Sums]:
 
 
 def resample_means(totals: Sums) -> Resampled:
-    """Return the means over texts and their bootstrap samples; each sample has the same texts for every model."""
+    """Return the means over texts and their bootstrap samples; each sample has the same texts for every model.
+
+    `totals` contains sums `[texts, cells]` and their counts; a cell is a pair of measure and layer.
+    """
     counts = np.broadcast_to(totals.counts, totals.values.shape)
     return resample(totals.values, counts, BOOTSTRAP_SAMPLES, SEED)
 
@@ -92,13 +97,12 @@ def mean_table(totals: Mapping[str, Sums]) -> pd.DataFrame:
     The rows are sorted by layer, then by the order of the measures in `totals`.
     """
     table = _tabulate_cells(totals)
-    by_layer = table[table["layer"] != ALL_LAYERS]
-    order = {measure: index for index, measure in enumerate(totals)}
-    # The key function is called for the column of layers, which it does not change, and for the column of measures.
-    by_layer = by_layer.sort_values(["layer", "measure"], key=lambda column: column.replace(order).astype(int))
+    by_layer = table[table["layer"] != ALL_LAYERS].astype({"layer": int})
+    rank = {measure: index for index, measure in enumerate(totals)}
+    by_layer["rank"] = by_layer["measure"].map(rank)
+    by_layer = by_layer.sort_values(["layer", "rank"])
     columns = ["layer", "measure", *MEAN_COLUMNS]
-    by_layer = by_layer[columns].astype({"layer": int})
-    return by_layer.reset_index(drop=True)
+    return by_layer[columns].reset_index(drop=True)
 
 
 def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
@@ -108,27 +112,34 @@ def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
     return pd.DataFrame(cells).assign(**mean_columns(means))
 
 
-def control_table(totals: Mapping[str, Sums], less: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return a row for each control and layer, with the columns `MEAN_COLUMNS` (means) and `DIFFERENCE_COLUMNS`.
+def control_table(totals: Mapping[str, Sums], differences: Mapping[str, Sums]) -> pd.DataFrame:
+    """Return a row for each control and layer, with its mean (`MEAN_COLUMNS`) and the `DIFFERENCE_COLUMNS`.
 
     Args:
         totals: The sums of each control.
-        less: The sums of the original ratio minus each control; the simultaneous intervals of these differences cover
-            all rows. Controls that are not ratios are missing, and their `DIFFERENCE_COLUMNS` are NaN.
+        differences: The sums of the original ratio minus each control. Controls that are not ratios are missing here;
+            the table has rows for them, with NaN in `DIFFERENCE_COLUMNS`.
     """
     table = _tabulate_cells(totals)
-    differences = pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
-    if less:
-        cells, cell_totals = pack_cells(less)
-        means = resample_means(cell_totals)
-        pointwise = means.interval()
-        simultaneous = means.simultaneous()
-        values = (means.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
-        columns = dict(zip(DIFFERENCE_COLUMNS, values, strict=True))
-        differences = pd.DataFrame(cells).assign(**columns)
-    table = table.merge(differences, how="left", on=["measure", "layer"])
-    order = ["measure", "layer", *MEAN_COLUMNS[:3], *DIFFERENCE_COLUMNS, *MEAN_COLUMNS[3:]]
+    table = table.merge(_tabulate_differences(differences), how="left", on=["measure", "layer"])
+    order = ["measure", "layer", *INTERVAL_COLUMNS, *DIFFERENCE_COLUMNS, *SAMPLE_COLUMNS]
     return table[order].rename(columns={"measure": "control"})
+
+
+def _tabulate_differences(differences: Mapping[str, Sums]) -> pd.DataFrame:
+    """Return a row for each measure and layer in `differences`, with the `DIFFERENCE_COLUMNS`.
+
+    These columns are the mean over texts, its pointwise interval, and its simultaneous interval for all rows.
+    """
+    if not differences:
+        return pd.DataFrame(columns=["measure", "layer", *DIFFERENCE_COLUMNS])
+    cells, cell_totals = pack_cells(differences)
+    means = resample_means(cell_totals)
+    pointwise = means.interval()
+    simultaneous = means.simultaneous()
+    values = (means.mean, pointwise.low, pointwise.high, simultaneous.low, simultaneous.high)
+    columns = dict(zip(DIFFERENCE_COLUMNS, values, strict=True))
+    return pd.DataFrame(cells).assign(**columns)
 
 
 def mean_columns(means: Resampled) -> dict[str, Any]:
@@ -162,14 +173,14 @@ def preferred_cells(cells: Sequence[Cell], ratio: str) -> list[Cell]:
     These cells are the own share after the last layer, and the means over layers of `ratio`, of its differences from
     controls, and of the measured `SHARES`.
     """
-    own_share = [cell for cell in cells if cell.measure == OWN_SHARE]
-    preferred = own_share[-1:]
+    own_share_by_layer = [cell for cell in cells if cell.measure == OWN_SHARE]
+    preferred = own_share_by_layer[-1:]  # the last layer; empty if the own share was not measured
     for cell in cells:
         if cell.layer != ALL_LAYERS:
             continue
-        is_ratio_or_difference = cell.measure == ratio or cell.measure.startswith(f"{ratio} {LESS} ")
+        is_difference = cell.measure.startswith(f"{ratio} {LESS} ")  # the ratio minus a control
         is_measured_share = is_share(cell.measure) and cell.measure != CLASS_SHARE_PERMUTED
-        if is_ratio_or_difference or is_measured_share:
+        if cell.measure == ratio or is_difference or is_measured_share:
             preferred.append(cell)
     return preferred
 

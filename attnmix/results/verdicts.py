@@ -92,18 +92,29 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
         variance_C, freedom_C = _combine_variances(before_RC, after_RC)
     else:
         runs_RC = before_RC if len(before_RC) > 1 else after_RC
-        variance_C = _estimate_variance_of_mean(runs_RC)
-        freedom_C = np.full_like(difference_C, len(runs_RC) - 1)
-        is_fixed = before.fixed or after.fixed
-        if not is_fixed:
-            # The variance of the single run is added; it is `len(runs_RC)` times the variance of the runs' mean.
-            variance_C = variance_C * (len(runs_RC) + 1)
+        is_other_side_fixed = before.fixed or after.fixed
+        variance_C, freedom_C = _extrapolate_variance(runs_RC, is_other_side_fixed)
     error_C = np.sqrt(variance_C)
     # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).
     probability = 1 - (1 - LEVEL) / (2 * len(cells))
     quantile_C = stdtrit(freedom_C, probability)
     half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)
     return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)
+
+
+def _extrapolate_variance(runs_RC: Doubles, is_other_side_fixed: bool) -> tuple[Doubles, Doubles]:
+    """Return the variance `[C]` of the difference between the mean of R runs and a single model, and its freedom `[C]`.
+
+    The freedom is the number of degrees of freedom of Student's t. The variance of the single model is 0 if it is
+    fixed; otherwise, it is assumed to be that of one of the R runs.
+    """
+    runs = len(runs_RC)
+    variance_C = _estimate_variance_of_mean(runs_RC)
+    freedom_C = np.full_like(variance_C, runs - 1)
+    if not is_other_side_fixed:
+        # The variance of one run is `runs` times the variance of the runs' mean.
+        variance_C = variance_C * (runs + 1)
+    return variance_C, freedom_C
 
 
 def _combine_variances(before_RC: Doubles, after_RC: Doubles) -> tuple[Doubles, Doubles]:
@@ -134,7 +145,10 @@ def _stack_means(side: Trainings, cells: Sequence[int]) -> Doubles:
 
 
 def name_directions(interval: Interval) -> npt.NDArray[Any]:
-    """Return `HIGHER`, `LOWER` or `INCONCLUSIVE` for each cell of a difference; `NO_INTERVAL` for NaN."""
+    """Return the verdict on each difference: `HIGHER` or `LOWER` if its interval excludes 0, otherwise `INCONCLUSIVE`.
+
+    The verdict is `NO_INTERVAL` if the bounds of the interval are NaN.
+    """
     cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
     return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], INCONCLUSIVE)
 
@@ -155,7 +169,7 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
     """
     meanings = []
     for measure, verdict in zip(rows["measure"], rows["between_models"], strict=True):
-        direction = direction_of_mixing(measure)
+        direction = direction_of_mixing(measure)  # the verdict that means more mixing
         if direction is None:
             meaning = NO_MIXING_MEASURE
         elif verdict == direction:

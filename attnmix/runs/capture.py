@@ -83,14 +83,14 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
     """Write `features/capture/` of `run`: the vectors, in the model `base`, of the texts that `tokenize` has selected.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
-    `folder`. A unit is a range of rows (tokens) of the stores that is written at once; the texts of a group of
-    neighbouring units are batched together.
+    `folder`. There is one store for each site (a layer and a capture point), with a row for each token. A unit is a
+    range of rows that is written at once; the texts of a group of neighbouring units are batched together.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
     family = family_of(base.config)
     family.check_precision("capture.precision", capture.precision)
-    sites = widths(base, present_names("capture.points", capture.points, family, POINTS))
+    sites = widths(base, present_names("capture.points", capture.points, family, POINTS))  # vector width by site
 
     # The main process creates the stores; then every process opens them.
     place = store.place_of(capture.store) if capture.elsewhere else folder / "stores"
@@ -103,13 +103,13 @@ def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: in
 
     # Each process handles every `num_processes`-th group of units.
     units = list(enumerate(plan.units))
-    row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize
+    row_bytes = sum(sites.values()) * np.dtype(capture.dtype).itemsize  # size of a token's vectors at all sites
     groups = _group_units(units, group_tokens(base.device, row_bytes))
-    share = groups[state.process_index :: state.num_processes]
+    groups_of_process = groups[state.process_index :: state.num_processes]
     largest_group = groups[0]  # only the last group can be smaller
     buffer_sets = _allocate_buffer_sets(sites, largest_group, capture.dtype, base.device)
     work = _CaptureWork(capture, base, padding, ids, lengths, stores, folder)
-    times = _capture_groups(work, share, buffer_sets)
+    times = _capture_groups(work, groups_of_process, buffer_sets)
     if times.rows:  # 0 if an interrupted run had already written all units of this process
         logging.info("%s", times.describe(row_bytes, base.device))
 
@@ -169,7 +169,7 @@ def _capture_groups(
             if not remaining:
                 continue
             buffers = buffer_sets[0]
-            buffer_sets.rotate()
+            buffer_sets.rotate()  # the next group uses the next set
             device_seconds += _compute_group(work, group, buffers)
             first_row = _join_rows(group).start
             for unit, rows in remaining:
@@ -230,26 +230,27 @@ def captured_vectors(
 
     `padding` is the ID of the padding token, and `batch_tokens` the maximum number of padded tokens per batch. Raise
     `InputError` for a number that `dtype` cannot represent. On a CPU, the model writes directly to the returned arrays;
-    on a GPU, each group of rows is collected in a buffer and then copied.
+    on a GPU, each group of rows is collected in a buffer and then copied. A row belongs to a token.
     """
     ids = np.concatenate(texts)
     lengths = np.array([len(text) for text in texts])
     vectors = allocate_vectors(widths(base, points), len(ids), dtype)
-    arrays = by_site(vectors)
+    arrays = by_site(vectors)  # views of the returned arrays `[tokens, width]` by layer and capture point
     on_cpu = base.device.type == "cpu"
     row_bytes = sum(array[0].nbytes for array in arrays.values())
-    step = len(ids) if on_cpu else group_tokens(base.device, row_bytes)
+    step = len(ids) if on_cpu else group_tokens(base.device, row_bytes)  # number of rows of a group
     pass_cost = pass_cost_tokens(base.device)
     for start in range(0, len(ids), step):
         rows = slice(start, min(start + step, len(ids)))
         targets = {site: torch.from_numpy(array[rows]) for site, array in arrays.items()}
-        buffers = targets
-        if not on_cpu:
-            buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
         batches = list(_create_batches(ids, lengths, rows, padding, batch_tokens, pass_cost))
-        fill_rows(base, batches, buffers)
-        for site, target in targets.items():
-            target.copy_(buffers[site])  # no operation on a CPU, where the buffer is the target
+        if on_cpu:
+            fill_rows(base, batches, targets)
+        else:
+            buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
+            fill_rows(base, batches, buffers)
+            for site, target in targets.items():
+                target.copy_(buffers[site])
     return vectors
 
 
@@ -399,17 +400,8 @@ class Batch(NamedTuple):
         if device.type == "cpu":
             return self._put_slices
         # On a GPU, all texts are copied together, which requires only three kernel launches.
-        padded_length = self.inputs["input_ids"].shape[1]
-        tokens = []  # indices in the flattened feature `[B * T, D]`
-        rows = []  # the buffer row of each of these tokens
-        for text in self.texts:
-            first_token = text.text * padded_length  # `text.text` is the index of the text in the batch
-            start = first_token + text.tokens.start
-            stop = first_token + text.tokens.stop
-            tokens.append(np.arange(start, stop))
-            rows.append(np.arange(text.rows.start, text.rows.stop))
-        indices = np.stack([np.concatenate(tokens), np.concatenate(rows)])  # together, for a single transfer
-        tokens_N, rows_N = torch.from_numpy(indices).to(device)
+        indices = torch.from_numpy(self._locate_tokens())
+        tokens_N, rows_N = indices.to(device)  # together, for a single transfer
 
         def put(buffer: Tensor, feature_BTD: Tensor) -> None:
             cast_BTD = feature_BTD.to(buffer.dtype)
@@ -417,6 +409,19 @@ class Batch(NamedTuple):
             buffer.index_copy_(0, rows_N, vectors_ND)
 
         return put
+
+    def _locate_tokens(self) -> npt.NDArray[np.int64]:
+        """Return indices `[2, N]` of N tokens: in the flattened feature `[B * T, D]`, and in a buffer `[rows, D]`."""
+        padded_length = self.inputs["input_ids"].shape[1]  # T
+        tokens = []
+        rows = []
+        for text in self.texts:
+            first_token = text.text * padded_length  # `text.text` is the index of the text in the batch
+            start = first_token + text.tokens.start
+            stop = first_token + text.tokens.stop
+            tokens.append(np.arange(start, stop))
+            rows.append(np.arange(text.rows.start, text.rows.stop))
+        return np.stack([np.concatenate(tokens), np.concatenate(rows)])
 
     def _put_slices(self, buffer: Tensor, feature_BTD: Tensor) -> None:
         """Copy the vectors of the batch's tokens to their rows of `buffer`, text by text.
@@ -575,26 +580,39 @@ def fill_rows(
     the range of the buffers' dtype.
     """
     for batch in batches:
-        put_function = batch.put_function(base.device)
-
-        # The default argument binds the function of this batch; otherwise, `put` would depend on the loop variable.
-        def put(site: Site, feature_BTD: Tensor, put_rows: Callable[..., None] = put_function) -> None:
-            put_rows(buffers[site], feature_BTD)
-
-        _run_forward_pass(base, batch.inputs, buffers, put, precision)
-    # A value that the dtype cannot represent becomes infinite, and so does the minimum or maximum of its buffer.
+        _fill_rows_of_batch(base, batch, buffers, precision)
     # The last group of units may be shorter than the buffers, so only the filled rows are checked.
     filled_rows = max(text.rows.stop for batch in batches for text in batch.texts)
-    extremes: list[Tensor] = []
-    for site in buffers:
-        extremes.extend(torch.aminmax(buffers[site][:filled_rows]))
-    finite = torch.stack(extremes).isfinite().all()
+    finite = _are_finite(buffers, filled_rows)
     start = time.perf_counter()
     all_finite = finite.item()  # the only synchronisation with a GPU in a group of units
     waiting_seconds = time.perf_counter() - start
     if not all_finite:
         _check_features(base, batches, buffers, precision)
     return waiting_seconds
+
+
+def _fill_rows_of_batch(base: PreTrainedModel, batch: Batch, buffers: Mapping[Site, Tensor], precision: str) -> None:
+    """Run a forward pass of a batch, and copy each feature to the buffer of its site as soon as it is computed."""
+    put_rows = batch.put_function(base.device)
+
+    def put(site: Site, feature_BTD: Tensor) -> None:
+        put_rows(buffers[site], feature_BTD)
+
+    _run_forward_pass(base, batch.inputs, buffers, put, precision)
+
+
+def _are_finite(buffers: Mapping[Site, Tensor], filled_rows: int) -> Tensor:
+    """Return a boolean tensor, on the buffers' device: True if the first `filled_rows` of all buffers are finite.
+
+    A value that the dtype of a buffer cannot represent is infinite, and so is the minimum or maximum of its buffer.
+    """
+    extremes: list[Tensor] = []
+    for site in buffers:
+        smallest, largest = torch.aminmax(buffers[site][:filled_rows])
+        extremes.append(smallest)
+        extremes.append(largest)
+    return torch.stack(extremes).isfinite().all()
 
 
 def _check_features(
@@ -605,14 +623,21 @@ def _check_features(
     A feature is the tensor `[B, T, D]` of a batch at one site (texts, padded tokens, width).
     """
     for batch in batches:
-        # The default argument binds the texts of this batch; otherwise, `check` would depend on the loop variable.
-        def check(site: Site, feature_BTD: Tensor, texts: list[TextRows] = batch.texts) -> None:
-            dtype = str(buffers[site].dtype).removeprefix("torch.")
-            for text, tokens, _ in texts:
-                vectors_TD = feature_BTD[text, tokens].float().cpu()
-                store.check_fits(vectors_TD.numpy(), site, dtype)
+        _check_features_of_batch(base, batch, buffers, precision)
 
-        _run_forward_pass(base, batch.inputs, buffers, check, precision)
+
+def _check_features_of_batch(
+    base: PreTrainedModel, batch: Batch, buffers: Mapping[Site, Tensor], precision: str
+) -> None:
+    """Repeat the forward pass of a batch; raise `InputError` for the first unsuitable feature, text by text."""
+
+    def check(site: Site, feature_BTD: Tensor) -> None:
+        dtype = str(buffers[site].dtype).removeprefix("torch.")
+        for text, tokens, _ in batch.texts:
+            vectors_TD = feature_BTD[text, tokens].float().cpu()
+            store.check_fits(vectors_TD.numpy(), site, dtype)
+
+    _run_forward_pass(base, batch.inputs, buffers, check, precision)
 
 
 def _run_forward_pass(
@@ -622,7 +647,10 @@ def _run_forward_pass(
     take: Callable[[Site, Tensor], None],
     precision: str,
 ) -> None:
-    """Run a forward pass that calls `take` with the feature `[B, T, D]` of each site as soon as it is computed."""
+    """Run a forward pass that calls `take` with each of the `sites` and its feature `[B, T, D]`, once it is computed.
+
+    A site is a layer and a capture point, and the axes are texts, padded tokens and width.
+    """
     points = {site.point for site in sites}
     inputs_on_device = {name: tensor.to(base.device) for name, tensor in inputs.items()}
     autocast = torch.autocast(base.device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
@@ -644,12 +672,7 @@ def _create_batches(
     `Batch.texts` are relative to the first of `rows`. Texts that begin or end outside `rows` are included as a whole,
     because their tokens attend to each other, but only the tokens in `rows` are assigned to rows of the buffers.
     """
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    is_overlapping = (ends > rows.start) & (starts < rows.stop)
-    rows_of_texts = []
-    for text in np.flatnonzero(is_overlapping):
-        rows_of_texts.append(slice(int(starts[text]), int(ends[text])))
+    rows_of_texts = _list_overlapping_texts(lengths, rows)
     texts = [ids[whole].tolist() for whole in rows_of_texts]
     batches = batches_by_tokens([len(text) for text in texts], batch_tokens, pass_cost)
 
@@ -659,14 +682,33 @@ def _create_batches(
 
     # The largest batch is first, so that later batches reuse its memory instead of fragmenting the heap.
     batches.sort(key=count_padded_tokens, reverse=True)
-    for batch in batches:
+    for batch in batches:  # a batch is a list of indices in `texts`
         inputs = padded([texts[number] for number in batch], padding)
         text_rows = []
         for place, number in enumerate(batch):
-            whole = rows_of_texts[number]
-            start = max(whole.start, rows.start)
-            stop = min(whole.stop, rows.stop)
-            tokens = slice(start - whole.start, stop - whole.start)
-            rows_in_buffer = slice(start - rows.start, stop - rows.start)
+            tokens, rows_in_buffer = _intersect_rows(rows_of_texts[number], rows)
             text_rows.append(TextRows(place, tokens, rows_in_buffer))
         yield Batch(inputs, text_rows)
+
+
+def _list_overlapping_texts(lengths: npt.NDArray[np.int64], rows: slice) -> list[slice]:
+    """Return the rows in the store of each text that overlaps `rows`; `lengths` are the row counts of all texts."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    is_overlapping = (ends > rows.start) & (starts < rows.stop)
+    rows_of_texts = []
+    for text in np.flatnonzero(is_overlapping):
+        rows_of_texts.append(slice(int(starts[text]), int(ends[text])))
+    return rows_of_texts
+
+
+def _intersect_rows(whole: slice, rows: slice) -> tuple[slice, slice]:
+    """Return the rows that two overlapping ranges of rows have in common, relative to the start of each range.
+
+    `whole` are the rows of a text in the store, and `rows` those of a group of units.
+    """
+    start = max(whole.start, rows.start)
+    stop = min(whole.stop, rows.stop)
+    tokens = slice(start - whole.start, stop - whole.start)
+    rows_in_buffer = slice(start - rows.start, stop - rows.start)
+    return tokens, rows_in_buffer

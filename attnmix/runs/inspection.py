@@ -90,16 +90,23 @@ def inspect(
     classifier = Classifier(run.finetuned, device, batch_tokens, run.captured.pairs)
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
-    if not state.is_main_process:
-        return
-    # The main process combines the intermediate files of all texts into tables.
+    if state.is_main_process:
+        _publish_results(checkpoints, [*methods, OWN_SHARE], tokenizer, run, folder)
+        logging.info("inspected %d texts with the checkpoints %s", len(run.documents), " and ".join(checkpoints))
+
+
+def _publish_results(
+    checkpoints: Sequence[str], columns: Sequence[str], tokenizer: PreTrainedTokenizerFast, run: Run, folder: Path
+) -> None:
+    """Combine the intermediate files of all processes into tables, and move all results to the output of the stage.
+
+    `columns` are the names of the ratios and of the own share.
+    """
     published = folder / PUBLISHED
-    columns = [*methods, OWN_SHARE]
     writers.write_ratios(published, columns, _tabulate_ratios(checkpoints, columns, tokenizer, run, folder))
     _write_scores(run, folder)
     publish_output(published, run.inspected)
     remove_unfinished(folder)
-    logging.info("inspected %d texts with the checkpoints %s", len(run.documents), " and ".join(checkpoints))
 
 
 def _iterate_texts(run: Run, share: slice, description: str) -> Iterator[tuple[int, Document]]:
@@ -120,12 +127,10 @@ def _compute_token_shares(
     and one has another class; both are drawn from the candidates `donors`. The share is NaN for tokens that were not
     exchanged.
     """
-    texts = [document]  # the text has the index 0, and the candidate donors follow
-    for donor in donors:
-        if donor.name != document.name:
-            texts.append(donor)
+    other_documents = [donor for donor in donors if donor.name != document.name]
+    texts = [document, *other_documents]
     classes = np.array([text.predicted for text in texts])
-    exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)
+    exchanged = draw_exchanged_texts(document, texts, 0, classes, donors=1, seed=seed)  # 0 is the index of `document`
     positions = choose_positions(document, TOKEN_POSITIONS, seed)
     displacements = measure_exchange(base, document, exchanged, positions, batch_tokens)
     shares_by_level = own_shares(displacements, PRECISION)  # [1 + layers, tokens], the first layer's input first
@@ -150,13 +155,13 @@ def _measure_texts(
     # `engine` computes ratios in float32, but matrices in a float64 copy of the model. The ratios of this stage are in
     # float64, too, so a second engine uses the copy as its model.
     float64_copy = engine.single.base
-    ratio_engine = Engine(float64_copy, engine.methods, engine.batches.pad_token_id)
+    float64_engine = Engine(float64_copy, engine.methods, engine.batches.pad_token_id)
     for number, document in _iterate_texts(run, share, f"{checkpoint}: captured texts"):
         heads = arrays_folder("heads", checkpoint, document.name, folder / PUBLISHED)
         if heads.is_dir():  # created last, after all other files of the text
             continue
         measurements = Measurements(Texts([document]))
-        ratio_engine.add_sums(measurements, [MEASURES])
+        float64_engine.add_sums(measurements, [MEASURES])  # the ratios
         engine.add_matrices(measurements, 0, matrices, with_heads=True)
         engine.add_input_parts(measurements, 0)
         shares_1LT = token_shares(document)[None]
@@ -166,7 +171,7 @@ def _measure_texts(
         _write_matrices(measurements.matrices[0], checkpoint, document, folder)
         incomplete_heads = heads.with_name(f"{heads.name}.part")
         writers.write_heads(incomplete_heads, measurements.heads[0])
-        incomplete_heads.rename(heads)
+        incomplete_heads.rename(heads)  # marks the text as finished
 
 
 def _write_matrices(
@@ -238,8 +243,10 @@ def _write_scores(run: Run, folder: Path) -> None:
 
 
 def _locate_ratios(folder: Path, checkpoint: str, number: int) -> Path:
+    """Return the intermediate file of the ratios of the text with index `number`."""
     return folder / checkpoint / f"ratios-{number}.npy"
 
 
 def _locate_scores(folder: Path, number: int) -> Path:
+    """Return the intermediate file of the token scores of the text with index `number`."""
     return folder / f"scores-{number}.npz"

@@ -137,14 +137,17 @@ def measure(
         start = time.perf_counter()
         _write_results(measured, random, plan, computed_on(arithmetic, device))
         table_seconds = time.perf_counter() - start
-        names = " and ".join(checkpoints)
-        message = "measured %d documents with the checkpoints %s; wrote the tables in %.1f s"
-        logging.info(message, len(corpus), names, table_seconds)
-        if plan.samples.controls is not None:
-            logging.info(
-                "measured controls, heads, steps, sinks and geometry in %d of these documents",
-                len(plan.samples.controls),
-            )
+        _log_extent(plan, checkpoints, table_seconds)
+
+
+def _log_extent(plan: "_Plan", checkpoints: Sequence[str], table_seconds: float) -> None:
+    """Log the numbers of measured documents, the checkpoints, and the duration of writing the tables."""
+    names = " and ".join(checkpoints)
+    message = "measured %d documents with the checkpoints %s; wrote the tables in %.1f s"
+    logging.info(message, len(plan.corpus), names, table_seconds)
+    if plan.samples.controls is not None:
+        message = "measured controls, heads, steps, sinks and geometry in %d of these documents"
+        logging.info(message, len(plan.samples.controls))
 
 
 class _Samples(NamedTuple):
@@ -263,35 +266,43 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     engine = plan.create_engine(base)
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.open_work(name)
-    sample = plan.samples.controls
-    # Measure the ratios of all documents, and the statistics of the sample.
     start = time.perf_counter()
-    engine.read_texts(plan.corpus, plan.statistics, work, sample)
+    engine.read_texts(plan.corpus, plan.statistics, work, plan.samples.controls)
     plan.times.seconds += time.perf_counter() - start
     plan.times.device_seconds += engine.batches.waiting_seconds
-    # Measure slower quantities. The reported speed is that of the ratios only, so the times of the slower quantities
-    # are stored separately.
-    work = replace(work, times=WorkTimes())
+    # The reported speed is that of the ratios only, so the times of slower quantities are stored separately.
+    slow_work = replace(work, times=WorkTimes())
+    has_parts = _measure_slow_quantities(base, engine, single, slow_work, plan)
+    return _MeasuredCheckpoint(slow_work, engine.batches.sites, single.gains(), has_parts=has_parts)
+
+
+def _measure_slow_quantities(
+    base: PreTrainedModel, engine: Engine, single: DocumentMeasurer, work: "CheckpointWork", plan: _Plan
+) -> bool:
+    """Measure shuffled words, exchanged tokens, derivatives and parts in their samples, and store the sums in `work`.
+
+    Return False if the model family has no parts (contributions of the input tokens).
+    """
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
-        engine.read_control("shuffled_words", plan.corpus, work, shuffle, sample)
+        engine.read_control("shuffled_words", plan.corpus, work, shuffle, plan.samples.controls)
     engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_compute_exchange_sums, base, plan))
     engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_compute_derivative_sums, single, plan))
     obstacle = parts_obstacle(family_of(base.config))
-    if obstacle:
+    if obstacle is not None:
         logging.info("parts: not available in the model family %s (%s)", base.config.model_type, obstacle)
-    else:
-        engine.read_single(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
-    return _MeasuredCheckpoint(work, engine.batches.sites, single.gains(), has_parts=obstacle is None)
+        return False
+    engine.read_single(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
+    return True
 
 
 def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> DocumentSums:
     """Return the own shares and displacements of document `number`, summed over the measured tokens.
 
-    A displacement is the change of a token's vector if tokens of the document, which is truncated, are replaced by
-    those of donor documents. The own share is o / (o + a), where o is the displacement if the token itself is
-    replaced, and a is the displacement if all other tokens are replaced. `attnmix.measures.exchange.QUANTITIES` lists
-    all quantities.
+    The document is truncated. A displacement is the change of a token's vector if tokens of the document are replaced
+    by those of donors (randomly drawn other documents). The own share is o / (o + a), where o is the displacement if
+    the token itself is replaced, and a is the displacement if all other tokens are replaced.
+    `attnmix.measures.exchange.QUANTITIES` lists all quantities.
     """
     parameters = plan.parameters
     corpus = plan.corpus
@@ -414,7 +425,10 @@ def _read_sampled_measures(
 def _create_tables(
     corpus_measures: CorpusMeasures, measured: Mapping[str, _MeasuredCheckpoint], plan: _Plan
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of the csv files by name, except `mixing_by_review`, which is written in blocks."""
+    """Return the tables of the csv files by name, except `mixing_by_review`, which is written in blocks.
+
+    `measured` contains the results of each checkpoint; the sums of the sampled documents are read from their files.
+    """
     exchange: dict[str, CorpusSums] = {}
     derivatives: dict[str, CorpusSums] = {}
     parts: dict[str, CorpusSums] = {}
@@ -478,25 +492,31 @@ def _tabulate_token_ratios(measured: Mapping[str, _MeasuredCheckpoint], plan: _P
 def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
     """Log how many documents have an undefined control `corpus_value`, and the reason for the first of them.
 
-    `corpus_value` averages values over tokens of the same class in other documents, which `corpus_sample` draws. It is
-    undefined if the document has a class of tokens that occurs in none of these documents. `sums` are the sums of the
-    documents in which controls are measured; a count of 0 marks an undefined control.
+    `corpus_value` averages values over tokens of the same class in other documents; `corpus_sample` draws these
+    documents. The control is undefined if the document has a class of tokens that occurs in none of them. `sums` are
+    the sums of the documents in which controls are measured; a count of 0 marks an undefined control.
     """
     is_left_out = np.ravel(sums["corpus_value"].counts) == 0
     left_out = np.flatnonzero(is_left_out)
     if not len(left_out):
         return
-    corpus = plan.corpus
-    controlled = range(len(corpus)) if plan.samples.controls is None else plan.samples.controls
+    controlled = range(len(plan.corpus)) if plan.samples.controls is None else plan.samples.controls
     number = controlled[int(left_out[0])]
-    first = corpus.document(number)
-    # `first` is appended because it may not be among the averaged documents.
-    averaged = corpus_sample(corpus, plan.seed)
-    documents = [*(corpus.document(drawn) for drawn in averaged), first]
-    classes = classes_without_others(documents, range(len(averaged)))
-    place = averaged.index(number) if number in averaged else len(averaged)
-    token_class = classes[place]  # the first class that none of the averaged documents contains
-    logging.info(left_out_sentence(first.name, token_class, len(left_out), len(controlled)))
+    name = plan.corpus.document(number).name
+    token_class = _find_class_without_others(plan.corpus, number, plan.seed)
+    logging.info(left_out_sentence(name, token_class, len(left_out), len(controlled)))
+
+
+def _find_class_without_others(corpus: Corpus, number: int, seed: int) -> str:
+    """Return the first token class of document `number` that occurs in no other document of the `corpus_sample`."""
+    averaged = corpus_sample(corpus, seed)
+    numbers = list(averaged)
+    if number not in averaged:
+        numbers.append(number)
+    documents = [corpus.document(index) for index in numbers]
+    sample = range(len(averaged))  # indices in `documents`
+    classes = classes_without_others(documents, sample)
+    return classes[numbers.index(number)]
 
 
 @dataclass(frozen=True)
@@ -562,7 +582,8 @@ class CheckpointWork:
     def _read_sums(self, kind: str, tasks: Sequence[Task], names: Sequence[str], folder: Path) -> dict[str, Sums]:
         """Return the sums `names` of all documents of the tasks as arrays that are mapped to files in `folder`.
 
-        Each array has one row per document, ordered by document index.
+        Each array has one row per document, ordered by document index. The file of a task contains the rows of its
+        documents, as written by `write`.
         """
         numbers = sorted(number for task in tasks for number in task.numbers)
         row_of_number = {number: row for row, number in enumerate(numbers)}
@@ -581,20 +602,22 @@ class CheckpointWork:
         return {name: Sums(arrays[f"{name}/values"], arrays[f"{name}/counts"]) for name in names}
 
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
-        """Return `[2, levels, identities]`: the largest error over all batches, and the number of checked documents.
+        """Return the errors of the identities over all batches, `[2, levels, identities]`.
 
-        The array of each batch has the same form (see `largest_errors`).
+        The first array contains the largest error, and the second the number of checked documents. The arrays of each
+        batch have the same form (see `largest_errors`).
         """
         by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
-        errors, documents = np.stack(by_batch, axis=1)  # each is `[batches, levels, identities]`
-        largest = np.fmax.reduce(errors)  # ignores NaN, the error of unchecked identities
-        return np.stack([largest, documents.sum(0)])
+        errors_BLI, documents_BLI = np.stack(by_batch, axis=1)  # B batches, L levels, I identities
+        largest_LI = np.fmax.reduce(errors_BLI)  # ignores NaN, the error of unchecked identities
+        return np.stack([largest_LI, documents_BLI.sum(0)])
 
     def token_file(self, task: Task) -> Path:
         """Return the file of the ratios and identity errors of a batch."""
         return self._locate_file(f"tokens-{MEASURES}", task)
 
     def _locate_file(self, kind: str, task: Task) -> Path:
+        """Return the file of a task's results; the kind names the measured quantities."""
         return self.folder / self.checkpoint / f"{kind}-{task.name}.npz"
 
 

@@ -89,7 +89,7 @@ def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> di
         candidates = stream_vectors if layout in ONE_PLANE else vectors
         if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
             sites_per_map = len(candidates) if layout == "joint" else 1
-            umap.check_neighbours(tokens * sites_per_map)
+            umap.check_neighbours(tokens * sites_per_map)  # the number of vectors on a map
         layout_vectors = points_for(layout, candidates, umap)  # without sites that have too few distinct vectors
         if layout_vectors:
             vectors_by_layout[layout] = layout_vectors
@@ -121,12 +121,9 @@ def _draw_tokens(tokens: pd.DataFrame, points: int, umap: UmapParameters) -> Row
 
 
 def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vectors]:
-    """Return the vectors of the sites with the width of the residual stream, and log the other sites."""
+    """Return the vectors of the sites that are as wide as the residual stream, and log the names of the other sites."""
     widths = {site: vectors_TD.shape[1] for site, vectors_TD in vectors.items()}
-    # The width of the residual stream is the most frequent width of the sites that cannot have a different width, or of
-    # all sites if the run captured no such sites.
-    stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
-    stream_width = mode(stream_widths or widths.values())
+    stream_width = _find_stream_width(widths)
     stream = {}
     others = []
     for site, vectors_TD in vectors.items():
@@ -140,6 +137,18 @@ def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vecto
         message = "maps %s omit %s, whose widths differ from that of the residual stream (%d)"
         logging.info(message, layouts, distinct_others, stream_width)
     return stream
+
+
+def _find_stream_width(widths: Mapping[Site, int]) -> int:
+    """Return the width of the residual stream, from the width of each captured site.
+
+    It is the most frequent width of the sites that cannot have a different width, or of all sites if the run captured
+    no such sites.
+    """
+    stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
+    if stream_widths:
+        return mode(stream_widths)
+    return mode(widths.values())
 
 
 def _write_quality(quality: pd.DataFrame, run: Run) -> None:

@@ -42,7 +42,7 @@ from attnmix.maps.components import fit_components
 from attnmix.maps.neighbours import NEAREST_VECTORS, neighbours
 from attnmix.maps.quality import DIGITS as QUALITY_DIGITS
 from attnmix.maps.quality import QUALITY_COLUMNS, kept_neighbours
-from attnmix.maps.vectors import Maps, Vectors, points_for
+from attnmix.maps.vectors import Coordinates, Maps, Vectors, points_for
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.geometry_tables import page_geometry
@@ -65,6 +65,7 @@ from attnmix.runs.capture import captured_vectors
 from attnmix.runs.tokens import TokenizedTexts
 
 LAYOUT = "separate"
+PCA = "pca"
 PAGE_QUANTITIES = (MEASURES, "steps", *DEFAULT_CONTROL_NAMES, *PAIR_SOURCES)
 """Quantities that the page shows for each model, by their names in `Engine.add_sums`."""
 SLOW_MATRICES = ("value_zeroing", "value_zeroing_without_bias")  # each layer runs once for every token
@@ -139,7 +140,9 @@ class TextMeasurer:
         results = TextResults(tokenized.texts, tokenized.tokens, computed_on(FASTEST, self.base.device))
         measurements = dict(known or {})
         for name in self.engines:
-            measurements.setdefault(name, Measurements(Texts(documents_of(results.documents, results.tokens))))
+            if name not in measurements:
+                documents = documents_of(results.documents, results.tokens)
+                measurements[name] = Measurements(Texts(documents))
         texts = measurements[self.captured].texts
         detailed = choose_detailed_texts(texts.lengths.tolist())
         results.predictions = self._add_values(measurements, detailed, results.tokens, with_heads)
@@ -160,40 +163,40 @@ class TextMeasurer:
     ) -> pd.DataFrame:
         """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
 
-        `measurements` has an entry for each model, by name. `detailed` are the indices of the texts with slow measures,
-        and `tokens` is the table of all tokens.
+        A model can run only one forward pass at a time, so jobs run in parallel only if they use different models: the
+        sums use each model itself, the matrices its float64 copy, and the predictions the classifier. `measurements`
+        has an entry for each model, by name. `detailed` are the indices of the texts with slow measures, and `tokens`
+        is the table of all tokens.
         """
         captured = measurements[self.captured]
         matrices = self._select_matrices(with_heads)
         matrices_by_text = _select_matrices_by_text(matrices, len(captured.texts), detailed)
-        # A model can run only one forward pass at a time. Jobs can therefore run in parallel if they use different
-        # models: the sums use each model itself, the matrices its float64 copy, and the predictions the classifier.
         with torch_state(), ThreadPoolExecutor(max(2, len(self.engines))) as pool:
             # Models are copied before the first job starts, because a copy made during a forward pass would include the
             # hooks of this pass.
-            names_without_matrices = self._copy_models_without_matrices(measurements, matrices, with_heads)
+            copied = self._create_needed_copies(measurements, matrices, with_heads)
             sums_jobs = {}
             for name, engine in self.engines.items():
                 sums_jobs[name] = pool.submit(_add_sums, engine, measurements[name], detailed)
             matrix_jobs = []
-            for name in names_without_matrices:
-                arguments = (self.engines[name], measurements[name], matrices_by_text, with_heads)
-                matrix_jobs.append(pool.submit(_add_matrices, *arguments))
-            predictions = pool.submit(self._predict_classes, captured.texts.documents)
+            for name in copied:
+                engine = self.engines[name]
+                matrix_jobs.append(pool.submit(_add_matrices, engine, measurements[name], matrices_by_text, with_heads))
+            prediction_job = pool.submit(self._predict_classes, captured.texts.documents)
             # The maps use the captured model itself, so they have to wait for this model's job for the sums.
             sums_jobs[self.captured].result()
             layouts_job = pool.submit(self._add_layouts, captured, tokens)
             for job in (*sums_jobs.values(), *matrix_jobs, layouts_job):
                 job.result()  # raises the error of a failed job
-            return predictions.result()
+            return prediction_job.result()
 
-    def _copy_models_without_matrices(
+    def _create_needed_copies(
         self, measurements: Mapping[str, Measurements], matrices: Sequence[str], with_heads: bool
     ) -> list[str]:
-        """Copy models without matrices (or heads, if `with_heads` is True), unless copied before; return their names.
+        """Copy each model that lacks any of the `matrices`, or heads if `with_heads`; return the names of these models.
 
-        The copies are later converted to float64. No forward pass may run in the meantime (see
-        `DocumentMeasurer.create_copy`).
+        A model is copied only once, and `_add_matrices` converts its copy to float64. No forward pass may run while
+        copies are created (see `DocumentMeasurer.create_copy`).
         """
         names = []
         for name, engine in self.engines.items():
@@ -264,8 +267,8 @@ class TextMeasurer:
                 ratios_MLT = measured.ratios[number]
                 unknown_LT = np.full_like(ratios_MLT[0], np.nan)
                 shares_LT = measured.token_shares.get(number, unknown_LT)
-                by_method = np.concatenate([ratios_MLT, shares_LT[None]])
-                ratios.append(ratio_rows(name, document.name, methods, by_method))
+                with_shares_MLT = np.concatenate([ratios_MLT, shares_LT[None]])
+                ratios.append(ratio_rows(name, document.name, methods, with_shares_MLT))
                 matrices = {key: matrix.astype(np.float32) for key, matrix in measured.matrices[number].items()}
                 results.matrices_by_text[name, document.name] = matrices
                 results.heads_by_text[name, document.name] = measured.heads.get(number, {})
@@ -429,44 +432,63 @@ class Layouts(NamedTuple):
 
 
 def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
-    """Return a separate map of each point of the residual stream, with scores and nearest vectors in the full space.
+    """Return maps of the residual stream, their scores, and the nearest vectors in the full space.
 
-    `stream` contains the vectors `[tokens, width]` of each site. The layouts are UMAP (`separate`), if there are enough
-    tokens, and `pca`.
+    `stream` contains the vectors `[tokens, width]` of each site (a layer and a capture point). Each site has a separate
+    map in each of the layouts of `_select_layouts`.
     """
-    umap = UmapParameters(stability_seeds=[])
+    umap = UmapParameters(stability_seeds=[])  # without maps of further seeds
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
     nearest = {}
     for site, vectors_TD in vectors.items():
         near, _ = neighbours(vectors_TD, NEAREST_VECTORS, umap.metric, umap.seed)
         nearest[site] = {"nearest": list(near)}
-    vectors_by_layout = {}
-    if len(tokens) >= MIN_TYPED_UMAP_TOKENS:
-        vectors_by_layout[LAYOUT] = points_for(LAYOUT, vectors, umap)
-    vectors_by_layout["pca"] = vectors
     maps = {}
-    components = {}
     scores = []
-    for layout, layout_vectors in vectors_by_layout.items():
-        if not layout_vectors:  # too few distinct vectors for UMAP
-            continue
-        maps_by_seed = _fit_maps(layout, layout_vectors, umap)
+    components: dict[Site, Components] = {}
+    for layout, layout_vectors in _select_layouts(vectors, len(tokens), umap).items():
+        coordinates = _fit_maps(layout, layout_vectors, umap)[umap.seed]  # `[tokens, 2]` by site
         columns = {}
-        for site, xy in maps_by_seed[umap.seed].items():
+        for site, xy in coordinates.items():
             columns[site] = {"x": xy[:, 0], "y": xy[:, 1]}
             value, chance = kept_neighbours(layout_vectors[site], xy, umap.metric, umap.seed)
             scores.append((layout, site.layer, site.point, "neighbours_kept", value, chance))
-            site_components = components_of(vectors[site], xy) if layout == "pca" else None
-            if site_components is not None:
-                components[site] = site_components
         maps[layout] = columns_by_site(tokens, columns)
+        if layout == PCA:
+            components = _describe_components(vectors, coordinates)
     map_quality = pd.DataFrame(scores, columns=QUALITY_COLUMNS).round(QUALITY_DIGITS)
     return Layouts(maps, map_quality, components, columns_by_site(tokens, nearest))
 
 
+def _select_layouts(
+    vectors: Mapping[Site, Vectors], tokens: int, umap: UmapParameters
+) -> dict[str, Mapping[Site, Vectors]]:
+    """Return the vectors `[tokens, width]` that each layout maps, by site: UMAP (`separate`), then `pca` for all sites.
+
+    UMAP is omitted if there are too few `tokens`, and for sites with too few distinct vectors.
+    """
+    vectors_by_layout: dict[str, Mapping[Site, Vectors]] = {}
+    if tokens >= MIN_TYPED_UMAP_TOKENS:
+        umap_vectors = points_for(LAYOUT, vectors, umap)
+        if umap_vectors:
+            vectors_by_layout[LAYOUT] = umap_vectors
+    vectors_by_layout[PCA] = vectors
+    return vectors_by_layout
+
+
+def _describe_components(vectors: Mapping[Site, Vectors], maps: Mapping[Site, Coordinates]) -> dict[Site, Components]:
+    """Return the scale and the shares of variance of the principal components on each site's map, where defined."""
+    components = {}
+    for site, xy in maps.items():
+        site_components = components_of(vectors[site], xy)
+        if site_components is not None:
+            components[site] = site_components
+    return components
+
+
 def _fit_maps(layout: str, vectors: Mapping[Site, Vectors], umap: UmapParameters) -> Maps:
-    """Return the result of `fit_layout`, without the slow import of umap-learn for `pca`."""
-    if layout == "pca":
+    """Return the result of `fit_layout` (maps by seed and site), without the slow import of umap-learn for `pca`."""
+    if layout == PCA:
         return fit_components(vectors, umap)
     from attnmix.maps.layouts import fit_layout
 

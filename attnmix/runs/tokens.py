@@ -78,7 +78,8 @@ def tokenize_given(
     texts["text"] = decoded_texts
     for number, text in enumerate(tokenized):
         _check_tokens(f"texts: number {number}", text, tokenizer, config, embeddings)
-    return TokenizedTexts(*_create_tables(texts, tokenized, tokenizer, config))
+    text_table, token_table = _create_tables(texts, tokenized, tokenizer, config)
+    return TokenizedTexts(text_table, token_table)
 
 
 def _check_tokens(
@@ -101,7 +102,7 @@ def free_texts(texts: Iterable[Item | Sequence[str]], measured: bool = False) ->
     labels = {"label": -1, "label_name": None, "predicted_label": -1}
     flags = {"measured": measured, "removed": False}
     for number, text in enumerate(texts):
-        item = tuple(text) if isinstance(text, list) else text
+        item = tuple(text) if isinstance(text, list) else text  # a list is a pair of texts
         yield {"document": f"text/{number}", "text": item, **labels, **flags}
 
 
@@ -109,12 +110,14 @@ def with_texts(rows: RowNumbers, split: str, reviews: pd.DataFrame, folder: Path
     """Yield the rows of `reviews` at the sorted indices `rows`, with their texts; the texts are read in blocks."""
     start = 0  # row index of the first text of the block
     for block in store.read_texts(split, folder):
-        first, last = np.searchsorted(rows, [start, start + len(block)])  # `rows[first:last]` are in this block
-        if first == len(rows):
+        stop = start + len(block)
+        first, last = np.searchsorted(rows, [start, stop])
+        rows_in_block = rows[first:last].tolist()  # the rows from `start` to `stop`, because `rows` is sorted
+        if first == len(rows):  # all rows are in earlier blocks
             return
-        for row in rows[first:last].tolist():
+        for row in rows_in_block:
             yield {"text": block[row - start], **reviews.iloc[row]}
-        start += len(block)
+        start = stop
 
 
 def write_tokens(
@@ -126,19 +129,31 @@ def write_tokens(
     must be pairs. In encoder-decoder models, the column `decoder_token` contains the decoder inputs: the tokens shifted
     right by one, after the decoder's start token.
     """
-    tokenizer, config = load_tokenizer(checkpoint), load_config(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
+    config = load_config(checkpoint)
+    blocks = _tokenize_blocks(texts, max_length, tokenizer, config, warn)
+    store.write_tokenized(files.folder, blocks)
 
-    def tokenize_blocks() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-        remaining = iter(texts)
+
+def _tokenize_blocks(
+    texts: Iterable[TextRow],
+    max_length: int,
+    tokenizer: PreTrainedTokenizerFast,
+    config: PreTrainedConfig,
+    warn: bool,
+) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Yield the tables of texts and of their tokens for each block of at most `store.ROW_GROUP_TEXTS` texts.
+
+    If `warn` is True, log the texts that are truncated or consist mostly of unknown tokens.
+    """
+    remaining = iter(texts)
+    block = list(islice(remaining, store.ROW_GROUP_TEXTS))
+    while block:
+        documents, tokens = tokenized_block(block, max_length, tokenizer, config)
+        if warn:
+            _warn_of_lost_tokens(documents)
+        yield documents, tokens
         block = list(islice(remaining, store.ROW_GROUP_TEXTS))
-        while block:
-            documents, tokens = tokenized_block(block, max_length, tokenizer, config)
-            if warn:
-                _warn_of_lost_tokens(documents)
-            yield documents, tokens
-            block = list(islice(remaining, store.ROW_GROUP_TEXTS))
-
-    store.write_tokenized(files.folder, tokenize_blocks())
 
 
 def tokenized_block(
@@ -153,13 +168,18 @@ def tokenized_block(
 def _tokenize(
     tokenizer: PreTrainedTokenizerFast, names: Iterable[str], items: Sequence[Item], max_length: int | None
 ) -> tuple[list[store.Text], list[TokenizedText]]:
-    """Return the texts and their tokens. If `items` are token IDs, the texts are decoded from them."""
+    """Return the texts and their tokens, as two lists. If `items` are token IDs, the texts are decoded from them.
+
+    `names` are the names of the texts.
+    """
     token_ids = _select_token_ids(items)
     if token_ids:
         # A token type other than 0 marks the second text of a pair.
         pairs = any(any(item.types or ()) for item in token_ids)
         decoded = tokenized_ids(tokenizer, names, token_ids, pairs)
-        return [text for text, _ in decoded], [tokens for _, tokens in decoded]
+        decoded_texts = [text for text, _ in decoded]
+        tokenized = [tokens for _, tokens in decoded]
+        return decoded_texts, tokenized
     texts = [item for item in items if not isinstance(item, TokenIds)]
     return texts, tokenize_texts(tokenizer, names, texts, max_length)
 
@@ -190,13 +210,16 @@ def _create_tables(
 
 
 def _warn_of_lost_tokens(texts: pd.DataFrame) -> None:
-    """Log the names of the first truncated texts, and of the first texts of mostly unknown tokens."""
+    """Log the names of the first truncated texts, and of the first texts in which at least half the tokens are unknown.
+
+    `texts` is a table with a row for each text, with its name (`document`) and its numbers of tokens.
+    """
     labels = texts["document"] + " (" + texts["whole_tokens"].astype(str) + " tokens)"
     problems = {
         "truncated to capture.max_length": texts["tokens"] < texts["whole_tokens"],
         "mostly tokens unknown to the model": 2 * texts["unknown_tokens"] >= texts["tokens"],
     }
-    for problem, is_affected in problems.items():
+    for problem, is_affected in problems.items():  # `is_affected` is a column with a value for each text
         if is_affected.any():
             shown = ", ".join(labels[is_affected][:MAX_SHOWN_TEXTS])
             more = ", ..." if is_affected.sum() > MAX_SHOWN_TEXTS else ""
