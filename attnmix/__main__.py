@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attnmix
@@ -110,7 +110,7 @@ def _show(options: argparse.Namespace) -> None:
     """Measure the texts, print tables, and write a page of one model or of two compared models."""
     check_new_file("--to", options.to)
     require_extra("page", "attnmix show")
-    with frozen_imports():
+    with frozen_imports():  # excludes the imported objects from garbage collection
         from attnmix import compare, load, measure  # imported after the arguments were checked, because this is slow
 
     model = load(options.model, revision=options.revision)
@@ -129,29 +129,27 @@ def _format_tables(result: attnmix.Measures) -> str:
     from attnmix.figures.labels import RATIO_MARKS
 
     means = result.ratios.groupby(["text", "layer", "method"])["ratio"].mean()
-    table = means.unstack("method")[result.methods]
-    blocks = []
+    means_by_method = means.unstack("method")[result.methods]  # rows are texts and layers, columns are methods
+    tables = []
     for number, text in enumerate(result.texts):
         title = textwrap.shorten(text, TITLE_WIDTH, placeholder="...")
         tokens = len(result.documents[number])
-        ratios = table.loc[number].round(3).to_string()
-        blocks.append(f'text {number}, {tokens} tokens: "{title}"\n{ratios}\n')
+        table = means_by_method.loc[number].round(3).to_string()
+        tables.append(f'text {number}, {tokens} tokens: "{title}"\n{table}\n')
     legend = ["means over the tokens of a text; 0: no mixing, 1: only other tokens"]
     width = max(map(len, result.methods))
     for name in result.methods:
         legend.append(f"  {name.ljust(width)}  {RATIO_MARKS[name].label}")
-    return "\n".join([*blocks, *legend])
+    return "\n".join([*tables, *legend])
 
 
 def _serve(options: argparse.Namespace) -> None:
     """Serve pages for the models in the options; default: the run in this folder or, without a run, `DEFAULT_MODEL`."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
-        with frozen_imports():
+        with frozen_imports():  # excludes the imported objects from garbage collection
             from attnmix.core.model_names import display_name, distinct_names
-            from attnmix.core.names import CHECKPOINT_NAMES
             from attnmix.core.store.runs import Run
-            from attnmix.models.fetching import fetch_model
             from attnmix.serve import serve
 
         run_checkpoints = Run(Path()).checkpoints
@@ -159,20 +157,31 @@ def _serve(options: argparse.Namespace) -> None:
         if options.model is None and options.against is None and is_run:
             serve(run_checkpoints, ["the classifier of the run in this folder"], listener, options.allow_host)
             return
-        # The sources of one model, or of two compared models, by command-line option.
-        sources = {"--model": options.model or DEFAULT_MODEL}
+        source_by_option = {"--model": options.model or DEFAULT_MODEL}
         if options.against is not None:
-            sources["--against"] = options.against
-        checkpoints = {}
-        for name, (option, source) in zip(CHECKPOINT_NAMES, sources.items(), strict=False):
-            checkpoint = Path(folder, name, "model")
-            revision = options.revision if option == "--model" else None
-            with model_errors(option, source, checkpoint):
-                fetch_model(source, checkpoint, revision)
-            checkpoints[name] = checkpoint
-        given = list(sources.values())
-        names = distinct_names(list(sources), [display_name(source) for source in given], given)
-        serve(checkpoints, names, listener, options.allow_host)
+            source_by_option["--against"] = options.against
+        checkpoints = _fetch_models(source_by_option, options.revision, Path(folder))
+        sources = list(source_by_option.values())
+        names = [display_name(source) for source in sources]
+        unique_names = distinct_names(models=list(source_by_option), names=names, sources=sources)
+        serve(checkpoints, unique_names, listener, options.allow_host)
+
+
+def _fetch_models(source_by_option: Mapping[str, str], revision: str | None, folder: Path) -> dict[str, Path]:
+    """Fetch one model, or two compared models, and return their folders by the names of checkpoints.
+
+    `source_by_option` contains the source of each model by command-line option. `revision` applies to `--model`.
+    """
+    from attnmix.core.names import CHECKPOINT_NAMES
+    from attnmix.models.fetching import fetch_model
+
+    checkpoints = {}
+    for name, (option, source) in zip(CHECKPOINT_NAMES, source_by_option.items(), strict=False):
+        checkpoint = folder / name / "model"
+        with model_errors(option, source, checkpoint):
+            fetch_model(source, checkpoint, revision if option == "--model" else None)
+        checkpoints[name] = checkpoint
+    return checkpoints
 
 
 def listen(port: int) -> socket.socket:

@@ -39,6 +39,7 @@ from attnmix.models.families import layer_counts
 Edit = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 FLOAT64_DEVICES = ("cpu", "cuda")  # Apple's GPU, for example, does not support float64.
 MIN_VARIANCE = 1e-10  # relative to the largest variance of any direction; smaller variances are rounding errors
+MIN_EIGENVALUE = 1e-12  # relative to the largest eigenvalue; smaller eigenvalues are rounding errors
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,7 @@ class Positions:
         Raise `InputError` if the value is invalid or selects no token. Messages begin with the name `argument`.
         """
         if isinstance(given, slice):
-            bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
-            has_negative = any(whole_number(argument, bound) < 0 for bound in bounds)
-            if has_negative or given.step == 0:
-                raise InputError(f"{argument}: {given}; allowed: bounds of 0 or more, and a step of 1 or more")
+            _check_slice(argument, given)
             return cls(argument, given)
         if hasattr(given, "dtype"):  # a tensor or an array, which contains positions unless its dtype is bool
             mask = torch.as_tensor(given)
@@ -177,17 +175,18 @@ class Positions:
         Raise `InputError` for positions that a text does not have. Positions of padding also raise this error, unless
         they were selected by a slice or a mask, or the call has only the last queries of the texts (with a cache).
         """
-        tokens = call.weights.shape[-1]
+        queries, tokens = call.weights.shape[-2:]
         where = f" in layer {call.layer}"
-        if self.mask_length not in (None, tokens):
+        is_mask = self.mask_length is not None
+        if is_mask and self.mask_length != tokens:
             raise InputError(f"{self.argument}: a mask of {self.mask_length} tokens; allowed: {tokens}{where}")
         if isinstance(self.numbers, slice):
             return self._resolve_slice(self.numbers, tokens, where)
         check_range(f"{self.argument}: token", self.numbers, range(tokens), where)
         positions = torch.tensor(self.numbers)
-        has_all_queries = call.weights.shape[-2] == tokens
         # In a call with only the last queries, tokens outside a sliding window would be mistaken for padding.
-        if self.mask_length is None and has_all_queries:
+        has_all_queries = queries == tokens
+        if has_all_queries and not is_mask:
             self._check_padding(call.weights, positions)
         return positions
 
@@ -209,7 +208,8 @@ class Positions:
     def _check_padding(self, weights: Tensor, positions: Tensor) -> None:
         """Raise `InputError` if one of the tokens at `positions` is padding in one of the texts.
 
-        A token is padding if the attention weights `[B, H, queries, keys]` on it are 0 for all queries and heads.
+        A token is padding if the attention weights on it are 0 for all queries and heads. `weights` has the shape
+        `[B, H, queries, keys]`, for B texts and H heads; there are N positions.
         """
         selected_weights = weights.detach()[..., positions.to(weights.device)]
         is_attended_BN = selected_weights.sum((1, 2)) > 0
@@ -221,10 +221,19 @@ class Positions:
             raise InputError(f"{self.argument}: {problem}; allowed: positions without padding in any text, or a slice")
 
 
+def _check_slice(argument: str, given: slice) -> None:
+    """Raise `InputError`, prefixed with `argument`, for negative bounds and for a step of 0 or less."""
+    bounds = [bound for bound in (given.start, given.stop, given.step) if bound is not None]
+    has_negative = any(whole_number(argument, bound) < 0 for bound in bounds)
+    if has_negative or given.step == 0:
+        raise InputError(f"{argument}: {given}; allowed: bounds of 0 or more, and a step of 1 or more")
+
+
 def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
     """Return an edit that ablates `heads` (indices from 0, by layer) by setting their values to 0.
 
-    This is equivalent to setting the rows of W_O that belong to these heads to 0; b_O is unchanged.
+    This is equivalent to setting the rows of W_O that belong to these heads to 0; b_O is unchanged. Shapes: B texts, H
+    heads, T tokens, d head width.
     """
     heads_by_layer = {}
     for layer, given in _check_dictionary("without_heads", heads).items():
@@ -263,20 +272,25 @@ def without_edges(
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
-        queries, keys = call.weights.shape[-2:]
-        first = call.first_row  # with a cache of keys, queries are only the last tokens of the text
-        last = first + queries
-        is_cut = torch.zeros(keys, keys, dtype=torch.bool)
-        target_rows = rows.in_texts(call)
-        source_columns = columns.in_texts(call)
-        is_cut[target_rows[:, None], source_columns] = True
-        is_cut_in_call = is_cut[first:last].to(call.weights.device)
+        is_cut = _mark_edges(call, rows, columns)
+        queries, keys = is_cut.shape
         if queries == keys:  # Otherwise, the cut edges may belong to queries of earlier calls, which filled the cache.
-            _check_edges(call, is_cut_in_call, named=layers is not None)
-        weights = call.weights.masked_fill(is_cut_in_call, 0)
+            _check_edges(call, is_cut, named=layers is not None)
+        weights = call.weights.masked_fill(is_cut, 0)
         return weights, call.value
 
     return LayerEdit("without_edges", _read_layers("without_edges", layers), cut_edges)
+
+
+def _mark_edges(call: EditedCall, targets: Positions, sources: Positions) -> Tensor:
+    """Return a mask `[queries, keys]` that is True for the edges of a call from `targets` to `sources`."""
+    queries, keys = call.weights.shape[-2:]
+    first = call.first_row  # with a cache of keys, queries are only the last tokens of the text
+    is_edge = torch.zeros(keys, keys, dtype=torch.bool)  # for all tokens of the text
+    target_rows = targets.in_texts(call)
+    source_columns = sources.in_texts(call)
+    is_edge[target_rows[:, None], source_columns] = True
+    return is_edge[first : first + queries].to(call.weights.device)
 
 
 def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
@@ -288,7 +302,8 @@ def _check_edges(call: EditedCall, cut: Tensor, *, named: bool) -> None:
     """
     if call.weights.masked_select(cut).any():
         return
-    if named or not call.weights.triu(1).any():  # in causal layers, no token attends to a later one
+    is_bidirectional = call.weights.triu(1).any()  # in other layers, no token attends to a later one
+    if named or not is_bidirectional:
         problem = f"no target attends to them in layer {call.layer}"
         raise InputError(f"without_edges: sources: {problem}; pass tokens that a target attends to")
 
@@ -297,7 +312,8 @@ def text_mean_values(attention_mask: Tensor, layers: Collection[int] | None = No
     """Return an edit that replaces all values by their mean over the text, in `layers` or in all layers.
 
     `attention_mask` `[B, T]` is the mask that the model receives; padding is excluded from the mean. With equal values,
-    the output of attention no longer depends on the differences between tokens.
+    the output of attention no longer depends on the differences between tokens. Shapes: B texts, T tokens, H heads, d
+    head width.
     """
     mask_BT = torch.as_tensor(attention_mask)
     is_valid = (mask_BT == 0) | (mask_BT == 1)
@@ -327,7 +343,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
     """Return an edit that replaces the values of each layer by `values[layer]`, which must broadcast to `[B, H, T, d]`.
 
     For example, a mean over several texts or over the tokens of a donor text has the shape `[B, H, 1, d]`. Such a
-    mean replaces the values of all source tokens of a text.
+    mean replaces the values of all source tokens of a text. Shapes: B texts, H heads, T tokens, d head width.
     """
     by_layer = _check_dictionary("replaced_values", values)
     for layer, replacement in by_layer.items():
@@ -352,7 +368,10 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
 
 
 def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
-    """Return an edit that applies `maps[layer]`, such as an `Eraser`, to the values of all heads, `[B, T, H * d]`."""
+    """Return an edit that applies `maps[layer]`, such as an `Eraser`, to the values of all heads, `[B, T, H * d]`.
+
+    Shapes: B texts, T tokens, H heads, d head width.
+    """
     by_layer = _check_dictionary("mapped_values", maps)
     for layer, function in by_layer.items():
         if not callable(function):
@@ -389,13 +408,17 @@ def chained(*edits: Edit) -> Edit:
 
 
 def recorded(values: MutableMapping[int, Tensor]) -> Edit:
-    """Return an edit that changes nothing, and stores the values `[B, H, T, d]` of each layer in `values[layer]`."""
+    """Return an edit that changes nothing, and stores the values `[B, H, T, d]` of each layer in `values[layer]`.
+
+    Shapes: B texts, H heads, T tokens, d head width.
+    """
     if not isinstance(values, MutableMapping):
         raise InputError(
             f"recorded: got {type(values).__name__}; pass a dictionary, which will contain values by layer"
         )
 
     def record_values(call: EditedCall) -> tuple[Tensor, Tensor]:
+        """Store the values of a layer, and return the weights and values unchanged."""
         values[call.layer] = call.value
         return call.weights, call.value
 
@@ -492,19 +515,27 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     centred_ND = exact_ND - mean_D
     whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)  # W and W^+
     covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
-    columns_DK = whitening_DD @ covariance_DK  # W cov(x, Z)
-    # P = basis basis^T. The orthonormal basis of the columns is computed from the eigenvectors of `products_KK`.
-    products_KK = columns_DK.T @ columns_DK
-    sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
-    is_kept_K = sizes_K > sizes_K.max() * 1e-12  # at least one eigenvalue is 0, because the columns sum to 0
-    lengths_R = sizes_K[is_kept_K].sqrt()
-    kept_vectors_KR = vectors_KK[:, is_kept_K]
-    basis_DR = columns_DK @ kept_vectors_KR / lengths_R
+    basis_DR = _compute_basis(whitening_DD @ covariance_DK)  # P = basis basis^T
     return Eraser(
         mean_D=mean_D,
         readout_DK=whitening_DD @ basis_DR,
         directions_KD=basis_DR.T @ unwhitening_DD,
     )
+
+
+def _compute_basis(columns_DK: Tensor) -> Tensor:
+    """Return an orthonormal basis `[D, R]` of the span of K columns of width D, whose sum must be 0; R is their rank.
+
+    The basis vectors are M v / |M v|, where M are the columns and v are the eigenvectors of M'M, and |M v|^2 is the
+    eigenvalue of v.
+    """
+    products_KK = columns_DK.T @ columns_DK
+    sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
+    is_kept_K = sizes_K > sizes_K.max() * MIN_EIGENVALUE  # at least one eigenvalue is 0, because the columns sum to 0
+    lengths_R = sizes_K[is_kept_K].sqrt()
+    kept_vectors_KR = vectors_KK[:, is_kept_K]
+    basis_DR: Tensor = columns_DK @ kept_vectors_KR / lengths_R
+    return basis_DR
 
 
 def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None) -> Eraser:
@@ -521,15 +552,8 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     mean_D = eraser.mean_D.to(exact_ND)
     readout_DK = eraser.readout_DK.to(exact_ND)
     directions_KD = eraser.directions_KD.to(exact_ND)
-    # The directions are an orthonormal basis of the preserved component.
     preserved_ND = eraser(exact_ND) - mean_D
-    sizes_D, vectors_DD = _decompose_covariance(preserved_ND)
-    is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
-    basis_DR = vectors_DD[:, is_kept_D].flip(-1)
-    if seed is not None:
-        seed = whole_number("remaining_eraser: seed", seed)
-        rotation_RR = _draw_rotation(basis_DR.shape[1], seed)
-        basis_DR = basis_DR @ rotation_RR.to(exact_ND)
+    basis_DR = _find_directions(preserved_ND, seed)
     coordinates_NR = preserved_ND @ basis_DR
     variance_R = coordinates_NR.square().mean(0)
     erased_ND = exact_ND - mean_D - preserved_ND
@@ -547,6 +571,20 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
         readout_DK=scaled_DR[:, is_erased_R],
         directions_KD=basis_DR.T[is_erased_R],
     )
+
+
+def _find_directions(centred_ND: Tensor, seed: int | None) -> Tensor:
+    """Return an orthonormal basis `[D, R]` of the span of centred vectors; R is the number of directions with variance.
+
+    The basis vectors are random or, if `seed` is None, the principal components in descending order.
+    """
+    sizes_D, vectors_DD = _decompose_covariance(centred_ND)
+    is_kept_D = sizes_D > sizes_D.max() * MIN_VARIANCE
+    basis_DR = vectors_DD[:, is_kept_D].flip(-1)  # from ascending to descending order
+    if seed is None:
+        return basis_DR
+    rotation_RR = _draw_rotation(basis_DR.shape[1], whole_number("remaining_eraser: seed", seed))
+    return basis_DR @ rotation_RR.to(centred_ND)
 
 
 def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
@@ -631,20 +669,27 @@ def edited_attention(
     thread has an active edit. Heads, tokens and shapes that do not fit a layer raise the error during the forward pass.
     """
     _check_edit(edit)
-    if isinstance(edit, LayerEdit | ChainedEdit):
-        counts = layer_counts(network.base_model)
-        layers = range(1, sum(counts) + 1)
-        note = ""
-        if len(counts) > 1:
-            first_decoder_layer = counts[0] + 1
-            note = f", the decoder's from {first_decoder_layer} on"
-        edit.check_layers(layers, note)
+    _check_layers(edit, network)
 
     def apply(layer: int, weights: Tensor, value: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
+        """Return the edited weights and values of one call of a layer's self-attention."""
         return _apply_edit(edit, EditedCall(layer, weights, value, first_query))
 
     with attached_edit(network, apply, preparation or nullcontext()):
         yield
+
+
+def _check_layers(edit: Edit, network: PreTrainedModel) -> None:
+    """Raise `InputError` if an edit of this module selects a layer that the network does not have."""
+    if not isinstance(edit, LayerEdit | ChainedEdit):  # a function of the user, which does not state its layers
+        return
+    counts = layer_counts(network.base_model)  # the encoder's and the decoder's, or only one number
+    layers = range(1, sum(counts) + 1)
+    note = ""
+    if len(counts) > 1:
+        first_decoder_layer = counts[0] + 1
+        note = f", the decoder's from {first_decoder_layer} on"
+    edit.check_layers(layers, note)
 
 
 def _describe_tensor(tensor: Tensor) -> str:

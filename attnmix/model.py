@@ -144,11 +144,8 @@ class Model:
             base = _copy_if_needed(network)
             with _return_only_vectors(base):
                 output = base(probe_ids(base, self.tokenizer))
-                (vectors,) = last_vectors(output).float().cpu()
-            vectors_TD = vectors.reshape(len(vectors), -1)  # T tokens, D numbers per token
-            # The two numbers of a token are the dot product of its vector and a fixed vector, and its vector's length.
-            direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
-            values_T2 = torch.stack([vectors_TD @ direction_D, vectors_TD.norm(dim=-1)], -1)
+                (vectors,) = last_vectors(output).float().cpu()  # those of the only text
+            values_T2 = _summarize_vectors(vectors)
         computed_by = (str(network.device), network.config._attn_implementation)
         return OutputSignature(values_T2, network.dtype, computed_by)
 
@@ -166,6 +163,13 @@ class OutputSignature(NamedTuple):
         tolerance = SAME_OUTPUT if self.computed_by == other.computed_by else VECTOR_TOLERANCES[self.dtype]
         difference = (self.values - other.values).norm() / other.values.norm()
         return not bool(difference <= tolerance)  # True for NaN
+
+
+def _summarize_vectors(vectors: Tensor) -> Tensor:
+    """Return two numbers `[T, 2]` for each vector of T tokens: its product with a fixed vector, and its length."""
+    vectors_TD = vectors.reshape(len(vectors), -1)  # T tokens, D numbers per token
+    direction_D = torch.linspace(-1, 1, vectors_TD.shape[-1])
+    return torch.stack([vectors_TD @ direction_D, vectors_TD.norm(dim=-1)], -1)
 
 
 def _get_lock(base: Module) -> threading.RLock:
@@ -204,16 +208,20 @@ def _copy_if_needed(base: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def _without_new_hooks(network: PreTrainedModel) -> Iterator[None]:
-    """At the end of the context, remove the permanent hooks that transformers added to a network within the context."""
-    hooks_before = {module: set(module._forward_hooks) for module in network.modules()}
-    hooked_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
+    """At the end of the context, remove the permanent hooks that transformers added to a network within the context.
+
+    The flag that transformers sets in a module with such hooks is also removed.
+    """
+    old_hooks = {module: set(module._forward_hooks) for module in network.modules()}
+    flagged_before = {module for module in network.modules() if hasattr(module, HOOKS_FLAG)}
     try:
         yield
     finally:
-        for module, before in hooks_before.items():
-            for key in set(module._forward_hooks) - before:
+        for module, old_keys in old_hooks.items():
+            new_keys = set(module._forward_hooks) - old_keys
+            for key in new_keys:
                 del module._forward_hooks[key]
-            if hasattr(module, HOOKS_FLAG) and module not in hooked_before:
+            if hasattr(module, HOOKS_FLAG) and module not in flagged_before:
                 delattr(module, HOOKS_FLAG)
 
 
@@ -259,22 +267,23 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
 @contextmanager
 def _set_eval_mode(network: PreTrainedModel) -> Iterator[None]:
     """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
-    modules = list(network.modules())
-    training_modes = [module.training for module in modules]
-    compiled_modules = [module for module in modules if module._compiled_call_impl is not None]
-    compiled_calls = [module._compiled_call_impl for module in compiled_modules]
+    training_by_module = {module: module.training for module in network.modules()}
+    compiled_calls: dict[Module, Any] = {}
+    for module in network.modules():
+        if module._compiled_call_impl is not None:
+            compiled_calls[module] = module._compiled_call_impl
     base: Any = network.base_model
     hook = base.register_forward_pre_hook(with_decoder_inputs, with_kwargs=True)
     try:
         network.eval()
-        for module in compiled_modules:
+        for module in compiled_calls:
             module._compiled_call_impl = None
         yield
     finally:
         hook.remove()
-        for module, mode in zip(modules, training_modes, strict=True):
-            module.training = mode
-        for module, call in zip(compiled_modules, compiled_calls, strict=True):
+        for module, is_training in training_by_module.items():
+            module.training = is_training
+        for module, call in compiled_calls.items():
             module._compiled_call_impl = call
 
 
@@ -328,8 +337,8 @@ def load(
         model_errors("model", source, Path(folder, "model")),
     ):
         checkpoint = Path(folder, "model")
-        with_tokenizer = tokenizer is None
-        fetch_model(source, checkpoint, revision, with_tokenizer)  # outside of `quiet`, to show progress bars
+        # The files are fetched outside of `quiet`, to show progress bars.
+        fetch_model(source, checkpoint, revision, with_tokenizer=tokenizer is None)
         with quiet():
             base: Any = load_base(checkpoint)
             tokenizer = tokenizer or load_tokenizer(checkpoint)

@@ -96,6 +96,7 @@ class LocalOnly:
         """Answer or refuse a request, and add `HEADERS` to the response."""
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of the response; the first message contains the headers."""
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
@@ -117,10 +118,10 @@ class LocalOnly:
             return PlainTextResponse(f"{reason} {shown or 'no host'}. {remedy}", 421)
         if origin is None and method in ("GET", "HEAD"):
             return None
-        pages = [f"http://{host}"]
+        own_origins = [f"http://{host}"]
         for name in self.allowed:
-            pages.extend([f"http://{name}", f"https://{name}"])
-        if origin in pages:
+            own_origins.extend([f"http://{name}", f"https://{name}"])
+        if origin in own_origins:
             return None
         return PlainTextResponse("This server only accepts requests from its own page.", 403)
 
@@ -198,7 +199,8 @@ class Pages:
 
     def write(self, texts: Sequence[str]) -> str:
         """Measure one or two texts, and return their page."""
-        results = self.measurer.results(tokenized(texts, self.measurer))
+        tokens = tokenized(texts, self.measurer)
+        results = self.measurer.results(tokens)
         results.model_names = self.names
         return page_text(results, self.subject)
 
@@ -258,13 +260,18 @@ async def _read_texts(request: Request) -> list[str]:
 
 
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
-    """Return the web application, which accepts requests to this machine and to the `allowed` hosts."""
+    """Return the web application, which accepts requests to this machine and to the `allowed` hosts.
+
+    The functions in this function answer the requests for each address; see `routes`.
+    """
 
     async def send_shell(_request: Request) -> Response:
+        """Return the outer page, with the inputs for texts and a frame for the page of the typed texts."""
         text = SHELL.read_text(encoding="utf-8")
         return HTMLResponse(text, headers={"Content-Security-Policy": SHELL_POLICY})
 
     async def send_script(_request: Request) -> Response:
+        """Return the script of the outer page."""
         return Response(SCRIPT.read_text(encoding="utf-8"), media_type="text/javascript")
 
     async def describe(_request: Request) -> Response:
@@ -292,6 +299,7 @@ def application(pages: Pages, allowed: Collection[str]) -> Starlette:
         return HTMLResponse(text, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
 
     async def refuse(_request: Request, error: Exception) -> Response:
+        """Return the message of an `InputError` as the response to a request."""
         return PlainTextResponse(str(error), 400)
 
     routes = [
@@ -326,7 +334,7 @@ def serve(
         allowed: Additional host names, such as those of a tunnel.
     """
     print("loading the model ...", flush=True)
-    compared_names: Sequence[str] = names if len(names) > 1 else ()
+    compared_names: Sequence[str] = names if len(names) > 1 else ()  # empty unless two models are compared
     with quiet():
         measurer = load_measurer(checkpoints, compared_names or None)
         pages = Pages(measurer, models_subject(names), compared_names)

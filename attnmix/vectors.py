@@ -25,11 +25,15 @@ from attnmix.results.measure_names import check_kinds
 
 if TYPE_CHECKING:
     import xarray
+    from transformers import PreTrainedModel
+
+    from attnmix.runs.tokens import TokenizedTexts
 
 UMAP_DEFAULTS = UmapParameters()
 """The defaults of `layout`."""
 
 FEATURES = "features"  # folder of the outputs in a run
+UNFINISHED = "unfinished"  # folder of incomplete outputs in a run
 
 
 @overload
@@ -93,13 +97,11 @@ def capture(
         >>> bool((run.features("layer_output").numpy() == vectors["layer_output"]).all())
         True
     """
-    from attnmix.runs.capture import capture_texts, captured_vectors
-
     call = "capture(model, texts, path)"
     run = None
     if path is not None:
         run = Run(read_path("path", path, call))
-        check_folder("path", run.root, [FEATURES, "unfinished"])
+        check_folder("path", run.root, [FEATURES, UNFINISHED])
     check_model(model, call)
     given_points = {}
     if points is not None:
@@ -109,19 +111,39 @@ def capture(
     tokenized = tokenize_texts(model, texts, max_length)
     with model.observed(tokenized.pairs) as base, quiet():
         if run is None:
-            present = present_names("points", settings.points, family_of(base.config), POINTS)
-            ids = [document.ids for document in documents_of(tokenized.texts, tokenized.tokens)]
-            vectors = captured_vectors(base, ids, present, settings.dtype, model.pad_token_id, settings.batch_tokens)
-            return labelled_vectors(vectors, tokenized.tokens)
-        # The files of an earlier capture are replaced when the new texts and vectors are complete.
-        unfinished = run.root / "unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        new_run = Run(unfinished / "run")
-        tokenized.write(new_run.captured)
-        capture_texts(settings, base, model.pad_token_id, new_run, unfinished / "stores")
-        publish_output(new_run.root / FEATURES, run.root / FEATURES)
-        shutil.rmtree(unfinished)
+            return _capture_in_memory(base, tokenized, settings, model.pad_token_id)
+        _capture_to_run(base, tokenized, settings, model.pad_token_id, run)
     return run
+
+
+def _capture_in_memory(
+    base: PreTrainedModel, tokenized: TokenizedTexts, settings: CaptureParameters, pad_token_id: int
+) -> dict[str, xarray.DataArray]:
+    """Return the vectors of the texts as an array `[layer, token, hidden]` for each capture point of the model."""
+    from attnmix.runs.capture import captured_vectors
+
+    points = present_names("points", settings.points, family_of(base.config), POINTS)
+    ids = [document.ids for document in documents_of(tokenized.texts, tokenized.tokens)]
+    vectors = captured_vectors(base, ids, points, settings.dtype, pad_token_id, settings.batch_tokens)
+    return labelled_vectors(vectors, tokenized.tokens)
+
+
+def _capture_to_run(
+    base: PreTrainedModel, tokenized: TokenizedTexts, settings: CaptureParameters, pad_token_id: int, run: Run
+) -> None:
+    """Write the texts and their vectors to the folder of `run`.
+
+    The files of an earlier capture are replaced when the new ones are complete.
+    """
+    from attnmix.runs.capture import capture_texts
+
+    unfinished = run.root / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    new_run = Run(unfinished / "run")
+    tokenized.write(new_run.captured)
+    capture_texts(settings, base, pad_token_id, new_run, unfinished / "stores")
+    publish_output(new_run.root / FEATURES, run.root / FEATURES)
+    shutil.rmtree(unfinished)
 
 
 def layout(

@@ -313,7 +313,7 @@ def capture_speed(index: int) -> Callable[[Card], str]:
 
 
 def measure_speed(index: int) -> Callable[[Card], str]:
-    """Return a function that compares the speed of `measure`, with its controls, with bare forward passes.
+    """Return a function that compares the speed of `measure` (including its controls) to that of bare forward passes.
 
     `index` selects one of the batch sizes.
     """

@@ -118,7 +118,7 @@ class OtherProcess:
         return Seconds(wall, processor)
 
     def time_process(self) -> float:
-        """Return the processor seconds of the process, including imports, after one run."""
+        """Return the CPU time of the process in seconds, including imports, after one run."""
         _wall, _processor, process_seconds = self._ask("run", "seconds")
         return process_seconds
 

@@ -1,4 +1,4 @@
-"""Compare time and memory of the stages with bare forward passes and with simple alternatives for the same results.
+"""Compare time and memory of the stages with those of bare forward passes and of programs with the same results.
 
     python -m benchmarks.stages                                   # all cases; needs more than an hour
     python -m benchmarks.stages --cases capture --repeats 3       # only some cases

@@ -11,8 +11,11 @@ files of `model.name`. If `model.base` is set, `models/pretrained/` contains the
 import errno
 import logging
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from attnmix.core.disk import publish_output, remove_unfinished
 from attnmix.core.errors import InputError, model_errors
@@ -27,7 +30,15 @@ from attnmix.models.fetching import fetch_model
 from attnmix.models.loading import check_classifier, check_comparable, check_model
 from stages.common.parameters import Parameters
 from stages.common.resume import UNFINISHED
-from stages.sources import hash_sources, missing_in_clone, missing_in_copy, original_of, source_names, write_sources
+from stages.sources import (
+    Sources,
+    hash_sources,
+    missing_in_clone,
+    missing_in_copy,
+    original_of,
+    source_names,
+    write_sources,
+)
 
 COMMITS = {"model.base": "base_commit", "model.name": "model_commit"}
 """Names of the metrics that contain the commits of the models, by parameter."""
@@ -44,22 +55,9 @@ class _ModelDownload(NamedTuple):
 def main(parameters: Parameters) -> None:
     """Download everything to a temporary folder, and publish it after validation."""
     run = Run(Path())
-    # Check the paths of local sources before the download.
-    for download in _list_models(parameters, run):
-        _check_path(download.key, download.model.name, list(run.checkpoints.values()))
-    names = source_names(parameters)
-    _check_path("dataset.name", names["dataset.name"], [run.reviews])
-    for key, name in names.items():
-        original = original_of(name)
-        if original:
-            raise missing_in_copy(key, name, original)
-    # `hash_sources` keeps the recorded hashes of local sources that are missing, but a download needs their files.
-    sources = hash_sources(parameters)
-    for key, name in names.items():
-        if name in sources.get(key, {}) and not Path(name).exists():
-            raise missing_in_clone(key, name)
-    # Download to a temporary folder.
-    work = UNFINISHED / "download" / "work"
+    _check_source_paths(parameters, run)
+    source_hashes = _hash_existing_sources(parameters)
+    work = UNFINISHED / "download" / "work"  # the temporary folder
     shutil.rmtree(work.parent, ignore_errors=True)  # left by a killed run
     work.mkdir(parents=True)
     try:
@@ -68,9 +66,33 @@ def main(parameters: Parameters) -> None:
         publish_output(unpublished.pretrained, run.pretrained)
         publish_output(unpublished.reviews, run.reviews)
         write_metrics("download", metrics, run.metrics_folder)
-        write_sources(sources)
+        write_sources(source_hashes)
     finally:
         remove_unfinished(work)
+
+
+def _check_source_paths(parameters: Parameters, run: Run) -> None:
+    """Raise `InputError` if a source is an output of the pipeline, or is missing in DVC's copy of a repository."""
+    for download in _list_models(parameters, run):
+        _check_path(download.key, download.model.name, list(run.checkpoints.values()))
+    names = source_names(parameters)
+    _check_path("dataset.name", names["dataset.name"], [run.reviews])
+    for key, name in names.items():
+        original = original_of(name)
+        if original:
+            raise missing_in_copy(key, name, original)
+
+
+def _hash_existing_sources(parameters: Parameters) -> Sources:
+    """Return the hashes of all local sources; raise `InputError` for a source that is missing on this machine.
+
+    `hash_sources` accepts a missing source with recorded hashes, but a download needs its files.
+    """
+    hashes = hash_sources(parameters)
+    for key, name in source_names(parameters).items():
+        if name in hashes.get(key, {}) and not Path(name).exists():
+            raise missing_in_clone(key, name)
+    return hashes
 
 
 def _check_path(key: str, name: str, outputs: list[Path]) -> None:
@@ -85,9 +107,12 @@ def _check_path(key: str, name: str, outputs: list[Path]) -> None:
 
 
 def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
-    """Write the validated dataset and models to the folder of `run`, and return the metrics."""
+    """Write the validated dataset and models to the folder of `run`, and return the metrics.
+
+    The metrics are the commits of hub repositories, the creators of the texts, and the number of texts in each split.
+    """
     downloads = _list_models(parameters, run)
-    metrics: dict[str, Any] = {"dataset_commit": None}
+    metrics: dict[str, Any] = {"dataset_commit": None}  # the first metric in the file
     for key, model, folder in downloads:
         with model_errors(key, model.name, folder):
             metrics[COMMITS[key]] = fetch_model(model.name, folder, model.revision)
@@ -95,7 +120,23 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
     metrics["dataset_commit"] = origin.commit
     if origin.creators:
         metrics["language_creators"] = ", ".join(origin.creators)
-    # Validate the models with the test texts.
+    _check_models(downloads, splits, parameters, run)
+    for split, reviews in splits.items():
+        write_table(split_file(split, run.reviews), reviews)
+        counts = reviews.groupby("label_name")["label"].count()
+        by_class = [f"{number} of class {shorten(name)}" for name, number in counts.items()]
+        logging.info("%s: %s", split, ", ".join(by_class))
+        metrics[split] = len(reviews)
+    return metrics
+
+
+def _check_models(
+    downloads: Sequence[_ModelDownload], splits: Mapping[str, pd.DataFrame], parameters: Parameters, run: Run
+) -> None:
+    """Raise `InputError` if a downloaded model cannot be used with the test texts or with the classes of the dataset.
+
+    `splits` contains the table of labelled texts of each split.
+    """
     texts = texts_of(splits["test"])
     for key, model, folder in downloads:
         with model_errors(key, model.name, folder):
@@ -106,13 +147,6 @@ def _download(parameters: Parameters, run: Run) -> dict[str, Any]:
         check_classifier(run.initial, names, texts, trained=not parameters.finetune.epochs)
     if len(downloads) > 1:
         check_comparable(run.pretrained, run.named_model, texts)
-    for split, reviews in splits.items():
-        write_table(split_file(split, run.reviews), reviews)
-        counts = reviews.groupby("label_name")["label"].count()
-        by_class = [f"{number} of class {shorten(name)}" for name, number in counts.items()]
-        logging.info("%s: %s", split, ", ".join(by_class))
-        metrics[split] = len(reviews)
-    return metrics
 
 
 def _list_models(parameters: Parameters, run: Run) -> list[_ModelDownload]:

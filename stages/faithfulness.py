@@ -9,7 +9,7 @@ ratio. The stage writes `reports/plots/faithfulness/` and `reports/metrics/faith
 defines each number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from attnmix.core.arithmetic.kernels import set_arithmetic
 from attnmix.core.device import chosen_device, measuring_device
 from attnmix.core.draw import stratified_draw
 from attnmix.core.names import CAPTURED_CHECKPOINT
+from attnmix.core.statistics import Doubles
 from attnmix.core.store import texts as store
 from attnmix.core.store.runs import Run
 from attnmix.core.store.writers import write_metrics, write_plot
-from attnmix.faithfulness.attributions import RANDOM_REMOVAL, REFERENCE, Review, present_attributions
+from attnmix.faithfulness.attributions import RANDOM_REMOVAL, REFERENCE, Attribution, Review, present_attributions
 from attnmix.faithfulness.class_use import interventions
 from attnmix.faithfulness.classifier import Classifier
 from attnmix.faithfulness.probes import PROBE_TEXTS, probes
@@ -57,16 +58,12 @@ def main(parameters: Parameters) -> None:
     # Batches are half as large as in `capture`, because edits need memory for attention weights and layer outputs.
     batch_tokens = parameters.capture.batch_tokens // 2
     classifier = Classifier(run.finetuned, device, batch_tokens, run.drawn_reviews.pairs)
-    # Measure the effect of token removal.
     removed = _measure_removals(classifier, parameters.faithfulness.max_length, parameters.seed, run)
-    # Correlate the classifier's margin with the mixing ratio of the last layer.
     margins, checkpoints = _measure_margins(classifier, run)
     last_layer = int(run.table("measure/mixing")["layer"].max())
     correlations = margin_correlation(margins, checkpoints, last_layer)
-    # Evaluate probes and interventions in a sample of the measured texts.
-    measured = read_reviews("measured", run.drawn_reviews)
-    labels_N = np.array([document.label for document in measured])
-    documents = [measured[number] for number in draw_texts(labels_N, parameters.seed)]
+    # Probes are trained on training texts. Probes and interventions are evaluated on a sample of the measured texts.
+    documents = _draw_measured_reviews(parameters.seed, run)
     training = _read_training_reviews(classifier, parameters.capture.max_length, parameters.seed, run)
     bases = _load_bases(classifier, checkpoints, run)
     accuracies = probes(classifier, bases, training, documents, parameters.seed)
@@ -94,39 +91,49 @@ def _create_metrics(removed: pd.DataFrame, correlations: pd.DataFrame) -> dict[s
 
 
 def _measure_removals(classifier: Classifier, max_length: int, seed: int, run: Run) -> pd.DataFrame:
-    """Return the table `faithfulness.csv`. The texts sampled for token removal are truncated to `max_length` tokens.
+    """Return the table `faithfulness.csv`: how the predicted class's probability drops when tokens are replaced.
 
-    A method scores the tokens of a text. Token removal by costly scores and by reference scores is evaluated on a
-    smaller sample of the texts; for all other texts, these scores are replaced by NaN. Shapes: N texts, M methods, T
-    tokens, D draws of a score (one unless the score is random).
+    Several methods score the tokens of each text, and the tokens to replace are chosen by their scores. The texts are
+    those sampled for token removal, truncated to `max_length` tokens. Shapes: N texts, M methods, T tokens, D draws of
+    a score (one unless the score is random), Q tests with a replacement, S shares of replaced tokens.
     """
     methods = present_attributions(classifier.family)
     generator = np.random.default_rng(seed)
     documents = [document.cut(max_length) for document in read_reviews("removed", run.drawn_reviews)]
-    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))  # indices of texts with costly scores
-    drops = []
-    agreements = []
+    sample = set(np.linspace(0, len(documents) - 1, SAMPLED_REVIEWS).astype(int))  # indices of evenly spaced texts
+    drops_by_text = []
+    agreements_by_text = []
     for number, document in enumerate(tqdm(documents, desc="token scores", unit="review", disable=None)):
         review = Review(classifier, document, generator, draw_donors(documents, number, generator))
-        scores = {}
-        for name, method in methods.items():
-            if method.sampled and number not in sample:  # `sampled` is True for costly and reference scores
-                scores[name] = np.full((1, len(document)), np.nan)
-            else:
-                scores[name] = method.scores(review)
-        drops.append(list(probability_drops(review, scores).values()))
-        reference_T = review.gradient_norm()  # every method is correlated with this reference score
-        agreements.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
-    agreement_NM = np.array(agreements)
+        scores = _score_tokens(methods, review, in_sample=number in sample)
+        drops = probability_drops(review, scores)  # an array `[Q, S]` for each method
+        drops_by_text.append(list(drops.values()))
+        reference_T = review.gradient_norm()  # the scores of the method `REFERENCE`
+        agreements_by_text.append([agreement(review, scores_DT, reference_T) for scores_DT in scores.values()])
+    drops_NMQS = np.array(drops_by_text)
+    agreement_NM = np.array(agreements_by_text)
     agreement_NM[:, list(methods).index(REFERENCE)] = np.nan  # The correlation of the reference with itself is omitted.
-    return faithfulness_table(np.array(drops), agreement_NM, list(methods), seed)
+    return faithfulness_table(drops_NMQS, agreement_NM, list(methods), seed)
+
+
+def _score_tokens(methods: Mapping[str, Attribution], review: Review, in_sample: bool) -> dict[str, Doubles]:
+    """Return the scores `[draws, T]` of the tokens of a text by each method.
+
+    Costly scores and reference scores (`sampled` is True) are computed only for the texts of a small sample; for other
+    texts, they are NaN.
+    """
+    scores = {}
+    for name, method in methods.items():
+        is_computed = in_sample or not method.sampled
+        scores[name] = method.scores(review) if is_computed else np.full((1, len(review.document)), np.nan)
+    return scores
 
 
 def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, list[str]]:
-    """Return the table `margins.csv` and the names of the checkpoints.
+    """Return the table `margins.csv`, with a row for each measured text, and the names of the checkpoints.
 
     The margin of a text is the difference between its two largest logits. For each checkpoint, the table has a column
-    with the mean mixing ratio of the text in the last layer.
+    with the mean mixing ratio of the text in the last layer. Shapes: N texts, C classes.
     """
     documents = read_reviews("measured", run.drawn_reviews)
     logits_NC = classifier.logits([document.ids.tolist() for document in documents])
@@ -142,12 +149,24 @@ def _measure_margins(classifier: Classifier, run: Run) -> tuple[pd.DataFrame, li
             "tokens": [len(document) for document in documents],
         }
     )
+    ratios = _read_last_layer_ratios(run)
+    return table.join(ratios, on="document"), ratios.columns.tolist()
+
+
+def _read_last_layer_ratios(run: Run) -> pd.DataFrame:
+    """Return the mean mixing ratio of each measured text in the last layer: rows are texts, columns are checkpoints."""
     means = run.table("measure/mixing")
     method = preferred_ratio(means["method"].unique())
-    ratios = run.table_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
-    checkpoints = ratios["checkpoint"].unique().tolist()
-    by_review = ratios.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
-    return table.join(by_review, on="document"), checkpoints
+    rows = run.table_rows("measure/mixing_by_review", {"method": method, "layer": means["layer"].max()})
+    checkpoints = rows["checkpoint"].unique().tolist()
+    return rows.pivot(index="document", columns="checkpoint", values="mean")[checkpoints]
+
+
+def _draw_measured_reviews(seed: int, run: Run) -> list[Document]:
+    """Return a sample of the measured texts, stratified by class."""
+    measured = read_reviews("measured", run.drawn_reviews)
+    labels_N = np.array([document.label for document in measured])  # the class of each of N texts
+    return [measured[number] for number in draw_texts(labels_N, seed)]
 
 
 def _read_training_reviews(classifier: Classifier, max_length: int, seed: int, run: Run) -> list[Document]:

@@ -17,7 +17,6 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -83,39 +82,29 @@ def main(parameters: Parameters) -> None:
     splits = _read_splits(parameters, run)
     parameters.capture.check_documents(len(splits["test"]))
 
-    # Train the classifier; with 0 epochs, only evaluate it.
     transformers.set_seed(parameters.seed)
-    names = splits["train"].groupby("label")["label_name"].first().to_dict()
-    model, tokenizer = _load_model(finetune, run.initial, names, pairs="text_pair" in splits["train"])
+    class_names = splits["train"].groupby("label")["label_name"].first().to_dict()
+    model, tokenizer = _load_model(finetune, run.initial, class_names, pairs="text_pair" in splits["train"])
     folder = unfinished_folder("finetune", parameters, run.root)
     train, validation, test = (_tokenize_examples(tokenizer, split, finetune.max_length) for split in splits.values())
     trainer = _create_trainer(model, tokenizer, train, validation, folder, parameters)
-    if finetune.epochs:
-        trainer.add_callback(TrainingGuard)
-        trainer.add_callback(StepTimer)
-        trainer.add_callback(GrowingCurves(run.tables))
-        trainer.train(resume_from_checkpoint=_find_last_complete_checkpoint(folder, trainer))
-    else:
-        trainer.state.epoch = 0
-        trainer.evaluate()
+    _train(trainer, finetune.epochs, folder, run.tables)
 
     # All processes predict together; the first one writes the results.
     test_logits, test_scores = _predict(trainer, test)
-    fits = []
-    for split, examples in (("train", _draw_examples(train, parameters.seed)), ("validation", validation)):
-        logits, _ = _predict(trainer, examples)
-        fits.append(_fit_row(split, logits, examples))
-    fits.append(_fit_row("test", test_logits, test))
+    fits = [
+        _measure_fit(trainer, "train", _draw_examples(train, parameters.seed)),
+        _measure_fit(trainer, "validation", validation),
+        _fit_row("test", test_logits, test),
+    ]
     if not trainer.is_world_process_zero():
         return
     predictions = _tabulate_predictions(test_logits, test)
     write_table(run.test_predictions_file, predictions)
     merged = model.merge_and_unload() if finetune.lora else model
-    merged.save_pretrained(folder / "best")
-    tokenizer.backend_tokenizer.no_truncation()  # otherwise, the max_length of this stage would be saved
-    tokenizer.save_pretrained(folder / "best")
+    _save_classifier(merged, tokenizer, folder / "best")
     write_plot(CURVES, _tabulate_curves(trainer.state.log_history), run.tables)
-    write_plot("finetune/finetune_by_class", _score_by_class(predictions, names), run.tables)
+    write_plot("finetune/finetune_by_class", _score_by_class(predictions, class_names), run.tables)
     write_plot("finetune/finetune_fit", pd.DataFrame(fits), run.tables)
     most_frequent = splits["train"]["label"].mode()[0]
     metrics = {
@@ -172,8 +161,28 @@ def _create_trainer(
 
     `train` and `validation` are tokenized examples.
     """
+    # DDP's search for unused parameters, which runs at every step, is enabled only if there are unused parameters.
+    find_unused = process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0])
+    trainer = Trainer(
+        model=model,
+        args=_create_arguments(parameters, folder, find_unused),
+        train_dataset=train,
+        eval_dataset=validation,
+        data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        compute_metrics=_compute_scores,
+        preprocess_logits_for_metrics=_select_logits,
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def _create_arguments(parameters: Parameters, folder: Path, find_unused: bool) -> TrainingArguments:
+    """Return the settings of a trainer that writes checkpoints to `folder`.
+
+    If `find_unused` is True, DDP searches for unused parameters of the model.
+    """
     finetune = parameters.finetune
-    arguments = OneDeviceArguments(
+    return OneDeviceArguments(
         output_dir=str(folder),
         seed=parameters.seed,
         num_train_epochs=finetune.epochs,
@@ -185,8 +194,7 @@ def _create_trainer(
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=WARMUP_FRACTION,
         use_cpu=chosen_device().type == "cpu",
-        # DDP's search for unused parameters, which runs at every step, is enabled only if there are unused parameters.
-        ddp_find_unused_parameters=process_count() > 1 and _has_unused_parameters(model, tokenizer, train[0]),
+        ddp_find_unused_parameters=find_unused,
         bf16=finetune.precision == "bf16",
         fp16=finetune.precision == "fp16",
         train_sampling_strategy="group_by_length",
@@ -200,17 +208,29 @@ def _create_trainer(
         average_tokens_across_devices=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=train,
-        eval_dataset=validation,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        compute_metrics=_compute_scores,
-        preprocess_logits_for_metrics=_select_logits,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
+
+
+def _train(trainer: Trainer, epochs: int, folder: Path, tables: Path) -> None:
+    """Train a classifier, or only evaluate it if `epochs` is 0.
+
+    Training resumes from the last complete checkpoint in `folder`, if there is one. The training curves are written to
+    the folder `tables` at each logged step.
+    """
+    if not epochs:
+        trainer.state.epoch = 0
+        trainer.evaluate()
+        return
+    trainer.add_callback(TrainingGuard)
+    trainer.add_callback(StepTimer)
+    trainer.add_callback(GrowingCurves(tables))
+    trainer.train(resume_from_checkpoint=_find_last_complete_checkpoint(folder, trainer))
+
+
+def _save_classifier(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a classifier and its tokenizer to `folder`."""
+    model.save_pretrained(folder)
+    tokenizer.backend_tokenizer.no_truncation()  # otherwise, the max_length of this stage would be saved
+    tokenizer.save_pretrained(folder)
 
 
 def _select_logits(outputs: Any, _labels: Any) -> Any:
@@ -252,6 +272,12 @@ def _draw_examples(examples: Sequence[Any], seed: int) -> list[Any]:
     return [examples[row] for row in sorted(rows)]
 
 
+def _measure_fit(trainer: Trainer, split: str, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """Predict the classes of `examples`, and return their row of `finetune_fit.csv`."""
+    logits, _ = _predict(trainer, examples)
+    return _fit_row(split, logits, examples)
+
+
 def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return a row of `finetune_fit.csv`: the accuracy and the mean margin of the predictions for `examples`.
 
@@ -259,11 +285,18 @@ def _fit_row(split: str, logits: Doubles, examples: Sequence[Mapping[str, Any]])
     `[texts, classes]`.
     """
     labels = np.array([example["labels"] for example in examples])
-    is_label = np.arange(logits.shape[1]) == labels[:, None]  # [texts, classes], True once in each row
+    classes = np.arange(logits.shape[1])
+    is_label = classes == labels[:, None]  # [texts, classes]; each row has one True value
+    logit_of_label = logits[is_label]  # [texts]
     largest_other = np.where(is_label, -np.inf, logits).max(-1)
-    margins = logits[is_label] - largest_other
-    accuracy = float((logits.argmax(-1) == labels).mean())
-    return {"split": split, "texts": len(labels), "accuracy": accuracy, "margin": float(margins.mean())}
+    margins = logit_of_label - largest_other
+    is_correct = logits.argmax(-1) == labels
+    return {
+        "split": split,
+        "texts": len(labels),
+        "accuracy": float(is_correct.mean()),
+        "margin": float(margins.mean()),
+    }
 
 
 def _find_kept_epoch(trainer: Trainer) -> int:
@@ -421,25 +454,32 @@ def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None
     random state as a zip file, which ends with a directory and is therefore only valid if it is complete. If one of
     these files were missing, transformers would resume with a different random state.
     """
-    generators = ["rng_state.pth"]
-    processes = trainer.args.world_size
-    if processes > 1:
-        generators = [f"rng_state_{rank}.pth" for rank in range(processes)]
-
-    def read_step(checkpoint: Path) -> int:
-        """Return the number of training steps at the end of a folder's name."""
-        _, _, step = checkpoint.name.rpartition("-")
-        return int(step)
-
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=read_step, reverse=True):
-        with suppress(OSError, ValueError):
-            json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-            if all(is_zipfile(checkpoint / name) for name in generators):
-                logging.info("training resumes from %s", checkpoint.name)
-                return str(checkpoint)
+    newest_first = sorted(folder.glob("checkpoint-*"), key=_read_step, reverse=True)
+    for checkpoint in newest_first:
+        if _is_complete(checkpoint, trainer.args.world_size):
+            logging.info("training resumes from %s", checkpoint.name)
+            return str(checkpoint)
         if trainer.is_world_process_zero():
             shutil.rmtree(checkpoint)
     return None
+
+
+def _read_step(checkpoint: Path) -> int:
+    """Return the number of training steps at the end of the name of a checkpoint folder."""
+    _, _, step = checkpoint.name.rpartition("-")
+    return int(step)
+
+
+def _is_complete(checkpoint: Path, processes: int) -> bool:
+    """Return True if a checkpoint contains the complete trainer state and the random state of each process."""
+    generators = ["rng_state.pth"]
+    if processes > 1:
+        generators = [f"rng_state_{rank}.pth" for rank in range(processes)]
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        return all(is_zipfile(checkpoint / name) for name in generators)
+    except (OSError, ValueError):
+        return False
 
 
 def _tabulate_curves(history: list[dict[str, Any]]) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from attnmix.figures.mixing import draw_by_layer, draw_controls, draw_own_share,
 from attnmix.figures.own_share import draw_main
 from attnmix.figures.style import find_fallback_fonts, paper_style, save_figure
 from attnmix.figures.text_mixing import draw_matrices, draw_strips
-from attnmix.figures.tokens import CapturedTexts, read_captured
+from attnmix.figures.tokens import CapturedTexts, TextLayers, read_captured
 from attnmix.measures.matrices import LAYER_MATRICES, ROLLOUTS
 from attnmix.page.assembly import write_page
 from attnmix.page.sentences import Subject
@@ -69,8 +69,8 @@ def main(parameters: Parameters) -> None:
     try:
         write_page(run, page_subject(parameters, run.metrics("download")))  # while other processes draw
     finally:
-        # Wait even after an error, because joblib reports abandoned drawings. The loop also raises errors that occurred
-        # in other processes.
+        # Wait even after an error; otherwise, joblib warns about drawing jobs that did not finish. The loop also raises
+        # errors that occurred in other processes.
         for _ in drawn:
             pass
 
@@ -123,11 +123,12 @@ def changed_parameters(parameters: Parameters) -> list[tuple[str, str, str]]:
 def _flatten_by_key(parameters: Parameters) -> dict[str, Any]:
     """Return all parameter values by key, such as `umap.metric`."""
     values: dict[str, Any] = {}
-    for name, section in parameters.model_dump().items():
-        if isinstance(section, dict):
-            values.update({f"{name}.{key}": value for key, value in section.items()})
-        else:
-            values[name] = section
+    for name, content in parameters.model_dump().items():
+        if isinstance(content, dict):  # a section
+            for key, value in content.items():
+                values[f"{name}.{key}"] = value
+        else:  # a parameter outside sections, such as `seed`
+            values[name] = content
     return values
 
 
@@ -205,25 +206,39 @@ def mixing_figures(run: Run, captured: CapturedTexts) -> Iterator[Drawing]:
 def text_figures(run: Run, captured: CapturedTexts, documents: Sequence[str]) -> Iterator[Drawing]:
     """Yield the figures of single texts: the main figure for one text, and ratios and matrices for all `documents`.
 
-    For encoder-decoder models, the encoder and the decoder have separate figures; the names of the decoder's figures
-    end in `_decoder`.
+    A model has one stack of layers or, if it is an encoder-decoder model, two: the encoder and the decoder. Each stack
+    has separate figures; the names of the decoder's figures end in `_decoder`.
     """
     ratios = run.captured_ratios(list(documents))
     main_text = first_text(documents)
-    for document, rows in ratios.groupby("document", sort=False):
-        # A stack is an encoder or a decoder; its name is empty unless it is the decoder of an encoder-decoder model.
-        for stack in captured.text_layers(str(document), int(rows["layer"].max())):
-            name = str(document).replace("/", "_")
-            ending = f"_{stack.name}" if stack.name else ""
+    for name, rows in ratios.groupby("document", sort=False):
+        document = str(name)
+        for stack in captured.text_layers(document, int(rows["layer"].max())):
+            is_decoder = stack.name != ""
+            ending = f"_{stack.name}" if is_decoder else ""
             stack_rows = rows[rows["layer"].isin(stack.layers)]
-            if document == main_text and not stack.name:
+            if document == main_text and not is_decoder:
                 exchange = run.table("measure/exchange")
                 yield Drawing(run.figures / "main", draw_main, (stack_rows, exchange, document, stack))
-            yield Drawing(run.figures / f"mixing_tokens_{name}{ending}", draw_strips, (stack_rows, document, stack))
+            strips_path = run.figures / f"mixing_tokens_{_file_name(document)}{ending}"
+            yield Drawing(strips_path, draw_strips, (stack_rows, document, stack))
             for checkpoint in map(str, rows["checkpoint"].unique()):
-                available = run.matrices(checkpoint, str(document))
-                for kind, names in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
-                    path = run.figures / f"mixing_{kind}_{name}_{checkpoint}{ending}"
-                    methods = [method for method in names if method in available]
-                    if methods:
-                        yield Drawing(path, draw_matrices, (run, checkpoint, document, stack, methods))
+                yield from _matrix_figures(run, checkpoint, document, stack, ending)
+
+
+def _matrix_figures(run: Run, checkpoint: str, document: str, stack: TextLayers, ending: str) -> Iterator[Drawing]:
+    """Yield the figures of a text's matrices in one stack of layers: matrices of single layers, then rollouts.
+
+    The names of the figures end in `ending`. Matrices that the run does not contain are omitted.
+    """
+    available = run.matrices(checkpoint, document)
+    for kind, names in (("contributions", LAYER_MATRICES), ("rollouts", ROLLOUTS)):
+        methods = [method for method in names if method in available]
+        if methods:
+            path = run.figures / f"mixing_{kind}_{_file_name(document)}_{checkpoint}{ending}"
+            yield Drawing(path, draw_matrices, (run, checkpoint, document, stack, methods))
+
+
+def _file_name(document: str) -> str:
+    """Return the name of a text, such as `test/3`, without slashes."""
+    return document.replace("/", "_")

@@ -49,21 +49,29 @@ def hash_sources(parameters: Parameters) -> Sources:
     hashes: Sources = {}
     for key, name in source_names(parameters).items():
         if name.startswith(PACKAGE_SCHEME) or Path(name) == SAMPLE:
-            continue
+            continue  # files of packages and of the sample are pinned by other means
         recorded_hashes = recorded.get(key, {}).get(name, {})
-        original = original_of(name)  # not None only for a source that is missing in DVC's copy of a repository
-        if original is not None:
-            if _hash_files(key, _list_files(key, str(original), parameters)) != recorded_hashes:
-                raise missing_in_copy(key, name, original)
-        elif recorded_hashes and not Path(name).exists():
-            reason = "DVC can take the outputs from its cache or a remote"
-            message = "%s: %s does not exist on this machine and is treated as unchanged since the last run, because %s"
-            logging.warning(message, key, name, reason)
+        _check_missing_source(key, name, recorded_hashes, parameters)
         # There are no files to hash if the source is on the hub, or missing on this machine.
         source_hashes = _hash_files(key, _list_files(key, name, parameters)) or recorded_hashes
         if source_hashes:
             hashes[key] = {name: source_hashes}
     return hashes
+
+
+def _check_missing_source(key: str, name: str, recorded_hashes: Mapping[str, str], parameters: Parameters) -> None:
+    """Raise `InputError` for a source that is missing in DVC's copy of a repository and differs from `recorded_hashes`.
+
+    Log a warning for any other missing source with recorded hashes, which is treated as unchanged.
+    """
+    original = original_of(name)  # not None only for a source that is missing in DVC's copy of a repository
+    if original is not None:
+        if _hash_files(key, _list_files(key, str(original), parameters)) != recorded_hashes:
+            raise missing_in_copy(key, name, original)
+    elif recorded_hashes and not Path(name).exists():
+        reason = "DVC can take the outputs from its cache or a remote"
+        message = "%s: %s does not exist on this machine and is treated as unchanged since the last run, because %s"
+        logging.warning(message, key, name, reason)
 
 
 def source_names(parameters: Parameters) -> dict[str, str]:
@@ -82,12 +90,19 @@ def original_of(name: str) -> Path | None:
     Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original repository
     either.
     """
-    # The path of such a copy contains the folders `COPIES`; the first of these is in the original repository.
+    repository = _find_original_repository()
+    if repository is None or Path(name).exists():
+        return None
+    original = repository / name
+    return original if original.exists() else None
+
+
+def _find_original_repository() -> Path | None:
+    """Return the repository of which the current folder is a copy made by DVC; None if it is no such copy."""
     for folder in Path.cwd().parents:
-        if folder.parts[-len(COPIES) :] == COPIES and not Path(name).exists():
-            repository = folder.parents[len(COPIES) - 1]
-            original = repository / name
-            return original if original.exists() else None
+        # DVC makes its copies in the folder `<repository>/.dvc/tmp/exps`.
+        if folder.parts[-len(COPIES) :] == COPIES:
+            return folder.parents[len(COPIES) - 1]
     return None
 
 

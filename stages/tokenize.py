@@ -5,7 +5,7 @@
 Writes `features/tokenize/`, which `attnmix.core.store.texts` documents.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,28 +41,38 @@ def captured_texts(parameters: Parameters, run: Run) -> Iterator[TextRow]:
     selected = capture.documents
     if capture.typical:
         selected = typical_reviews(read_table(run.test_predictions_file, "finetune"))
-    # `with_texts` requires sorted row indices; the reviews are yielded in the order of their selection.
-    sorted_rows = np.sort(np.array(selected, np.int64))
-    selected_reviews = with_texts(sorted_rows, "test", reviews, run.reviews)
-    review_by_row = dict(zip(sorted_rows.tolist(), selected_reviews, strict=True))
-    for row in selected:
-        yield review_by_row[row]
+    yield from _read_in_order(selected, reviews, run)
     if capture.drawn:
         drawn = stratified_draw(reviews["label"].to_numpy(), capture.drawn, parameters.seed)
-        yield from with_texts(np.setdiff1d(drawn, sorted_rows), "test", reviews, run.reviews)
+        others = np.setdiff1d(drawn, np.array(selected, np.int64))
+        yield from with_texts(others, "test", reviews, run.reviews)
     yield from free_texts(capture.texts)
 
 
+def _read_in_order(rows: Sequence[int], reviews: pd.DataFrame, run: Run) -> Iterator[TextRow]:
+    """Yield the test reviews with the row indices `rows`, in the order of `rows`."""
+    sorted_rows = np.sort(np.array(rows, np.int64))  # `with_texts` requires sorted indices
+    sorted_reviews = with_texts(sorted_rows, "test", reviews, run.reviews)
+    review_by_row = dict(zip(sorted_rows.tolist(), sorted_reviews, strict=True))
+    for row in rows:
+        yield review_by_row[row]
+
+
 def drawn_reviews(parameters: Parameters, run: Run) -> Iterator[TextRow]:
-    """Yield the reviews sampled for the statistics, then the reviews sampled only for token removal."""
+    """Yield the reviews sampled for the statistics, then the reviews sampled only for token removal.
+
+    The columns `measured` and `removed` state whether a review belongs to the first and to the second sample.
+    """
     reviews = _tabulate_test_reviews(run)
     labels = reviews["label"].to_numpy()
-    measured = stratified_draw(labels, parameters.measure.documents, parameters.seed)
-    removed = stratified_draw(labels, parameters.faithfulness.documents, parameters.seed)
-    flags = {"measured": reviews.index.isin(measured), "removed": reviews.index.isin(removed)}
-    reviews = reviews.assign(**flags)
-    yield from with_texts(np.sort(measured), "test", reviews, run.reviews)
-    yield from with_texts(np.setdiff1d(removed, measured), "test", reviews, run.reviews)
+    measured_rows = stratified_draw(labels, parameters.measure.documents, parameters.seed)
+    removed_rows = stratified_draw(labels, parameters.faithfulness.documents, parameters.seed)
+    is_measured = reviews.index.isin(measured_rows)
+    is_removed = reviews.index.isin(removed_rows)
+    reviews = reviews.assign(measured=is_measured, removed=is_removed)
+    yield from with_texts(np.sort(measured_rows), "test", reviews, run.reviews)
+    only_removed_rows = np.setdiff1d(removed_rows, measured_rows)
+    yield from with_texts(only_removed_rows, "test", reviews, run.reviews)
 
 
 def _tabulate_test_reviews(run: Run) -> pd.DataFrame:

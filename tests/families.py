@@ -218,7 +218,8 @@ def write_family(name: str, folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(folder)
     named: dict[str, str | None] = {"pad": None, "bos": None, "eos": None, **TOKENS[name].ids}
     ids = {f"{role}_token_id": token and tokenizer.convert_tokens_to_ids(token) for role, token in named.items()}
-    # BART has three classes by default, so labels are named. As in real models, embeddings have additional rows.
+    # BART has three classes by default, so the two labels are given explicitly. As in real models, embeddings have
+    # additional rows.
     labels = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     if AutoConfig.for_model(name).is_encoder_decoder and ids["bos_token_id"] is None:
         ids["decoder_start_token_id"] = ids["pad_token_id"]

@@ -1,7 +1,7 @@
 """The pipeline creates all outputs that a family supports, and the page shows them (one family per set of outputs).
 
-`test_families.py` compares points, ratios, matrices and derivatives of all families with references, and
-`test_second_device.py` compares the measures of each layer algebra on two devices.
+`test_families.py` compares points, ratios, matrices and derivatives of all families with references. For one family of
+each kind of layer, `test_second_device.py` compares the measures on two devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Downloads survive all temporary failures of a hub, and lasting failures raise an error and leave no files."""
+"""Downloads survive all temporary failures of a hub, and permanent failures raise an error and leave no files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEMPORARY = [
 OVER = f"even after {LIMIT_SECONDS:g} s; try again later"
 RESET = f"the connection broke ([Errno 104] Connection reset by peer), {OVER}"
 SPOILT = "did not match the hub's listing in two downloads"
-# Lasting failures, with the expected part of the error.
+# Permanent failures, each with a substring of the expected error message.
 LASTING = [
     (Trouble("info", "503", None), f"the server answers 503 Service Unavailable, {OVER}"),
     (Trouble("info", "429", None), f"the server answers 429 Too Many Requests, {OVER}"),
@@ -90,7 +90,10 @@ class Served(NamedTuple):
         return folder
 
     def failure(self, folder: Path, token: str | None = None, **changes: Any) -> str:
-        """Return the error message of the stage; it must be one line, and a new folder must contain no outputs."""
+        """Return the error message of the stage.
+
+        Assert that it is one line and that the stage writes no outputs to a folder without files.
+        """
         new = not folder.exists() or not any(folder.iterdir())
         with pytest.raises(InputError) as raised:
             self.download(folder, token, **changes)

@@ -168,7 +168,7 @@ def test_valid_edit_changes_the_output(model: attnmix.Model, maker: str) -> None
 
 
 def errors_of(model: attnmix.Model, maker: str, arguments: dict[str, Any]) -> list[str]:
-    """Return the error of creating an edit, or else the errors of using it alone and in a chain."""
+    """Return the error raised when an edit is created; if there is none, the errors of its use alone and in a chain."""
     try:
         edit = made(maker, arguments)
     except InputError as error:

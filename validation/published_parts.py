@@ -9,8 +9,8 @@ the value of each token. attnmix keeps the biases as a separate part. Both metho
 `GeLU_ZO` (the authors' default; `chord` in attnmix) and `GeLU_LA` (`tangent` in attnmix).
 
 The published method is computed in float64 from the weights and embeddings of the model, without the measures of
-attnmix. For the vectors after each layer, the program prints the share of a token's own part by length and by
-projection, and the mean rank correlation between the part lengths of the two methods. No network is needed.
+attnmix. For the vectors after each layer, the program prints the own share of a token by length and by projection, and
+the mean rank correlation between the lengths of the parts in the two methods. No network is needed.
 
 Shapes: J parts (the source tokens and, with `biases="token"`, the biases), T tokens, D hidden, H heads, E = H * head
 width, W width of the feed-forward network.

@@ -23,13 +23,17 @@ def use_writable_caches() -> None:
     home = Path("~").expanduser()
     cache_home = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    # matplotlib uses both folders.
-    if "MPLCONFIGDIR" not in os.environ and not (_can_write(config_home) and _can_write(cache_home)):
+    if "MPLCONFIGDIR" not in os.environ and not _can_matplotlib_write(config_home, cache_home):
         os.environ["MPLCONFIGDIR"] = str(_create_temporary_folder() / "matplotlib")
     if "NUMBA_CACHE_DIR" not in os.environ and not _can_numba_write(cache_home):
         os.environ["NUMBA_CACHE_DIR"] = str(_create_temporary_folder() / "numba")
         if "numba" in sys.modules:  # numba reads the variable only at import
             sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+
+
+def _can_matplotlib_write(config_home: Path, cache_home: Path) -> bool:
+    """Return True if matplotlib can write to both folders that it uses."""
+    return _can_write(config_home) and _can_write(cache_home)
 
 
 def _can_numba_write(cache_home: Path) -> bool:
@@ -38,6 +42,7 @@ def _can_numba_write(cache_home: Path) -> bool:
 
 
 def _list_code_folders() -> list[Path]:
+    """Return the cache folder next to the code of each package in `COMPILED`; packages that are missing are omitted."""
     specs = [find_spec(name) for name in COMPILED]
     return [Path(spec.origin).parent / "__pycache__" for spec in specs if spec and spec.origin]
 

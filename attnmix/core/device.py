@@ -166,15 +166,14 @@ def _log_device(device: torch.device) -> None:
     """Log the device, and warn if a GPU of this machine is not used."""
     if device.type == "cpu":
         logging.info("device: CPU")
-        reason = None
-        if not os.environ.get(VARIABLE):  # otherwise, the user selected the CPU
-            reason = _explain_missing_gpu()
+        is_chosen_by_user = bool(os.environ.get(VARIABLE))
+        reason = None if is_chosen_by_user else _explain_missing_gpu()
         if reason is not None:
             logging.warning("a GPU of this machine is not used: %s", reason)
         return
     logging.info("device: %s", ", ".join([device_name(device), *_describe_gpu(device)]))
     devices = torch.accelerator.device_count()
-    if devices > 1 and process_count() == 1:
+    if devices > 1 and process_count() == 1:  # each process uses only one GPU
         command = f"`torchrun --nproc-per-node {devices} -m stages STAGE`"
         logging.warning("%d of %d GPUs are unused; %s uses all of them", devices - 1, devices, command)
 

@@ -29,7 +29,7 @@ def stratified_draw(labels: npt.NDArray[np.int64], size: int, seed: int) -> RowN
 def stratified_split(
     labels: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[RowNumbers, RowNumbers]:
-    """Split the rows; return the indices of both parts, of which the second has about `fraction` of the rows.
+    """Split the rows into two parts, of which the second has about `fraction` of the rows; return their row indices.
 
     `labels` and `groups` contain the class and the group of each row. Rows of the same group are never separated, and
     the class shares of the second part are close to those of all rows. If `fraction` is small, the second part has
@@ -38,10 +38,10 @@ def stratified_split(
     classes = len(np.unique(labels))
     size = max(round(fraction * len(labels)), classes)
     has_groups = len(np.unique(groups)) < len(groups)  # False if every group has a single row
-    part = _select_groups(labels, groups, size, seed) if has_groups else stratified_draw(labels, size, seed)
+    second_part = _select_groups(labels, groups, size, seed) if has_groups else stratified_draw(labels, size, seed)
     all_rows = np.arange(len(labels))
-    rest = np.setdiff1d(all_rows, part)
-    return rest, part
+    first_part = np.setdiff1d(all_rows, second_part)
+    return first_part, second_part
 
 
 def typical_reviews(predictions: pd.DataFrame) -> list[int]:
@@ -54,16 +54,12 @@ def typical_reviews(predictions: pd.DataFrame) -> list[int]:
     is_correct = predictions["label"] == predictions["predicted"]
     counts = predictions["label"].value_counts().sort_index()
     classes = counts.nlargest(TYPICAL_CLASSES).index
-    masks = []
+    groups = []  # one text is selected from each group of texts
     for name in sorted(classes):
-        masks.append(is_correct & (predictions["label"] == name))
-    masks.append(~is_correct)
-    rows = []
-    for mask in masks:
-        texts = predictions[mask]
-        if not texts.empty:
-            rows.append(_select_typical_text(texts))
-    return rows
+        groups.append(predictions[is_correct & (predictions["label"] == name)])
+    misclassified = predictions[~is_correct]
+    groups.append(misclassified)
+    return [_select_typical_text(texts) for texts in groups if not texts.empty]
 
 
 def _select_typical_text(texts: pd.DataFrame) -> int:
@@ -103,16 +99,21 @@ def _select_groups(
     generator = np.random.default_rng(seed)
     for group in generator.permutation(len(counts_GC)):
         count_C = counts_GC[group]
-        # (missing - count)^2 - missing^2: the change if this group is selected
+        # The change of m_c^2 if this group is selected: (missing - count)^2 - missing^2.
         change_C = count_C * (count_C - 2 * missing_C)
         if weights_C @ change_C < 0:
             missing_C -= count_C
             is_selected_G[group] = True
-    return np.flatnonzero(is_selected_G[groups])
+    is_selected = is_selected_G[groups]  # for each row
+    return np.flatnonzero(is_selected)
 
 
 def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the classes `[C]` in `labels`, and the numbers of rows `[C]` to draw from them: `size` rows in total."""
+    """Return the classes `[C]` in `labels`, and the numbers of rows `[C]` to draw from them: `size` rows in total.
+
+    The numbers are proportional to the sizes of the classes, up to rounding. If `size` is at least the number of
+    classes, every class has at least one row.
+    """
     classes, counts = np.unique(labels, return_counts=True)
     exact = size * counts / len(labels)
     quota = np.floor(exact).astype(int)
@@ -122,10 +123,15 @@ def _compute_quotas(labels: npt.NDArray[np.int64], size: int) -> tuple[npt.NDArr
     order = np.lexsort((-remainders, has_row))  # sorts by the last key, `has_row`, and then by `-remainders`
     remaining = size - quota.sum()
     quota[order[:remaining]] += 1
-    # If there are enough rows for all classes, each class without a row receives one from the class with the most rows.
-    while size >= len(classes) and (quota == 0).any():
+    if size >= len(classes):
+        _fill_empty_classes(quota)
+    return classes, quota
+
+
+def _fill_empty_classes(quota: npt.NDArray[np.int64]) -> None:
+    """Move one row from the class with the most rows to each class without a row; `quota` `[C]` is changed in place."""
+    while (quota == 0).any():
         largest = np.argmax(quota)
         quota[largest] -= 1
         smallest = np.argmin(quota)
         quota[smallest] += 1
-    return classes, quota

@@ -225,8 +225,9 @@ def _read_entries(given: Any, key: str) -> dict[str, list[list[int]]]:
 def _read_rows(value: Any, key: str) -> list[list[int]]:
     """Return the integers of one entry in a tokenizer's output (one text or a batch), with one row per text."""
     items = _list_items(_convert_to_list(value))
-    if items and all(map(_is_number, items)):
-        items = [items]  # one text
+    is_one_text = bool(items) and all(map(_is_number, items))
+    if is_one_text:
+        items = [items]
     rows = []
     for number, item in enumerate(items):
         row = _list_items(item)
@@ -252,18 +253,18 @@ def _apply_mask(encoding: TokenIds, mask: list[int], key: str) -> TokenIds:
     others = set(mask) - {0, 1}
     if others:
         raise InputError(f"{key}: {MASK} contains {min(others)}; allowed: 0 and 1")
-    kept = [place for place, value in enumerate(mask) if value]
-    if not kept:
+    kept_positions = [position for position, value in enumerate(mask) if value]
+    if not kept_positions:
         raise InputError(f"{key}: {MASK} is 0 for all tokens; pass a mask that is 1 for the tokens of the text")
-    first = kept[0]
-    last = kept[-1]
-    if len(kept) < last - first + 1:
+    first = kept_positions[0]
+    end = kept_positions[-1] + 1
+    has_gap = len(kept_positions) < end - first
+    if has_gap:
         raise InputError(f"{key}: {MASK} is 0 within the text; mask only padding before or after the text")
-    part = slice(first, last + 1)
     types = encoding.types
     if types:
-        types = types[part]
-    return TokenIds(encoding.ids[part], types, masked=True)
+        types = types[first:end]
+    return TokenIds(encoding.ids[first:end], types, masked=True)
 
 
 def _list_column_names(given: Any) -> list[str]:
@@ -329,12 +330,10 @@ def _find_text_column(given: Any) -> str | None:
         name = json.dumps(key, ensure_ascii=False) if isinstance(key, str) else repr(key)
         selection = f"[{name}]"
         values = _select_column(given, key)
-        is_split = bool(_list_column_names(values))
+        is_split = bool(_list_column_names(values))  # the value is a table itself
         if is_split:
             selection_in_split = _find_text_column(values)
-            if selection_in_split is None:
-                return None
-            return selection + selection_in_split
+            return None if selection_in_split is None else selection + selection_in_split
         length = _measure_texts(values)
         if length > best_length:
             best_selection = selection
@@ -389,6 +388,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
+    """Return True for None, NaN, and the missing values of pandas (NA and NaT)."""
     if isinstance(value, float):
         return value != value  # NaN
     return value is None or type(value).__name__ in ("NAType", "NaTType")

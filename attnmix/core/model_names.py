@@ -57,13 +57,19 @@ def distinct_names(models: Sequence[Hashable], names: Sequence[str], sources: Se
         sources_of_name = {model: source_by_model[model] for model in _select_models(name_by_model, shared)}
         longer_labels = _prefix_with_parents(shared, sources_of_name)
         labels.update(longer_labels)
-    for shared in _find_repeated(labels.values()):
-        for number, model in enumerate(_select_models(labels, shared), start=1):
-            labels[model] = f"{shared} ({number})"
+    _number_repeated(labels)
     return [labels[model] for model in models]
 
 
+def _number_repeated(label_by_model: dict[Hashable, str]) -> None:
+    """Append a number to each label that several models have, such as `run (1)` and `run (2)`."""
+    for shared in _find_repeated(label_by_model.values()):
+        for number, model in enumerate(_select_models(label_by_model, shared), start=1):
+            label_by_model[model] = f"{shared} ({number})"
+
+
 def _find_repeated(labels: Iterable[str]) -> list[str]:
+    """Return the labels that occur more than once, each of them once."""
     counts = Counter(labels)
     return [label for label, number in counts.items() if number > 1]
 
@@ -80,10 +86,11 @@ def _prefix_with_parents(shared: str, sources: dict[Hashable, str]) -> dict[Hash
     only if they distinguish more models. A user-defined name, which differs from the last component of the source,
     remains unchanged.
     """
-    candidates = [dict.fromkeys(sources, shared)]
+    unprefixed_labels = dict.fromkeys(sources, shared)
+    candidates = [unprefixed_labels]
     max_components = max(len(_split_source(source)) for source in sources.values())
     for components in range(2, max_components + 1):
-        labels = dict.fromkeys(sources, shared)
+        labels = dict(unprefixed_labels)
         for model, source in sources.items():
             is_user_defined = display_name(source) != shared
             if not is_user_defined:

@@ -94,9 +94,10 @@ class Resampled(NamedTuple):
         """
         from scipy.special import ndtri  # slow import, not needed for figures and pages
 
-        tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-        ends = _compute_quantiles(self.samples, tails)
-        normal = float(ndtri(tails[1]))
+        lower_tail = (1 - LEVEL) / 2
+        upper_tail = (1 + LEVEL) / 2
+        ends = _compute_quantiles(self.samples, [lower_tail, upper_tail])
+        normal = float(ndtri(upper_tail))
         student = _compute_student_factor(normal, self.documents)
         # `student / normal` is the product of the two factors in the docstring of this class.
         low, high = self.mean + (ends - self.mean) * student / normal
@@ -126,13 +127,13 @@ class Resampled(NamedTuple):
         """
         samples = self.samples.reshape(len(self.samples), -1)  # [samples, cells]
         mean = self.mean.ravel()
-        error = samples.std(0)
+        error = samples.std(0)  # se
         has_enough_texts = self.documents.ravel() >= MIN_SIMULTANEOUS
         is_included = (error > MIN_STANDARD_ERROR) & has_enough_texts
         deviations = np.abs(samples[:, is_included] - mean[is_included])
         standardised = deviations / error[is_included]
-        largest = standardised.max(1, initial=0)
-        quantile = np.quantile(largest, LEVEL)
+        largest = standardised.max(1, initial=0)  # [samples]
+        quantile = np.quantile(largest, LEVEL)  # c
         known_error = np.where(is_included, error, np.nan).reshape(self.mean.shape)
         half = known_error * _compute_student_factor(quantile, self.documents)
         return Interval(self.mean, self.mean - half, self.mean + half)
@@ -303,6 +304,7 @@ class Jackknifed(NamedTuple):
 
 
 def _divide(sums: Doubles, counts: Doubles) -> Doubles:
+    """Return the means `sums / counts`; NaN where the count is 0."""
     means = np.full_like(sums, np.nan)
     return np.divide(sums, counts, out=means, where=counts > 0)
 

@@ -71,11 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"error: {' '.join(arguments) or 'no argument'}: not a stage; allowed: {', '.join(STAGES)}")
     with as_command(name):
         parameters = read_parameters()
-        variables = ENVIRONMENT
-        if not sys.stderr.isatty():
-            variables = ENVIRONMENT | WITHOUT_BARS
-        for variable, value in variables.items():
-            os.environ.setdefault(variable, value)
+        _set_environment()
         environment.set_variables(parameters.arithmetic)
         with frozen_imports():  # excludes the imported objects from garbage collection
             stage = import_module(f"stages.{name}")
@@ -86,6 +82,13 @@ def main(arguments: Sequence[str]) -> None:
             from attnmix.core.device import end_process_group
 
             end_process_group()
+
+
+def _set_environment() -> None:
+    """Set the variables in `ENVIRONMENT` that the user has not set; without a terminal, disable progress bars too."""
+    variables = ENVIRONMENT if sys.stderr.isatty() else ENVIRONMENT | WITHOUT_BARS
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

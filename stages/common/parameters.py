@@ -7,7 +7,7 @@ invalid values.
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -43,16 +43,20 @@ class Parameters(settings.Section):
     @model_validator(mode="after")
     def _check_kinds_of_texts(self) -> Self:
         """Raise ValueError if `capture.texts` and the texts of the dataset differ in kind (single texts or pairs)."""
-        reviews_are_pairs = not isinstance(self.dataset.text_column, str)  # two columns
+        # A pair of texts is a list of two strings; the reviews are pairs if `text_column` is a list of two columns.
+        review_kind = _name_kind(self.dataset.text_column)
         for number, text in enumerate(self.capture.texts):
-            is_pair = not isinstance(text, str)
-            if is_pair != reviews_are_pairs:
-                kind = "a pair of texts" if is_pair else "one text"
-                review_kind = "a pair of texts" if reviews_are_pairs else "one text"
+            kind = _name_kind(text)
+            if kind != review_kind:
                 raise ValueError(
                     f"capture.texts[{number}]: {shorten(repr(text))} is {kind}, but each review is {review_kind}"
                 )
         return self
+
+
+def _name_kind(value: str | list[str]) -> str:
+    """Return `one text` for a string, and `a pair of texts` for a list of two."""
+    return "one text" if isinstance(value, str) else "a pair of texts"
 
 
 def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
@@ -75,17 +79,9 @@ def read_parameters(path: Path = Path("params.yaml")) -> Parameters:
 
 def _explain(problem: ErrorDetails) -> str:
     """Return a message for one mistake in params.yaml, with the parameter's key and the allowed values."""
-    location = problem["loc"]
-    if not location:  # from a validator of several sections; its message includes the keys
+    if not problem["loc"]:  # from a validator of several sections; its message includes the keys
         return problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "invalid_key":  # a key that is not a string; in other locations, numbers are indices of lists
-        location = tuple(str(part) for part in location)
-    # A location contains the section, the names within it, and indices of lists.
-    section, *names = [part for part in location if isinstance(part, str)]
-    indices = [part for part in location if isinstance(part, int)]
-    if section == "finetune" and names[:1] == ["lora"]:
-        section = "finetune.lora"
-        names = names[1:]
+    section, names, indices = _read_location(problem)
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         return _explain_unknown_key(section, names)
     key = section
@@ -96,6 +92,33 @@ def _explain(problem: ErrorDetails) -> str:
     for index in indices:
         key += f"[{index}]"
     return f"{key}: {settings.problem_text(problem)}"
+
+
+class _Location(NamedTuple):
+    """The place of a mistake in params.yaml."""
+
+    section: str
+    """The name of a section or of a key outside sections."""
+    names: list[str]
+    """The names within the section."""
+    indices: list[int]
+    """The indices in the lists that contain the mistake, from the outermost list to the innermost one."""
+
+
+def _read_location(problem: ErrorDetails) -> _Location:
+    """Return the place of a mistake; pydantic joins names and indices in one tuple, such as `("capture", "texts", 0)`.
+
+    The nested section is named `finetune.lora`.
+    """
+    parts = problem["loc"]
+    if problem["type"] == "invalid_key":  # a key that is not a string; in other places, numbers are indices of lists
+        parts = tuple(str(part) for part in parts)
+    section, *names = [part for part in parts if isinstance(part, str)]
+    indices = [part for part in parts if isinstance(part, int)]
+    if section == "finetune" and names[:1] == ["lora"]:
+        section = "finetune.lora"
+        names = names[1:]
+    return _Location(section, names, indices)
 
 
 def _explain_unknown_key(section: str, names: Sequence[str]) -> str:

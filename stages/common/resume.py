@@ -11,11 +11,9 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import reduce
 from importlib.metadata import distributions
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from attnmix.core.errors import InputError, in_one_line
 from stages.common.parameters import Parameters
 
 UNFINISHED = Path(".unfinished")
+DIGEST_CHARACTERS = 16
 REPOSITORY = Path(__file__).parents[2]
 NAME_AND_VERSION = re.compile(r"^(?:Name|Version): *(.*?)\s*$", re.MULTILINE)
 
@@ -41,38 +40,63 @@ def unfinished_folder(stage: str, parameters: Parameters, root: Path) -> Path:
 
     Folders that contain unfinished work of this stage for other inputs are deleted.
     """
-    from attnmix.core.arithmetic.kernels import computed_on  # loads torch
-    from attnmix.core.device import chosen_device
-
-    declared = _read_declaration(stage)
-    values = parameters.model_dump()
-    # Select the parameters that dvc.yaml declares for the stage; keys can be nested, such as `capture.dtype`.
-    selected = {key: reduce(getitem, key.split("."), values) for key in declared["params"]}
-    settings = [
-        selected,
-        platform.python_version(),
-        _list_packages(),
-        computed_on(parameters.arithmetic, chosen_device()),
-    ]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    # Add the content and the name of each file on which the stage depends. Code files are always those of this
-    # repository.
-    for name in declared["deps"]:
-        is_code = name.startswith(("attnmix", "stages"))
-        path = (REPOSITORY if is_code else root) / name
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
-            if file.is_file() and "__pycache__" not in file.parts:
-                with file.open("rb") as opened:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
-                digest.update(file.name.encode())
-    folder = root / UNFINISHED / stage / digest.hexdigest()[:16]
+    folder = root / UNFINISHED / stage / _digest_inputs(stage, parameters, root)
     folder.mkdir(parents=True, exist_ok=True)
     if is_first_process():
         for other in folder.parent.iterdir():
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def _digest_inputs(stage: str, parameters: Parameters, root: Path) -> str:
+    """Return a digest of everything that affects the results of a stage of the run in `root`.
+
+    These are the parameters and files that dvc.yaml declares for the stage, the versions of Python and of the installed
+    packages, and the kind of machine.
+    """
+    from attnmix.core.arithmetic.kernels import computed_on  # loads torch
+    from attnmix.core.device import chosen_device
+
+    declaration = _read_declaration(stage)
+    settings = [
+        _select_parameters(parameters, declaration["params"]),
+        platform.python_version(),
+        _list_packages(),
+        computed_on(parameters.arithmetic, chosen_device()),
+    ]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for file in _list_input_files(declaration["deps"], root):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+        digest.update(file.name.encode())
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _select_parameters(parameters: Parameters, keys: Iterable[str]) -> dict[str, Any]:
+    """Return the values of the parameters with the given keys: `seed`, whole sections, or keys such as `umap.seed`."""
+    sections = parameters.model_dump()
+    selected = {}
+    for key in keys:
+        value: Any = sections
+        for name in key.split("."):
+            value = value[name]
+        selected[key] = value
+    return selected
+
+
+def _list_input_files(names: Iterable[str], root: Path) -> Iterator[Path]:
+    """Yield the files among the dependencies `names` of a stage, and the files in folders among them.
+
+    Code is read from this repository, all other dependencies from the run in `root`.
+    """
+    for name in names:
+        is_code = name.startswith(("attnmix", "stages"))
+        path = (REPOSITORY if is_code else root) / name
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                yield file
 
 
 def describe_unfinished(stage: str) -> str:
@@ -92,13 +116,7 @@ def lock_stage(stage: str) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    declaration = _read_declaration(stage)
-    paths = [UNFINISHED]
-    for kind in ("outs", "metrics", "plots"):
-        for output in declaration.get(kind, []):
-            path = output if isinstance(output, str) else next(iter(output))  # or a mapping from path to options
-            paths.append(Path(path))
-    for path in paths:
+    for path in [UNFINISHED, *_list_outputs(stage)]:
         check_writable(path.parent)
     UNFINISHED.mkdir(exist_ok=True)
     lock = FileLock(UNFINISHED / f"{stage}.lock", blocking=False)
@@ -113,6 +131,18 @@ def lock_stage(stage: str) -> Iterator[None]:
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
         remove_empty(UNFINISHED / stage)
+
+
+def _list_outputs(stage: str) -> list[Path]:
+    """Return the paths of all outputs of a stage, including metrics and plots, as declared in dvc.yaml."""
+    declaration = _read_declaration(stage)
+    paths = []
+    for kind in ("outs", "metrics", "plots"):
+        for output in declaration.get(kind, []):
+            # An output is declared by its path, or as a mapping from the path to options.
+            path = output if isinstance(output, str) else next(iter(output))
+            paths.append(Path(path))
+    return paths
 
 
 def _list_packages() -> list[str]:

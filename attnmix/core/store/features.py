@@ -84,26 +84,27 @@ def _locate_arrays(root: Path) -> _Location:
         place = place_of(manifest["store"])
         digests = manifest["digests"]
     if isinstance(place, Path):
-        # A relative path begins at the folder of the run, two levels above `root`; an absolute path remains unchanged.
-        place = root.parents[1] / place
+        run_folder = root.parents[1]
+        place = run_folder / place  # an absolute path remains unchanged
     return _Location(place, digests)
 
 
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
     """Write `manifest.json` in `root`, with the location `store` and a digest of each array.
 
-    `digests` has one mapping per unit of writing (see `StorePlan`), with the hash of this unit for each site. The
-    digest of an array is the hash of the joined hashes of its units, and is also stored in the attributes of the array.
+    `digests` has one mapping per unit of writing (see `StorePlan`): from the name of each site to the hash of this unit
+    of the site's array. The digest of an array is the hash of the joined hashes of its units, and is also stored in the
+    attributes of the array.
     """
-    by_site = {}
+    digest_by_site = {}
     for name in digests[0]:
-        unit_digests = "".join(unit[name] for unit in digests)
-        digest = hashlib.sha256(unit_digests.encode()).hexdigest()
-        by_site[name] = digest
+        unit_hashes = "".join(unit[name] for unit in digests)
+        digest = hashlib.sha256(unit_hashes.encode()).hexdigest()
+        digest_by_site[name] = digest
         path = _locate_array(place_of(store), Site.named(name))
         with writing(path):
             open_array(path, "capture", "r+").update_attributes({DIGEST: digest})
-    manifest = json.dumps({"store": store, "digests": by_site}, indent=2)
+    manifest = json.dumps({"store": store, "digests": digest_by_site}, indent=2)
     with writing(root / MANIFEST) as path:
         path.write_text(f"{manifest}\n", encoding="utf-8")
 
@@ -158,22 +159,25 @@ def write_unit(
     A unit is a complete shard, or a chunk of an array without shards. A `writer` can be reused within one thread.
     Raise `InputError` if writing fails.
     """
-    array = store.array
-    block = np.ascontiguousarray(block, array.dtype)
-    if array.shards and isinstance(store.path, Path):
+    block = np.ascontiguousarray(block, store.array.dtype)
+    if store.array.shards and isinstance(store.path, Path):
         # `ShardWriter` is faster than zarr, but supports only local files.
-        chunk_rows = array.chunks[0]
-        shard_rows = array.shards[0]
-        shard_number = rows.start // shard_rows
-        file = store.path / array.metadata.encode_chunk_key((shard_number, 0))
-        writer = writer or ShardWriter()
-        writer.write(file, block, chunk_rows, shard_rows // chunk_rows)
+        _write_shard(store.path, store.array, rows.start, block, writer or ShardWriter())
     else:
         with writing(store.path):
-            array[rows] = block
+            store.array[rows] = block
     if not with_digest:
         return ""
     return hashlib.sha256(block.data).hexdigest()
+
+
+def _write_shard(folder: Path, array: Any, first_row: int, block: Array, writer: ShardWriter) -> None:
+    """Write `block`, a complete shard of `array`, to the shard's file in `folder`; `first_row` is its first row."""
+    chunk_rows = array.chunks[0]
+    shard_rows = array.shards[0]
+    shard_number = first_row // shard_rows
+    file = folder / array.metadata.encode_chunk_key((shard_number, 0))
+    writer.write(file, block, chunk_rows, chunks=shard_rows // chunk_rows)
 
 
 def open_store(root: Path, site: Site) -> Any:

@@ -101,9 +101,10 @@ def read_results(source: Path | io.StringIO, **options: Any) -> Any:
     Columns of class names (`WORD_COLUMNS`, and `label` if there is a column `predicted`) are loaded as strings, which
     preserves the names `None`, `nan`, `True` and `01`. In other columns, only empty cells are missing values.
     """
-    names = [str(name) for name in pd.read_csv(source, nrows=0)]
+    header = pd.read_csv(source, nrows=0)
     if isinstance(source, io.StringIO):
         source.seek(0)
+    names = [str(name) for name in header]
     class_columns = [name for name in names if name in WORD_COLUMNS]
     if "label" in names and "predicted" in names:
         class_columns.append("label")
@@ -171,9 +172,12 @@ def _check_chunk_files(array: Any, path: Place, rows: slice) -> None:
     file_shape = array.shards or array.chunks  # a file contains a shard or, in an array without shards, a chunk
     file_rows = file_shape[0]
     start, stop, _ = rows.indices(array.shape[0])
-    zeros = [0] * (array.ndim - 1)  # arrays are split along their first axis only
-    for number in range(start // file_rows, ceil(stop / file_rows)):
-        name = array.metadata.encode_chunk_key((number, *zeros))
+    first_file = start // file_rows
+    end_file = ceil(stop / file_rows)
+    # The key of a file contains its index along each axis; arrays are split along their first axis only.
+    other_indices = [0] * (array.ndim - 1)
+    for number in range(first_file, end_file):
+        name = array.metadata.encode_chunk_key((number, *other_indices))
         file = f"{folder}/{name}"
         if not file_system.isfile(file) or not file_system.size(file):
             raise ValueError(f"{name} is missing or empty")

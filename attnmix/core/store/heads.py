@@ -42,10 +42,10 @@ DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 
 
 def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the input `[T, T]` of a head's softmax, computed from its `products` q.k; -inf for masked keys.
+    """Return the input `[T, T]` of a head's softmax, computed from its `products` q.k `[T, T]`; -inf for masked keys.
 
     `parts` contains the stored arrays of a text with T tokens, including `scores` (the scaling factor and the softcap
-    of the products) and `reach` (the first and the last visible key of each token).
+    of the products) and `reach` (the first and the last visible key of each token). `layer` is an index from 0.
     """
     scaling, softcap = parts["scores"][layer].astype(np.float64)
     logits = products * scaling
@@ -65,7 +65,7 @@ def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
     """
     queries_HTd = parts["query"][layer]
     keys_GTd = parts["key"][layer]
-    key_head = head * len(keys_GTd) // len(queries_HTd)  # the heads of a group share a key
+    key_head = head * len(keys_GTd) // len(queries_HTd)  # H / G consecutive heads share a key head
     query_Td = queries_HTd[head].astype(np.float64)
     key_Td = keys_GTd[key_head].astype(np.float64)
     products_TT = query_Td @ key_Td.T
@@ -73,7 +73,10 @@ def scores(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
 
 
 def weights(parts: Parts, layer: int, head: int) -> npt.NDArray[np.float64]:
-    """Return the attention weights `[T, T]` of one head, the softmax of `scores` with the stored denominators."""
+    """Return the attention weights `[T, T]` of one head: the softmax of `scores`, with the stored denominators.
+
+    `layer` and `head` are indices from 0, and T is the number of tokens.
+    """
     scores_TT = scores(parts, layer, head)
     log_sums_T = parts["log_sums"][layer, head]
     exponents_TT: npt.NDArray[np.float64] = scores_TT - log_sums_T[:, None]

@@ -137,7 +137,7 @@ class MixingTables:
 
 @dataclass
 class TextResults(MixingTables):
-    """Results of texts in memory, as plain data."""
+    """Results for texts that are held in memory, as plain data."""
 
     documents: pd.DataFrame
     tokens: pd.DataFrame
@@ -224,14 +224,14 @@ def components_of(vectors: Array, places: Array) -> Components | None:
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)
-    squares_2 = np.square(places_N2).sum(axis=0)
+    squares_2 = np.square(places_N2).sum(axis=0)  # |p|^2 for each of the two axes of the map
     if not squares_2[0] > 0:
         return None
     # X are the centred vectors, v is a principal direction with X'Xv = bv, and the coordinates along v are p = sXv with
     # an unknown factor s. Then |p|^2 = s^2 b and |X'p| = s b. Hence the eigenvalue is b = |X'p|^2 / |p|^2, and the
     # scale of the map is 1 / s = |X'p| / |p|^2.
     products_D2 = centred_ND.T @ places_N2
-    lengths_2 = np.linalg.norm(products_D2, axis=0)
+    lengths_2 = np.linalg.norm(products_D2, axis=0)  # |X'p|
     eigenvalues_2 = np.divide(lengths_2**2, squares_2, out=np.zeros(2), where=squares_2 > 0)
     scale = lengths_2[0] / squares_2[0]
     if not _is_principal_component(centred_ND, places_N2[:, 0], lengths_2[0], scale):

@@ -157,6 +157,17 @@ class Run(MixingTables):
 
         Raise `InputError` for a point, layer or text that was not captured.
         """
+        sites = self._select_sites(point, layers)
+        rows = self.rows(document)
+        first = stored.open_store(self.activations, sites[0])
+        shape = (len(sites), rows.stop - rows.start, first.shape[1])
+        return Features(self, sites, rows, shape, first.dtype)
+
+    def _select_sites(self, point: str, layers: Iterable[int] | int | None) -> list[Site]:
+        """Return the sites of one capture point in the given layers, or in all captured layers if `layers` is None.
+
+        Raise `InputError` for a point or layer that was not captured.
+        """
         captured_layers = [site.layer for site in self.sites if site.point == point]
         if not captured_layers:
             points = ", ".join(dict.fromkeys(site.point for site in self.sites))
@@ -168,11 +179,7 @@ class Run(MixingTables):
         if wrong or not layers:
             captured = ", ".join(map(str, captured_layers))
             raise InputError(f"layers: {', '.join(wrong) or 'none'}; allowed for {point}: {captured}")
-        sites = [Site(layer, point) for layer in layers]
-        rows = self.rows(document)
-        first = stored.open_store(self.activations, sites[0])
-        shape = (len(sites), rows.stop - rows.start, first.shape[1])
-        return Features(self, sites, rows, shape, first.dtype)
+        return [Site(layer, point) for layer in layers]
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """Return the metrics of a stage."""
@@ -188,7 +195,7 @@ class Run(MixingTables):
     def table_rows(self, name: str, values: Mapping[str, object]) -> pd.DataFrame:
         """Return the rows of the table `name` that have the value `values[column]` in each `column` of `values`.
 
-        The table is read in parts, to limit memory.
+        The table is read in parts, to limit memory usage.
         """
         columns = list(values)
         wanted = pd.Series(values)
@@ -265,17 +272,17 @@ class Run(MixingTables):
     @property
     def components(self) -> dict[Site, Components]:
         """The principal components of each site in the layout `pca`; the maps of all sites have the same extent."""
-        keys = ["document", "position"]
+        keys = ["document", "position"]  # identify a token
         stored_tokens = pd.MultiIndex.from_frame(self.tokens[keys])
-        places = self.map("pca")
-        places_by_site = places.groupby(["layer", "point"])
+        table = self.map("pca")  # one row per site and mapped token
+        table_by_site = table.groupby(["layer", "point"])
         components = {}
-        for site in map_sites(places):
-            table = places_by_site.get_group((site.layer, site.point))
-            tokens = pd.MultiIndex.from_frame(table[keys])
-            rows = stored_tokens.get_indexer(tokens)  # the row of each mapped token in the store
+        for site in map_sites(table):
+            places = table_by_site.get_group((site.layer, site.point))
+            mapped_tokens = pd.MultiIndex.from_frame(places[keys])
+            rows = stored_tokens.get_indexer(mapped_tokens)  # the row of each mapped token in the store
             vectors = self.read(site, rows)
-            xy = table[["x", "y"]].to_numpy()
+            xy = places[["x", "y"]].to_numpy()
             components_of_site = components_of(vectors, xy)
             if components_of_site:
                 components[site] = components_of_site
@@ -356,13 +363,13 @@ class Features:
             row_range, _ = block_info[None]["array-location"]
             return stored.read_features(self.run.activations, site, slice(*row_range))
 
-        store = stored.open_store(self.run.activations, self.sites[0])
+        store = stored.open_store(self.run.activations, self.sites[0])  # all stores of a point have the same shape
         chunks = array.core.normalize_chunks(store.shards or store.chunks, store.shape)
         meta = np.empty((0, 0), self.dtype)  # tells dask the dtype and the number of dimensions
         layers = []
         for site in self.sites:
-            whole = array.map_blocks(partial(read_block, site), chunks=chunks, meta=meta)
-            layers.append(whole[self.rows])
+            all_rows = array.map_blocks(partial(read_block, site), chunks=chunks, meta=meta)
+            layers.append(all_rows[self.rows])
         coordinates = token_coordinates(self.run.tokens.iloc[self.rows])
         coordinates["layer"] = [site.layer for site in self.sites]
         dimensions = ("layer", "token", "hidden")

@@ -56,8 +56,8 @@ class ShardWriter:
         The file consists of the chunks of `content`, each with a checksum, followed by the index with a checksum. The
         index contains the offset and the size of each of the `chunks` chunks.
         """
-        stride = chunk_bytes + CHECKSUM_BYTES
-        starts = range(0, content.size, chunk_bytes)
+        stride = chunk_bytes + CHECKSUM_BYTES  # size of a chunk in the file
+        starts = range(0, content.size, chunk_bytes)  # of the chunks in `content`
         index = np.full((chunks, 2), MISSING_CHUNK, "<u8")
         data_bytes = len(starts) * stride
         size = data_bytes + index.nbytes + CHECKSUM_BYTES
@@ -66,29 +66,39 @@ class ShardWriter:
         for number, start in enumerate(starts):
             offset = number * stride
             index[number] = offset, stride
-            encoded = self.buffer[offset : offset + stride]
             chunk = content[start : start + chunk_bytes]
-            encoded[: chunk.size] = chunk
-            encoded[chunk.size : chunk_bytes] = 0  # missing rows of the last chunk
-            encoded[chunk_bytes:] = checksum_of(encoded[:chunk_bytes])
+            _encode_chunk(chunk, chunk_bytes, self.buffer[offset : offset + stride])
         encoded_index = index.reshape(-1).view(np.uint8)
         self.buffer[data_bytes : size - CHECKSUM_BYTES] = encoded_index
         self.buffer[size - CHECKSUM_BYTES : size] = checksum_of(encoded_index)
         return size
 
     def _write_buffer(self, path: Path, size: int) -> None:
-        """Write the first `size` bytes of the buffer, bypassing the page cache if possible."""
-        if self.direct_flag and size >= MIN_DIRECT_BYTES:
-            try:
-                whole_pages = self.buffer[: round_to_pages(size)]  # required by direct writes
-                write_file(path, whole_pages, size, self.direct_flag)
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-                self.direct_flag = 0  # direct writes are also disabled for all later files
-            else:
-                return
-        write_file(path, self.buffer[:size], size)
+        """Write the first `size` bytes of the buffer; large files bypass the page cache if possible."""
+        is_written = size >= MIN_DIRECT_BYTES and self._write_directly(path, size)
+        if not is_written:
+            write_file(path, self.buffer[:size], size)
+
+    def _write_directly(self, path: Path, size: int) -> bool:
+        """Write the first `size` bytes of the buffer past the page cache; return False if this is not supported."""
+        if not self.direct_flag:
+            return False
+        whole_pages = self.buffer[: round_to_pages(size)]  # required by direct writes
+        try:
+            write_file(path, whole_pages, size, self.direct_flag)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            self.direct_flag = 0  # direct writes are also disabled for all later files
+            return False
+        return True
+
+
+def _encode_chunk(chunk: Array, chunk_bytes: int, encoded: Array) -> None:
+    """Write the bytes of a chunk and their checksum to `encoded`; a chunk of fewer bytes is padded with zeros."""
+    encoded[: chunk.size] = chunk
+    encoded[chunk.size : chunk_bytes] = 0  # missing rows of the last chunk
+    encoded[chunk_bytes:] = checksum_of(encoded[:chunk_bytes])
 
 
 def allocate_pages(size: int) -> Array:

@@ -167,22 +167,19 @@ def write_tokenized(folder: Path, row_groups: Iterable[tuple[pd.DataFrame, pd.Da
     Each item of `row_groups` contains the rows of both tables for some texts; one item at a time is in memory. Columns
     in `MORE_TOKEN_FIELDS` are written if they are present in the first item.
     """
-    row_groups = iter(row_groups)
-    first = next(row_groups)
+    remaining = iter(row_groups)
+    first = next(remaining)
     _, first_tokens = first
-    token_fields = list(TOKEN_FIELDS)
-    for name, kind in MORE_TOKEN_FIELDS:
-        if name in first_tokens:
-            token_fields.append((name, kind))
+    more_fields = [(name, kind) for name, kind in MORE_TOKEN_FIELDS if name in first_tokens]
     text_schema = pa.schema(TEXT_FIELDS)
-    token_schema = pa.schema(token_fields)
+    token_schema = pa.schema([*TOKEN_FIELDS, *more_fields])
     with (
         atomic_path(folder / "texts.parquet") as texts_part,
         atomic_path(folder / "tokens.parquet") as tokens_part,
         pq.ParquetWriter(texts_part, text_schema, **PARQUET_OPTIONS) as texts_writer,
         pq.ParquetWriter(tokens_part, token_schema, **PARQUET_OPTIONS) as tokens_writer,
     ):
-        for texts, tokens in itertools.chain([first], row_groups):
+        for texts, tokens in itertools.chain([first], remaining):
             text_table = pa.Table.from_pandas(texts, text_schema, preserve_index=False)
             texts_writer.write_table(text_table)
             token_table = pa.Table.from_pandas(tokens, token_schema, preserve_index=False)

@@ -61,7 +61,8 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
     """
     schema = _build_ratio_schema(methods)
     with writing(folder / "tokens.parquet") as path, pq.ParquetWriter(path, schema, **PARQUET_OPTIONS) as writer:
-        group = [schema.empty_table()]  # `concat_tables` requires at least one table
+        empty_table = schema.empty_table()
+        group = [empty_table]  # the tables of a row group; `concat_tables` requires at least one table
         group_rows = 0
         for rows in documents:
             table = pa.Table.from_pandas(rows, schema, preserve_index=False)
@@ -69,9 +70,9 @@ def write_ratios(folder: Path, methods: Sequence[str], documents: Iterable[pd.Da
             group_rows += len(table)
             if group_rows >= MIN_GROUP_ROWS:
                 writer.write_table(pa.concat_tables(group))
-                group = [schema.empty_table()]
+                group = [empty_table]
                 group_rows = 0
-        writer.write_table(pa.concat_tables(group))
+        writer.write_table(pa.concat_tables(group))  # the last row group, which may be smaller
 
 
 def _build_ratio_schema(methods: Sequence[str]) -> pa.Schema:
@@ -113,9 +114,10 @@ def write_by_site(name: str, tokens: pd.DataFrame, columns: Mapping[Site, Mappin
 
 
 def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table of `document, position, layer, point` and `columns`, with one row per site and token.
+    """Return a table of `document, position, layer, point` and further columns, with one row per site and token.
 
-    `columns` contains the same columns for each site, with one value per token: a list or an array.
+    `columns` contains the further columns of each site by name, with one value per token: a list or an array. All sites
+    have the same columns. The rows are ordered by site, then by token.
     """
     sites = list(columns)
     layers = np.array([site.layer for site in sites], np.int32)
@@ -124,11 +126,10 @@ def columns_by_site(tokens: pd.DataFrame, columns: Mapping[Site, Mapping[str, An
     table = pd.concat([tokens_of_site] * len(sites), ignore_index=True)
     table["layer"] = np.repeat(layers, len(tokens))
     table["point"] = np.repeat(points, len(tokens))
-    first_columns = columns[sites[0]]
-    for name, first_values in first_columns.items():
+    for name, first_values in columns[sites[0]].items():
         values_by_site = [columns[site][name] for site in sites]
         if isinstance(first_values, list):
-            table[name] = list(chain(*values_by_site))
+            table[name] = list(chain.from_iterable(values_by_site))
         else:
             table[name] = np.concatenate(values_by_site)
     return table
