@@ -624,7 +624,7 @@ def test_false_claims_stay_below_five_percent(
 
 
 def test_few_texts_have_no_verdict(model: attnmix.Model) -> None:
-    results = [attnmix.measure(each, TEXTS[:8]) for each in (model, longer_attention(model, 3))]
+    results = [attnmix.measure(each, TEXTS[:12]) for each in (model, longer_attention(model, 3))]
     compared = attnmix.compare(*results)
     assert set(compared.all_rows()["between_models"]) == {"too few texts"}
     assert compared.rows["ci_low"].notna().all()

@@ -654,7 +654,7 @@ class Sampled(NamedTuple):
 class OwnShareSample(NamedTuple):
     """The sample of texts in which the tokens' own shares are measured, and the method of computing them."""
 
-    max_texts: int = 20
+    max_texts: int = 24
     max_length: int = 48
     """The maximum number of tokens per text; longer texts are truncated."""
     by: str = "exchange"
