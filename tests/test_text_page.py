@@ -70,7 +70,16 @@ def test_served_page_needs_no_further_tables(tiny_bert: Path, monkeypatch: pytes
     assert page_text(measurer.results(texts), Subject("a model")) == drawn
 
 
-def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["the film was not good .", "the film was good ."],
+        ["film good " * 30, "good " * 30],  # longer than the texts in the default sample of `own_share`
+    ],
+)
+def test_typed_pair_has_own_share_of_every_word(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
     measurer = text_results.load_measurer({"pretrained": tiny_bert})
     exchanged: list[str] = []
     right = exchange.measure_exchange
@@ -80,7 +89,6 @@ def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: py
         return right(base, document, *arguments)
 
     monkeypatch.setattr("attnmix.measures.engine.measure_exchange", counted)
-    texts = ["the film was not good .", "the film was good ."]
     results = measurer.results(tokenized(texts, measurer))
     assert exchanged == ["text/0", "text/1"]  # once each
     shares = []
@@ -91,7 +99,7 @@ def test_typed_pair_has_own_share_of_every_word(tiny_bert: Path, monkeypatch: py
         alone = measurer.results(tokenized([text], measurer)).captured_ratios(["text/0"])
         np.testing.assert_allclose(found["own_share"], alone["own_share"], rtol=1e-5, atol=1e-6)
         shares.append(found[found["layer"] == found["layer"].max()]["own_share"])
-    table = results.table("measure/exchange").query("layer == layer.max()")
+    table = results.table("measure/exchange").query("quantity == 'own_share' and layer == layer.max()")
     assert table["mean"].iloc[0] == pytest.approx(pd.concat(shares).mean(), abs=1e-5)
 
 

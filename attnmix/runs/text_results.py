@@ -46,6 +46,7 @@ from attnmix.maps.vectors import Coordinates, Maps, Vectors, points_for
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.geometry_tables import page_geometry
+from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.mixing_tables import (
     COUNTS,
     TABLE_COLUMNS,
@@ -248,7 +249,8 @@ class TextMeasurer:
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         if len(measurements) > 1:  # The page shows the change in the mean over layers.
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
-        own_share_sums = {name: measured.own_share[OwnShareSample()] for name, measured in measurements.items()}
+        sample = _choose_own_share_sample(self.engines[self.captured], len(documents))
+        own_share_sums = {name: measured.own_share[sample] for name, measured in measurements.items()}
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
             tables[name] = pd.DataFrame(columns=list(TABLE_COLUMNS[name]))
@@ -393,10 +395,19 @@ def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[i
     only for the texts with indices in `detailed`.
     """
     engine.add_sums(measurements, PAGE_QUANTITIES)
-    engine.add_own_share(measurements, OwnShareSample())
+    engine.add_own_share(measurements, _choose_own_share_sample(engine, len(measurements.texts)))
     for number in track(sorted(detailed), "parts and exchange from the input"):
         engine.add_input_parts(measurements, number)
         engine.add_token_shares(measurements, number)
+
+
+def _choose_own_share_sample(engine: Engine, texts: int) -> OwnShareSample:
+    """Return the sample for the page's mean own share.
+
+    With neutral donors, it contains the tokens whose own shares are displayed, so that these are not computed twice.
+    """
+    has_neutral_donors = texts == 1 or engine.neutral_donors > 0
+    return OwnShareSample(max_length=TOKEN_POSITIONS) if has_neutral_donors else OwnShareSample()
 
 
 def _add_matrices(
