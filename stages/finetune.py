@@ -450,9 +450,9 @@ def _score_by_class(predictions: pd.DataFrame, names: Mapping[Any, str]) -> pd.D
 def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None:
     """Return the newest complete checkpoint of a killed run, or None; newer, incomplete checkpoints are deleted.
 
-    The first process writes the trainer state last, and only then deletes older checkpoints. Each process writes its
-    random state as a zip file, which ends with a directory and is therefore only valid if it is complete. If one of
-    these files were missing, transformers would resume with a different random state.
+    The first process writes the trainer state last, and only then deletes older checkpoints. torch writes the other
+    states as zip files, which end with a directory and are therefore only valid if they are complete. If one of these
+    files were missing, transformers would resume with a different optimizer or random state.
     """
     newest_first = sorted(folder.glob("checkpoint-*"), key=_read_step, reverse=True)
     for checkpoint in newest_first:
@@ -471,13 +471,14 @@ def _read_step(checkpoint: Path) -> int:
 
 
 def _is_complete(checkpoint: Path, processes: int) -> bool:
-    """Return True if a checkpoint contains the complete trainer state and the random state of each process."""
+    """Return True if the states of the trainer, of the optimizer and of each process's random generator are complete."""
     generators = ["rng_state.pth"]
     if processes > 1:
         generators = [f"rng_state_{rank}.pth" for rank in range(processes)]
+    states = ["optimizer.pt", "scheduler.pt", *generators]
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-        return all(is_zipfile(checkpoint / name) for name in generators)
+        return all(is_zipfile(checkpoint / name) for name in states)
     except (OSError, ValueError):
         return False
 

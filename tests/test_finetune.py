@@ -284,13 +284,15 @@ def test_killed_training_resumes_to_identical_bytes(
     pd.testing.assert_frame_equal(curves, whole, check_exact=True)
 
 
-def test_damaged_checkpoint_is_not_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rng_state.pth", "optimizer.pt", "scheduler.pt"])
+def test_damaged_checkpoint_is_not_resumed(tmp_path: Path, name: str) -> None:
     for number in (5, 10):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
-        torch.save({}, folder / "rng_state.pth")
-    damaged = tmp_path / "checkpoint-10/rng_state.pth"
+        for state in ("rng_state.pth", "optimizer.pt", "scheduler.pt"):
+            torch.save({}, folder / state)
+    damaged = tmp_path / "checkpoint-10" / name
     damaged.write_bytes(damaged.read_bytes()[:-30])
     trainer: Any = SimpleNamespace(args=SimpleNamespace(world_size=1), is_world_process_zero=lambda: True)
     assert finetune._find_last_complete_checkpoint(tmp_path, trainer) == str(tmp_path / "checkpoint-5")
