@@ -471,7 +471,7 @@ def _read_step(checkpoint: Path) -> int:
 
 
 def _is_complete(checkpoint: Path, processes: int) -> bool:
-    """Return True if the states of the trainer, of the optimizer and of each process's random generator are complete."""
+    """Return True if the states of the trainer, the optimizer and each random generator are complete."""
     generators = ["rng_state.pth"]
     if processes > 1:
         generators = [f"rng_state_{rank}.pth" for rank in range(processes)]
