@@ -6,7 +6,7 @@ Without arguments, the program compares a randomly initialised model with the de
 `models/pretrained models/finetuned`. For twenty texts of the sample, it prints this table, then its limitations:
 
                             measure layer before after difference [over texts] between_models mixing between_seeds texts tokens
-                          own_share     6  0.948 0.558 -0.391 [-0.430, -0.352]          lower   more  too few runs    20      6
+                          own_share     6  0.948 0.568 -0.380 [-0.408, -0.353]          lower   more  too few runs    20      4
                         attnresln_n   all  0.081 0.240 +0.159 [+0.154, +0.163]         higher   more  too few runs    20     90
     attnresln_n less shuffled_words   all -0.000 0.013 +0.013 [+0.008, +0.018]         higher         too few runs    20     90
       attnresln_n less corpus_value   all  0.000 0.070 +0.069 [+0.061, +0.078]         higher         too few runs    20     90
