@@ -172,8 +172,9 @@ class Positions:
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions `[N]` for the texts of a call, on the CPU.
 
-        Raise `InputError` for positions that a text does not have. Positions of padding also raise this error, unless
-        they were selected by a slice or a mask, or the call has only the last queries of the texts (with a cache).
+        Raise `InputError` for positions that a text does not have, and for positions of padding. Padding is allowed if
+        it was selected by a slice or a mask, or if the call contains only the last queries of each text, as is the case
+        after the first call with a key-value cache.
         """
         queries, tokens = call.weights.shape[-2:]
         where = f" in layer {call.layer}"
@@ -561,7 +562,8 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     share_R = _distribute_variance(erased_variance, variance_R)
     # A coordinate multiplied by sqrt(share) has `share` times its variance. This multiple of each coordinate is erased.
     factor_R = share_R.sqrt()
-    # After `eraser`, a vector x has the coordinates (x - mean) (I - readout directions) basis.
+    # After `eraser`, the coordinates of a vector x in the basis are (x - mean) @ (I - readout @ directions) @ basis.
+    # `basis_readout_DR` is the product of the last two factors.
     erased_basis_KR = directions_KD @ basis_DR
     basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
     scaled_DR = basis_readout_DR * factor_R

@@ -80,10 +80,10 @@ def capture(
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
 
     Returns:
-        Without `path`, an array for each point, with the dimensions `layer`, `token` and `hidden`. Its coordinates are
-        `layer` and the columns of `tokens.parquet` (`attnmix.core.store.texts`), such as `document`, `position` and
-        `token`. With `path`, the run in this folder, which `open_run(path)` opens again. The folder contains a Zarr
-        store `[tokens, hidden]` for each layer and point.
+        If `path` is None, an array for each point, with the dimensions `layer`, `token` and `hidden`. Its coordinates
+        are `layer` and the columns of `tokens.parquet` (`attnmix.core.store.texts`), such as `document`, `position` and
+        `token`. If `path` is given, the run that is stored in this folder; `open_run(path)` can open the run later. The
+        folder contains a Zarr store `[tokens, hidden]` for each layer and point.
 
     Raises:
         InputError: For invalid texts, an unknown point, a number outside the range of `dtype`, or a folder with other

@@ -528,7 +528,10 @@ def pack(folder: Path, file: Path) -> None:
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the checkpoint that `pack` compressed to `file` to the new folder `folder`, with the rounded weights."""
+    """Unpack `file`, which was written by `pack`, into the new folder `folder`.
+
+    The matrices of the checkpoint have the values to which `pack` rounded them.
+    """
     from safetensors import safe_open
 
     folder.mkdir(parents=True)

@@ -61,7 +61,7 @@ def profiled(stage: str, folder: Path) -> Counter[str]:
 
 
 def table(seconds: dict[str, Counter[str]]) -> str:
-    """Return a Markdown table with the duration of each stage in seconds, and the share of each operation.
+    """Return a Markdown table with the duration of each stage in seconds, and each operation's share of the duration.
 
     `seconds` contains the duration of each operation, by stage. The last row is for all stages together.
     """
@@ -76,7 +76,10 @@ def table(seconds: dict[str, Counter[str]]) -> str:
 
 
 def _row(stage: str, by_operation: Counter[str], names: Sequence[str]) -> list[str]:
-    """Return the cells of a row: the name, the seconds, and the share of each operation in `names`."""
+    """Return the cells of a row: the name of the stage, its duration in seconds, and each operation's share of it.
+
+    `by_operation` contains the duration of each operation; `names` determines the operations and their order.
+    """
     total = by_operation.total()
     shares = [f"{by_operation[name] / total:.0%}" for name in names]
     return [stage, f"{total:.1f}", *shares]

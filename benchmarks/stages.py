@@ -404,7 +404,10 @@ class Inputs(NamedTuple):
 
 
 def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
-    """Return, with the key `name`, the seconds of loading, tokenization and the program `way`, without imports."""
+    """Return the total duration in seconds of loading, tokenization and the program `way`, without imports.
+
+    The dictionary has the single key `name`.
+    """
     from attnmix.core.device import chosen_device
     from attnmix.models.checkpoint import load_tokenizer
     from attnmix.models.encoding import encode
@@ -421,7 +424,10 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
 
 
 def stage_capture(name: str) -> Seconds:
-    """Return the seconds of `tokenize` and `capture`, without imports, as a dictionary with the key `name`."""
+    """Return the total duration of `tokenize` and `capture` in seconds, without imports.
+
+    The dictionary has the single key `name`.
+    """
     from stages import capture, tokenize
 
     shutil.rmtree(ACTIVATIONS, ignore_errors=True)  # as DVC does before it runs a stage
@@ -619,8 +625,9 @@ def same_vectors() -> str:
     stored_bytes = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*") if path.is_file())
     return (
         f"{texts:,} texts have {tokens:,} tokens{padding}, and {len(sites)} points of {hidden} numbers occupy "
-        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Number of points that equal those "
-        f"of the stage up to the last digit of float16: {', '.join(counts)}."
+        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Number of points whose values "
+        f"differ from those of the stage by at most {100 * ROUNDING['rtol']:g} % + {ROUNDING['atol']:g}, the "
+        f"tolerance for float16: {', '.join(counts)}."
     )
 
 
@@ -735,7 +742,10 @@ def prepare_measuring() -> Measuring:
 
 
 def ratios_in_turn() -> Seconds:
-    """Return the total seconds of each computation over all batches; the computations alternate batch by batch."""
+    """Return the duration of each computation in seconds, summed over all batches.
+
+    The computations alternate batch by batch.
+    """
     ready = prepare_measuring()
     ways: dict[str, Callable[[Batch], Any]] = {
         SDPA: partial(ready.forward, attention="sdpa"),
@@ -755,7 +765,7 @@ def ratios_in_turn() -> Seconds:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Return the seconds of a call, including pending computations of the device."""
+    """Return the duration of a call in seconds, including pending computations of the device."""
     start = time.perf_counter()
     work()
     synchronize()
@@ -846,9 +856,10 @@ def corpus_case(stage: str, folder: str, run: Callable[[int], None], check: Call
 
 
 def default_run() -> Seconds:
-    """Return the seconds of each stage in a clone of the last commit, their sum, and the seconds of an experiment.
+    """Run the stages, and then an experiment, in a clone of the last commit; return the duration of each in seconds.
 
-    The experiment changes `umap.metric`, so that DVC repeats only some of the stages.
+    The entry `all stages` is the sum of the durations of the stages. The experiment changes `umap.metric`, so that DVC
+    repeats only some of the stages.
     """
     subprocess.run(["git", "clean", "-qfdx"], check=True)  # removes the results of a previous run
     parameters = Path("params.yaml").read_bytes()

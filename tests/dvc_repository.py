@@ -1,4 +1,4 @@
-"""Repositories of git and DVC with the project's dvc.yaml and params.yaml, isolated from the user's settings.
+"""Git repositories that use DVC, with the project's dvc.yaml and params.yaml, isolated from the user's settings.
 
 The stages have the names and files of dvc.yaml, but run `stand_in_stage.py`. A run takes seconds, and each output
 changes with the inputs of its stage.

@@ -391,7 +391,10 @@ class ReferenceLayer:
         self.split(self.value)
 
     def split(self, value: Array) -> None:
-        """Compute the contribution of each source for the values `value`; the points of the layer do not change."""
+        """Compute the contribution of each source as if the layer's values were `value`.
+
+        The other vectors of the layer, which are stored in `points`, do not change.
+        """
         # f[h, j] = (u_j W_V^h + b_V^h) W_O^h, F[i, j] = sum over heads of a^h_ij f[h, j]
         w, tokens = self.weights, len(self.x)
         W_O = w.arrays["out"][:-1].reshape(w.heads, w.head_size, -1)
@@ -402,7 +405,10 @@ class ReferenceLayer:
         self.add_up(w.norm_linear("attention_output_norm", F, w.linear("out", self.points["attention_heads"])))
 
     def add_up(self, F: Array) -> None:
-        """Compute the contributions `R`, `T` and `E` from `F` `[tokens, sources, hidden]`; `points` do not change."""
+        """Compute the contributions `R`, `T` and `E` from `F` `[tokens, sources, hidden]`.
+
+        The vectors of the layer, which are stored in `points`, do not change.
+        """
         w, tokens = self.weights, len(self.x)
         self.F = F
         self.R = self.F.copy()

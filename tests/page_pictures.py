@@ -18,7 +18,7 @@ Colour = tuple[int, int, int]
 
 
 class Label(NamedTuple):
-    """A text in a picture, or a part of a line of text; the position is always that of the whole line."""
+    """A line of text in a picture, or a part of a line; a part has the position of the whole line."""
 
     text: str
     x: float

@@ -315,7 +315,8 @@ def jacobians_by_words(base: Any, ids: torch.Tensor, layers: int) -> list[torch.
 @pytest.mark.parametrize(
     ("model_type", "key", "wrong", "broken"),
     [
-        # `broken` matches the identity that fails if the entry `key` is `wrong` or, for None, missing.
+        # `broken` matches the name of the identity that fails if the entry `key` has the value `wrong`. If `wrong` is
+        # None, the entry is missing.
         ("gemma3_text", "attention_output_norm", None, "attention_residual"),
         ("olmo2", "feed_forward_output_norm", None, "layer_output"),
         ("gpt2", "feed_forward_norm", "ln_1", "attention_residual"),

@@ -1,4 +1,8 @@
-"""The floating-point operations of `measure` per token and layer are bounded, inside and outside its sample."""
+"""The number of floating-point operations of `measure` per token and layer is bounded.
+
+The bound is higher for texts in the sample of `measure`, for which all statistics are computed, than for other texts,
+for which only ratios are computed.
+"""
 
 from __future__ import annotations
 

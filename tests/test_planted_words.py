@@ -1,4 +1,4 @@
-"""Relevance scores find the decisive word of planted texts (pointing game); random scores do not."""
+"""Relevance scores find the decisive word that was planted in a text (pointing game); random scores do not."""
 
 from __future__ import annotations
 

@@ -70,7 +70,10 @@ class Server:
         pytest.fail("".join(self.printed))
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Send a request like the server's own page, except for `headers`, and return the answer."""
+        """Send a request with the headers `Host` and `Origin` of the server's own page, and return the answer.
+
+        `headers` contains further headers or other values of these two; headers with an empty value are not sent.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         sent = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers
         sent = {name: value for name, value in sent.items() if value}

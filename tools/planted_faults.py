@@ -159,7 +159,7 @@ def first_failure(copy: Path, tests: Sequence[str], marked: str) -> str | None:
 
 
 def run_python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a copy of the repository, with the modules of the copy.
+    """Run the current Python interpreter in a copy of the repository, so that it imports the modules of the copy.
 
     Bytecode is not written, because Python would use stale bytecode if a fault does not change the length of a file and
     is applied within the same second.

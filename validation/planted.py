@@ -305,8 +305,10 @@ def probe_scores(
     """Return the gain in R^2 `[T]` when a token's output vector is used to predict the content of its sources.
 
     The predicted number is the mean, with the weights `givers_TT`, of the first entry of the sources' content vectors.
-    A gain is relative to the prediction from the token's own content alone, and at least 0. The linear regression
-    `probe` has the whole output vector as input; `head` has only its first receiver dimension.
+    A gain is relative to the prediction from the token's own content alone, and at least 0. The predictions are linear
+    regressions. In addition to the token's own content, the input of `probe` is the whole output vector, and the input
+    of `head` is a single entry of the output vector: the first of the four dimensions that receive the contents of
+    other tokens (`RECEIVER`).
     """
     noisy_BTD = y_BTD + NOISE * torch.randn(y_BTD.shape, generator=generator, dtype=y_BTD.dtype)
     probe_gains = []

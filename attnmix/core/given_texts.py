@@ -365,7 +365,8 @@ def _select_column(given: Any, key: Any) -> Any:
 def _measure_texts(values: Any) -> MeanLength:
     """Return the mean length of the texts in the first rows of a column; missing values are ignored.
 
-    Return `NO_TEXTS` if these rows contain other values or no texts.
+    Return `NO_TEXTS` if one of these rows contains a value that is neither a text nor missing, or if none of them
+    contains a text.
     """
     if isinstance(values, str):
         values = [values]

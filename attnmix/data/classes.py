@@ -180,8 +180,8 @@ def _create_unknown_label_error(
 def _interpret_booleans(names: Sequence[str], where: str) -> Reading:
     """Return whether the booleans in a label column are class names or class codes.
 
-    They are names if the two class `names` are true and false (ignoring case). Otherwise, False is the code 0, and True
-    is the code 1. Raise `InputError` unless there are two classes.
+    They are names if the two class `names` are true and false (ignoring case). Otherwise, they are codes: 0 for False,
+    and 1 for True. Raise `InputError` unless there are two classes.
     """
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"

@@ -72,7 +72,10 @@ def _read_format(path: Path, columns: Columns | None, shown: str, separator: str
 
 
 def _locate_undecodable_line(path: Path) -> str:
-    """Return a description of the first line that is not UTF-8, such as `line 3`; no number if the file has changed."""
+    """Return a description of the first line that is not UTF-8, such as `line 3`.
+
+    If this line is not found, because the file has changed, the description contains no number.
+    """
     try:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

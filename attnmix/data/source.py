@@ -77,9 +77,10 @@ def _draw_splits(tables: Tables, dataset: DatasetParameters, seed: int) -> Table
         train, test = _split_rows(train, dataset.validation_fraction, seed)
     train = _draw_at_most(train, dataset.train_limit, seed)
     test = _draw_at_most(test, dataset.test_limit, seed)
-    # All samples have the same seed and are not independent: without limits, rows of this sample and of a test sample
-    # are close to each other slightly more often than by chance. The splits are disjoint, because each sample is
-    # removed from train before the next one is drawn.
+    # The splits are disjoint, because each sample is removed from train before the next one is drawn. However, all
+    # samples are drawn with the same seed, and are therefore not independent: if the test split is a sample of train
+    # and there are no limits, its rows and those of this sample have neighbouring positions in the table slightly more
+    # often than by chance. This matters only if neighbouring rows are related, such as reviews of the same product.
     train, validation = _split_rows(train, dataset.validation_fraction, seed)
     return {"train": train, "validation": validation, "test": test}
 

@@ -163,16 +163,16 @@ def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[L
 
 
 def _draw_interval(axes: Axes, curve: pd.DataFrame, color: str, alpha: float) -> None:
-    """Draw the interval of a curve as a band; intervals over few texts are not drawn."""
+    """Draw the interval of a curve as a band, except in layers with too few texts for an interval."""
     low = mask_few_texts(curve, "ci_low")
     high = mask_few_texts(curve, "ci_high")
     axes.fill_between(curve["layer"], low, high, color=color, alpha=alpha, linewidth=0)
 
 
 def mask_few_texts(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Return a column of `rows` in which the values over too few texts for an interval are NaN.
+    """Return a column of `rows`; the values of rows with too few texts for an interval are replaced by NaN.
 
-    The column `documents` contains the number of texts of each row; without it, no values become NaN.
+    The column `documents` contains the number of texts of each row. If there is no such column, no value is replaced.
     """
     if "documents" not in rows:
         return rows[column]

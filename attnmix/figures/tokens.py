@@ -192,7 +192,7 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the captured texts for the rows of `features/tokenize/tokens.parquet`.
 
     `steps` contains the rows of the table `geometry.csv` that describe the steps within layers. In an encoder-decoder
-    model, the decoder starts in the first layer with cross-attention.
+    model, the first layer that has cross-attention is the first layer of the decoder.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     encoder_inputs = list(chain.from_iterable(texts))

@@ -116,8 +116,8 @@ def _draw_state(seed: int) -> npt.NDArray[np.int64]:
 def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDArray[np.int64]]) -> list[Coordinates]:
     """Return the initial layout `[distinct, 2]` of each point, rotated to match the previous point.
 
-    Rotations are found by orthogonal Procrustes analysis of the tokens' coordinates; `numbers` contains the row
-    `[tokens]` of each token in the layout of each point.
+    Rotations are found by orthogonal Procrustes analysis of the tokens' coordinates. `numbers` contains, for each
+    point, an array `[tokens]` with the index of each token's row in the initial layout of this point.
     """
     rotated = [starts[0]]
     for before, after in pairwise(range(len(starts))):
@@ -175,8 +175,8 @@ def _sum_rows(graph: Graph) -> npt.NDArray[np.float64]:
 def ties_of_places(strength: npt.NDArray[np.float64], places: Sequence[npt.NDArray[np.int64]]) -> Graph:
     """Return the tie strengths `[rows, rows]` between rows of coordinates.
 
-    `strength` is the result of `ties`, and `places` contains the row `[tokens]` of each token at each point. Tokens
-    with equal vectors at a point share a row; the ties of this row are averages over these tokens.
+    `strength` is the result of `ties`. `places` contains, for each point, an array `[tokens]` with the index of each
+    token's row. Tokens with equal vectors at a point share a row; the ties of this row are averages over these tokens.
     """
     all_places = np.concatenate(places)
     tokens_of_row = np.bincount(all_places)  # number of tokens that share each row

@@ -95,8 +95,13 @@ def fit_map(vectors: Vectors, settings: UmapParameters) -> Coordinates:
 
 
 def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
-    """Return the coordinates `[vectors, 2]` of the UMAP of a neighbour graph."""
-    a, b = umap_.find_ab_params(1.0, min_dist)
+    """Return the coordinates `[vectors, 2]` of the UMAP of a neighbour graph, whose nodes are the distinct vectors.
+
+    Equal vectors are a single node, and therefore have the same coordinates. `min_dist` is the parameter of umap-learn,
+    and `seed` determines the noise in the initial layout and the random numbers of the optimisation.
+    """
+    a, b = umap_.find_ab_params(1.0, min_dist)  # the curve from distances on the map to edge weights
+    # All numbers are the defaults of umap-learn, except for `n_epochs`.
     xy, _ = umap_.simplicial_set_embedding(
         None,  # umap-learn uses the vectors and the metric only for its spectral initialisation
         near.graph.copy(),  # umap-learn removes weak edges in place
@@ -115,8 +120,9 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
         densmap_kwds={},
         output_dens=False,
     )
-    coordinates = np.asarray(xy, dtype=np.float32)
-    return coordinates[near.numbers]
+    distinct_xy = np.asarray(xy, dtype=np.float32)
+    distinct_of_vector = near.numbers  # index of each vector's node
+    return distinct_xy[distinct_of_vector]
 
 
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:

@@ -603,7 +603,8 @@ class BatchPass:
             is_in_layer = sites[0].layer == layer  # the same for all sites of the group
             reference_BTD = layer_pass.x if is_in_layer else words_BTD
             reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
-            # Nearest word embeddings require vectors of equal width and of the same tokens; decoder tokens are shifted.
+            # The nearest word embedding can be found only for vectors as wide as the word embeddings and at the same
+            # tokens. The tokens of the second stack, a decoder, are shifted.
             has_word_embeddings = is_first_stack and vectors[sites[0]].shape == words_BTD.shape
             measures_BXm = geometry_but_rank(cloud, reference, words if has_word_embeddings else None)
             site_measures = SiteMeasures(

@@ -48,24 +48,31 @@ def contributions(
     """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     Row i of a matrix contains the contributions of all source tokens to token i in one layer. A rollout is the product
-    of the matrices of a layer and of all previous layers of the same stack (encoder or decoder). `by_layer` contains
-    the results of `layer_contributions` for `select_layer_matrices(names)`. A row of a matrix is NaN if its sum before
-    normalisation is below the matrix's `min_raw_sum`; the rollout uses the normalised row instead. If the rows of a
-    matrix are made to sum to 1, rows of zeros are replaced by rows of the identity. A rollout restarts at each layer
-    index in `starts`, because the encoder and the decoder have different tokens.
+    of the matrices of a layer and of all previous layers of the same stack (encoder or decoder).
+
+    Matrices are normalised if their declaration (`LayerMatrix.rows`) is "made to sum to 1": each row is divided by its
+    sum, and rows of zeros are replaced by rows of the identity. Rollouts are computed from these rows. In a returned
+    matrix, however, rows are NaN if their sum before normalisation is below the declared `min_raw_sum`.
+
+    Args:
+        names: Names of matrices and rollouts.
+        by_layer: For each layer, the matrices before normalisation: the result of `layer_contributions` for
+            `select_layer_matrices(names)`.
+        starts: Index of the first layer of each stack. Rollouts begin anew there, because the stacks have different
+            tokens.
     """
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
         raw_LTT = torch.stack([raw[matrix.name] for raw in by_layer])
-        rows_LTT = raw_LTT
+        normalised_LTT = raw_LTT
         if matrix.rows == "made to sum to 1":
-            rows_LTT = rows_to_one(raw_LTT)
+            normalised_LTT = rows_to_one(raw_LTT)
         rollout_name = matrix.rolled_out().name
         if rollout_name in names:
-            matrices[rollout_name] = _roll_out_stacks(matrix, rows_LTT, starts)
+            matrices[rollout_name] = _roll_out_stacks(matrix, normalised_LTT, starts)
         if matrix.name in names:
             is_meaningless_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
-            matrices[matrix.name] = rows_LTT.masked_fill(is_meaningless_LT1, torch.nan)
+            matrices[matrix.name] = normalised_LTT.masked_fill(is_meaningless_LT1, torch.nan)
     return matrices
 
 

@@ -80,12 +80,13 @@ class CorpusValues:
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Sum the value vectors of each layer and group of tokens over all `batches`, with one forward pass per batch.
 
-        A group is a combination of a token class and a range of positions. Return None if `batches` is empty. `pad` is
-        the ID of the padding token.
+        A group is a combination of a token class and a range of positions. Return None if `batches` is empty, so that
+        no text is sampled. The names of the sampled texts are stored, because `mean_over_others` subtracts the values
+        of a text only if the text was sampled. `pad` is the ID of the padding token.
         """
         sums_LGE = torch.zeros(())  # replaced by a tensor `[L, G, E]` when the first batch is added
         counts_G = torch.zeros(())
-        names = set[str]()
+        names_of_texts = set[str]()
         for documents in batches:
             batch = MicroBatch(documents, slice(None), base.device)
             members_NG = batch.members_BTG.flatten(0, 1)
@@ -94,10 +95,11 @@ class CorpusValues:
             layer_sums = map_layers(partial(_sum_by_group, members_NG), base, inputs)
             sums_LGE = torch.stack(layer_sums) + sums_LGE
             counts_G = members_NG.sum(0) + counts_G
-            names.update(batch.names)
-        if not names:
+            names_of_texts.update(batch.names)
+        has_batches = len(names_of_texts) > 0  # each batch has at least one text
+        if not has_batches:
             return None
-        return cls(sums_LGE, counts_G, names)
+        return cls(sums_LGE, counts_G, names_of_texts)
 
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
         """Return, for each token of `micro_batch`, a layer's mean value vector over the other texts, `[B, T, E]`.
@@ -262,10 +264,11 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Propagate the sums to the second skip connection and into the feed-forward network, as a `NetworkPart`.
+        """Propagate the sums to the second skip connection and into the feed-forward network.
 
-        The few vectors are propagated first, and then summed with each token's weights. `splits` contains the rest of
-        the layer, and the whole output of W_O, from which the divisor of a norm is computed.
+        Return the propagated sums as a `NetworkPart`. The few vectors are propagated first, and then summed with each
+        token's weights. `splits` contains the rest of the layer, and the whole output of W_O, from which the divisor of
+        a norm is computed.
         """
         rest = splits.rest
         assert rest is not None

@@ -384,7 +384,7 @@ class _Hybrids(NamedTuple):
     In the first hybrid, only the token at the position is exchanged; in the second, all other tokens are exchanged.
     """
     places_R: npt.NDArray[np.int64]
-    """The measured position of each hybrid, as an index in `positions`."""
+    """The measured position of each hybrid, as an index into `positions`."""
     has_hybrids_XS: npt.NDArray[np.bool_]
     """True for each exchanged text and position with hybrids."""
 
@@ -555,7 +555,10 @@ class _Reader:
         return vectors
 
     def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Return one vector per hybrid, `[R, D]`, by level. `places_R` contains indices in the measured positions."""
+        """Return one vector per hybrid, `[R, D]`, by level.
+
+        `places_R` contains the measured position of each hybrid, as an index into the array of all measured positions.
+        """
         _no_texts, hybrid_vectors = self.read(ids_RT[:0], ids_RT, places_R)
         return hybrid_vectors
 
@@ -566,7 +569,7 @@ class _Reader:
 
         The first result contains the vectors of the texts `ids_XT` at all S measured positions, `[X, S, D]`. The second
         contains one vector of each text in `hybrid_ids_RT` (two texts combined), `[R, D]`, at the measured position
-        with the index in `places_R`. Both are lists by level: the embeddings, then each layer.
+        whose index is in `places_R`. Both are lists by level: the embeddings, then each layer.
         """
         device = self.base.device
         texts = len(ids_XT)
@@ -601,7 +604,7 @@ class _Reader:
         collector = _LevelCollector(rows, columns, self.last_layer)
         with recording(self.base, points, taken=collector.take) as features, suppress(_LastLayerError):
             collector.features = features
-            self.base(**inputs)  # The collector may end the forward pass by a `_LastLayerError`.
+            self.base(**inputs)  # The collector may end the forward pass by raising a `_LastLayerError`.
         return collector.levels
 
 

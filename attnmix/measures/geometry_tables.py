@@ -1,7 +1,7 @@
 """The table `geometry`: geometry of vectors, attention sinks, cosines across texts, and shares of contributions."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +90,8 @@ def _average_steps(measured: CorpusMeasures) -> Mean:
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield, for each checkpoint, the rows of `geometry` with mean cosines between tokens of different texts.
 
-    Means by class cover only usable texts: those with at least two tokens and a known class of at least three such
-    texts (function `usable`).
+    Means by class cover only usable texts. A text is usable if it has at least two tokens, and if its class is known
+    and contains at least three texts of two or more tokens (function `usable`).
     """
     sites = measured.sites
     numbers, classes_N = _draw_texts(measured)
@@ -122,28 +122,53 @@ def _compute_cosines(
     classes_N: npt.NDArray[np.int64],
     is_usable_N: npt.NDArray[np.bool_],
 ) -> Doubles:
-    """Return mean cosines between tokens of different texts at one site, `[3, 3]`: mean, low and high by kind of pairs.
+    """Return the mean cosines between tokens of different texts at one site, with intervals, for three kinds of pairs.
 
-    The kinds are pairs of any two texts, of two texts of the same class, and of two texts of different classes. The
-    last two kinds are restricted to usable texts (`is_usable_N`): those with at least two tokens and a class of at
-    least three such texts, because leave-one-out samples need a pair of texts of each class. The intervals are computed
-    from leave-one-out values. `unit_sums_N1D` contains, for each text, the sum of its token vectors after scaling each
-    to length 1.
+    Args:
+        unit_sums_N1D: For each of N texts, the sum of its token vectors (width D) after scaling each to length 1. The
+            axis of length 1 is that of the site.
+        tokens_N: Number of tokens of each text.
+        classes_N: Class of each text.
+        is_usable_N: True for the texts that may be used for pairs by class (see `cosine_rows`).
+
+    Returns:
+        An array `[3, 3]` with the mean and the lower and upper bounds of the interval (rows) for each kind of pairs of
+        texts (columns): any two texts, two usable texts of the same class, two usable texts of different classes. The
+        intervals are computed from the means without each text (jackknife).
     """
-    squares_N1 = tokens_N[:, None]  # sums of squared lengths, which are 1
-    # Products of vectors of length 1 are cosines.
-    units = Moments.from_sums(unit_sums_N1D, squares_N1, tokens_N)
-    one_class_N = np.zeros(len(classes_N))  # a single class, so that pairs of the same class are all pairs
-    all_pairs, all_pairs_without_one = products(units, one_class_N)
-    usable_units = _select_texts(units, is_usable_N)
-    by_class, by_class_without_one = products(usable_units, classes_N[is_usable_N])
-    cosines = [
-        Jackknifed(all_pairs.same, all_pairs_without_one.same),
-        Jackknifed(by_class.same, by_class_without_one.same),
-        Jackknifed(by_class.other, by_class_without_one.other),
-    ]
-    intervals = [np.ravel(cosine.interval()) for cosine in cosines]  # for each kind of pairs: mean, low, high
+    # The cosine of two vectors of length 1 is their product. Thus the mean products of two texts that `products`
+    # returns are mean cosines: `same` for texts of the same class, and `other` for texts of different classes.
+    squared_lengths_N1 = tokens_N[:, None]  # the sum over the tokens of a text, each of which has length 1
+    texts = Moments.from_sums(unit_sums_N1D, squared_lengths_N1, tokens_N)
+    usable_texts = _select_texts(texts, is_usable_N)
+    common_class_N = np.zeros(len(classes_N))  # If all texts have the same class, `same` covers any two texts.
+    any_class = _jackknife_products(texts, common_class_N)
+    by_class = _jackknife_products(usable_texts, classes_N[is_usable_N])
+    intervals = []
+    for cosine in (any_class.same, by_class.same, by_class.other):
+        mean_low_high = np.ravel(cosine.interval())
+        intervals.append(mean_low_high)
     return np.stack(intervals, -1)
+
+
+class _JackknifedProducts(NamedTuple):
+    """Mean products of the vectors of two different texts, with the values without each text."""
+
+    same: Jackknifed
+    """The mean over pairs of texts of the same class."""
+    other: Jackknifed
+    """The mean over pairs of texts of different classes; NaN for a single class."""
+
+
+def _jackknife_products(texts: Moments, classes_N: npt.NDArray[Any]) -> _JackknifedProducts:
+    """Return the mean products of the vectors of two different texts.
+
+    Each class must have at least three texts, because a sample without one text needs a pair of texts of each class.
+    """
+    whole, without_one = products(texts, classes_N)
+    same = Jackknifed(whole.same, without_one.same)
+    other = Jackknifed(whole.other, without_one.other)
+    return _JackknifedProducts(same, other)
 
 
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
@@ -178,8 +203,8 @@ def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataF
 def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]) -> bool:
     """Return True if the usable texts (function `usable`) belong to at least two classes.
 
-    Usable texts have at least two tokens and a known class of at least three such texts. `numbers` contains the indices
-    of the texts, and `classes_N` their classes.
+    A text is usable if it has at least two tokens, and if its class is known and contains at least three texts of two
+    or more tokens. `numbers` contains the indices of the texts, and `classes_N` their classes.
     """
     known_classes = np.unique(classes_N[classes_N >= 0])
     if len(known_classes) < 2:  # In this case, the sums of contributions may be missing.

@@ -446,7 +446,8 @@ class PartsReader:
 
         `input_JTD` contains two parts of the first layer's input: all sources together, then the biases. The parts of
         `level` were propagated from them. The share of all sources is a linear function of the first layer's input
-        vectors x_j, and is therefore the sum over j of x_j . gradient_j. The term of source j is its share.
+        vectors x_j, and is therefore the sum over j of x_j . gradient_j. The term for source j is the share of this
+        source.
         """
         all_sources_TD = level.parts_JTD[0]
         share_T = projection(all_sources_TD, level.whole_TD)

@@ -296,9 +296,9 @@ class AfterAttention:
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The factors `[N, W]` of the parts of each of the `inputs`.
+        """The factors `[N, W]` by which the parts of each of the `inputs` are multiplied.
 
-        The factor of the parts of p is (g(p) - g(0)) / p, for the activation g. For a gated network, see
+        The parts of p are multiplied by (g(p) - g(0)) / p, for the activation g. For a gated network, see
         `_compute_gated_slopes`.
         """
         if self.block.stack.gated:
@@ -309,10 +309,10 @@ class AfterAttention:
         return (slopes(activation, p_NW, activation(p_NW)),)
 
     def _compute_gated_slopes(self) -> tuple[Tensor, Tensor]:
-        """Return the factors `[N, W]` of the parts of p and of those of u in a gated network W_2 (g(p) * u).
+        """Return two factors `[N, W]`, by which the parts of p and the parts of u are multiplied.
 
-        The factor of the parts of p is u (g(p) - m) / p, and that of the parts of u is m, the mean of g(t p) over t
-        from 0 to 1.
+        p and u are the inputs of a gated network W_2 (g(p) * u). The factor for the parts of p is u (g(p) - m) / p. The
+        factor for the parts of u is m, the mean of g(t p) over t from 0 to 1.
         """
         activation = self._activation
         p_NW, u_NW = self.inputs

@@ -347,23 +347,24 @@ def page_tables(measured: CorpusMeasures) -> dict[str, pd.DataFrame]:
 def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """Return a `MeanTables` with the ratios and their controls, to which further means can be added.
 
-    The table `mixing` contains the ratios of all texts, and `mixing_controls` the controls of the sampled texts.
+    The table `mixing` contains the ratios of all texts. The table `mixing_controls` contains the controls, which may
+    have been measured only in a sample of the texts (`CorpusMeasures.sample`).
     """
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
     ratios = Mean("mixing", labels, ratios_of("all"))
-    means_of_all_texts = tables.add(ratios)
-    sampled = measured.sampled
-    sums_with_random = dict(sampled.sums)
-    if "random_weights" in sampled.random:
-        sums_with_random[RANDOM] = sampled.random
-    sampled_tables = tables.create_for_texts(sums_with_random, sampled.draws)  # It adds its rows to `tables`.
-    # Controls are compared with the true means (those without a control) of the same texts. If controls were measured
-    # only in a sample, the true means are computed again for the sample. `resample` adds no rows to a table.
-    true_means = means_of_all_texts
-    if sampled is not measured:
-        true_means = sampled_tables.resample(ratios)
-    _add_controls(sampled_tables, sampled, true_means)
+    true_means = tables.add(ratios)  # means without a control, with which the means under a control are compared
+
+    controlled = measured.sampled  # the texts with controls: `measured` itself, unless there is a sample
+    sums_with_random = dict(controlled.sums)
+    if "random_weights" in controlled.random:
+        sums_with_random[RANDOM] = controlled.random
+    # This object computes means over the texts with controls, and stores the rows of these means in `tables`.
+    control_tables = tables.create_for_texts(sums_with_random, controlled.draws)
+    if controlled is not measured:
+        # The comparison requires the true means of the same sample. `resample` computes means without storing rows.
+        true_means = control_tables.resample(ratios)
+    _add_controls(control_tables, controlled, true_means)
     return tables
 
 

@@ -46,7 +46,16 @@ class AttentionEdits:
         self.owner: int | None = None
         """The identifier of the thread that applied the active edits."""
         self._calls = threading.local()
+        """The current calls of each thread, as two attributes that are missing before the first call.
+
+        `layer` is the index of the current layer in a stack whose layers share modules; None outside of a forward pass
+        of the stack. `cache` is the key-value cache of the latest call of an attention module; None without a cache.
+        """
         self._attached = ExitStack()
+        """The callbacks that restore the network when the last edit ends; empty while no edit is active.
+
+        They remove editors and hooks, reset the attention implementation, and exit the `preparation` of each edit.
+        """
 
     def __deepcopy__(self, _memo: Any) -> AttentionEdits:
         return self

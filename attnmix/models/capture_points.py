@@ -172,7 +172,8 @@ class _Recorder:
     def _begin_layer(self, stack: Stack, call: ModuleCall) -> None:
         """Set the current layer; if it is the first layer of a stack, also record its input as the input of the stack.
 
-        `call` is the call of the layer. Layers are numbered from 1, across the encoder and the decoder.
+        `call` contains the layer's module and the arguments with which it was called. Layers are numbered from 1,
+        across the encoder and the decoder.
         """
         previous = self.recorded.layer
         previous_number = previous.number if previous else 0

@@ -40,10 +40,12 @@ def segments_of(ids: torch.Tensor, end_id: int, pad_id: int) -> torch.Tensor:
 
 
 def read_segments(base: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: bool) -> RemovableHandle | None:
-    """If `pairs` is True, register a hook that derives missing `token_type_ids` of a base model from the token IDs.
+    """Make a base model read the segments of text pairs from the token IDs, by registering a hook on the model.
 
-    Return the hook; None if no hook is needed. A single text needs no hook, because it has one segment even if it
-    contains a separator token.
+    Before each forward pass, the hook adds the `token_type_ids` that `segments_of` derives, unless the caller has
+    passed `token_type_ids`. Return the hook, which the caller can remove. If `pairs` is False, no hook is registered,
+    because single texts have one segment even if they contain a separator token. There is also no hook if the model or
+    its tokenizer has no segments, or the tokenizer has no separator token. In these cases, return None.
     """
     if not pairs or not has_segments(base.config, tokenizer) or tokenizer.sep_token_id is None:
         return None

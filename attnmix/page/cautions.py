@@ -62,7 +62,7 @@ def _describe_scope(subject: Subject, run: Results) -> list[str]:
 
 
 def _describe_total_effects(run: Results) -> list[str]:
-    """Return a sentence on the result of `find_excess`; the list is empty if no total effect exceeds 1."""
+    """Return a list with a sentence on the result of `find_excess`, or an empty list if no total effect exceeds 1."""
     table: Any = run.table("measure/exchange")
     row = find_excess(table[table["checkpoint"].isin(CHECKPOINTS)])
     if row is None:

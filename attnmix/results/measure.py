@@ -103,7 +103,10 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts. `present` contains ratios that the model's family has."""
+    """Return the result of `measure` for tokenized texts.
+
+    `present` contains the names of the requested ratios that are defined for the model's family.
+    """
     classes = read_classes(labels, len(tokenized.texts))
     control_names = read_names(controls)
     check_controls(control_names, classes, len(tokenized.texts))

@@ -187,8 +187,9 @@ def _capture_groups(
 
 
 def _compute_group(work: _CaptureWork, group: Sequence[NumberedUnit], buffers: "RowBuffers") -> float:
-    """Fill the buffers with the vectors of a group of units (ranges of rows); return the seconds of waiting for a GPU.
+    """Fill the buffers with the vectors of a group of units (ranges of rows).
 
+    Return the time in seconds in which the host waited for a GPU.
     The batches include the texts of units that are already written, so that a resumed run has the same batches.
     """
     batch_tokens = work.capture.batch_tokens
@@ -575,8 +576,8 @@ def fill_rows(
 ) -> float:
     """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the dtype of the buffers.
 
-    Return the seconds spent waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32` or
-    `bf16`. Raise an `InputError` that names the layer and the capture point if a feature is NaN, infinite, or beyond
+    Return the time in seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32`
+    or `bf16`. Raise an `InputError` that names the layer and the capture point if a feature is NaN, infinite, or beyond
     the range of the buffers' dtype.
     """
     for batch in batches:
@@ -629,7 +630,10 @@ def _check_features(
 def _check_features_of_batch(
     base: PreTrainedModel, batch: Batch, buffers: Mapping[Site, Tensor], precision: str
 ) -> None:
-    """Repeat the forward pass of a batch; raise `InputError` for the first unsuitable feature, text by text."""
+    """Repeat the forward pass of a batch, and raise `InputError` for the first unsuitable feature.
+
+    Sites are checked in the order of the forward pass; at each site, the texts of the batch are checked one by one.
+    """
 
     def check(site: Site, feature_BTD: Tensor) -> None:
         dtype = str(buffers[site].dtype).removeprefix("torch.")
@@ -682,7 +686,7 @@ def _create_batches(
 
     # The largest batch is first, so that later batches reuse its memory instead of fragmenting the heap.
     batches.sort(key=count_padded_tokens, reverse=True)
-    for batch in batches:  # a batch is a list of indices in `texts`
+    for batch in batches:  # a batch is a list of indices into `texts`
         inputs = padded([texts[number] for number in batch], padding)
         text_rows = []
         for place, number in enumerate(batch):

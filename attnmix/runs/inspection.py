@@ -62,28 +62,30 @@ def inspect(
 ) -> None:
     """Measure the captured texts with all `checkpoints`, and write the measures and the classifier's token scores.
 
+    Each process inspects some of the texts: it measures them with each checkpoint, and scores their tokens with the
+    fine-tuned classifier. The main process then combines the results of all processes.
+
     `batch_tokens` is the maximum number of tokens in a batch of the classifier or of exchanged texts. Intermediate
     files are stored in `folder`. If `device` does not support float64, the CPU is used.
     """
     device = measuring_device(device)
     state = process_state(device)
-    share = slice(state.process_index, None, state.num_processes)
+    share = slice(state.process_index, None, state.num_processes)  # the indices of the texts of this process
     tokenizer = load_tokenizer(run.checkpoints[checkpoints[0]])
     longest = int(run.documents["tokens"].max())
+    # Measuring a token's own share requires donors: texts whose tokens replace those of the inspected text.
+    donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
     methods = parameters.methods
     matrices = parameters.matrices
-    donors = list(islice(read_documents(run.drawn_reviews), MAX_DONORS))
-    # Each process measures its own share of the texts with all checkpoints, and scores the tokens of these texts with
-    # the classifier.
     for name in checkpoints:
         path = run.checkpoints[name]
         check_max_length("capture.max_length", longest, path)
-        base: Any = load_base(path)
-        base.to(device)
-        read_segments(base, tokenizer, run.captured.pairs)  # for pairs: the model derives the segment of each token
-        # Names that the model's family lacks are removed and logged, so only names that all checkpoints have remain.
-        methods = present_names("measure.methods", methods, family_of(base.config), RATIOS)
-        matrices = present_names("measure.matrices", matrices, family_of(base.config))
+        base = _load_model(path, tokenizer, run.captured.pairs, device)
+        # Remove and log the names that the family of this checkpoint lacks. The checkpoints have the same family, so
+        # usually only the first one removes names.
+        family = family_of(base.config)
+        methods = present_names("measure.methods", methods, family, RATIOS)
+        matrices = present_names("measure.matrices", matrices, family)
         engine = Engine(base, methods, tokenizer.pad_token_id)
         token_shares = partial(_compute_token_shares, base, donors, seed, batch_tokens)
         _measure_texts(name, engine, token_shares, matrices, run, folder, share)
@@ -91,8 +93,21 @@ def inspect(
     _score_tokens(classifier, run, folder, share, seed)
     state.wait_for_everyone()
     if state.is_main_process:
-        _publish_results(checkpoints, [*methods, OWN_SHARE], tokenizer, run, folder)
+        columns = [*methods, OWN_SHARE]
+        _publish_results(checkpoints, columns, tokenizer, run, folder)
         logging.info("inspected %d texts with the checkpoints %s", len(run.documents), " and ".join(checkpoints))
+
+
+def _load_model(path: Path, tokenizer: PreTrainedTokenizerFast, pairs: bool, device: torch.device) -> PreTrainedModel:
+    """Return the base model of a checkpoint on `device`.
+
+    If `pairs` is True, the model derives the segment of each token from the token IDs.
+    """
+    base: Any = load_base(path)
+    base.to(device)
+    read_segments(base, tokenizer, pairs)
+    model: PreTrainedModel = base
+    return model
 
 
 def _publish_results(

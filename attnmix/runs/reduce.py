@@ -142,8 +142,8 @@ def _select_residual_stream(vectors: Mapping[Site, Vectors]) -> dict[Site, Vecto
 def _find_stream_width(widths: Mapping[Site, int]) -> int:
     """Return the width of the residual stream, from the width of each captured site.
 
-    It is the most frequent width of the sites that cannot have a different width, or of all sites if the run captured
-    no such sites.
+    It is the most frequent width among the sites whose vectors are always as wide as the residual stream (all points
+    except `OTHER_WIDTHS`). If the run captured no such sites, it is the most frequent width among all sites.
     """
     stream_widths = [width for site, width in widths.items() if site.point not in OTHER_WIDTHS]
     if stream_widths:

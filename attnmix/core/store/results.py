@@ -137,7 +137,7 @@ class MixingTables:
 
 @dataclass
 class TextResults(MixingTables):
-    """Results for texts that are held in memory, as plain data."""
+    """Results as plain data in memory, instead of in the files of a run."""
 
     documents: pd.DataFrame
     tokens: pd.DataFrame
