@@ -452,7 +452,7 @@ def _find_last_complete_checkpoint(folder: Path, trainer: Trainer) -> str | None
 
     The first process writes the trainer state last, and only then deletes older checkpoints. torch writes the other
     states as zip files, which end with a directory and are therefore only valid if they are complete. If one of these
-    files were missing, transformers would resume with a different optimizer or random state.
+    files were missing, transformers would resume with a different state.
     """
     newest_first = sorted(folder.glob("checkpoint-*"), key=_read_step, reverse=True)
     for checkpoint in newest_first:
@@ -471,7 +471,7 @@ def _read_step(checkpoint: Path) -> int:
 
 
 def _is_complete(checkpoint: Path, processes: int) -> bool:
-    """Return True if the states of the trainer, the optimizer and each random generator are complete."""
+    """Return True if the states of the trainer, optimizer, scheduler and random generators are complete."""
     generators = ["rng_state.pth"]
     if processes > 1:
         generators = [f"rng_state_{rank}.pth" for rank in range(processes)]

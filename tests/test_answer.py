@@ -206,15 +206,21 @@ def test_summary_sentences_have_numbers_and_glossary_terms() -> None:
 
 
 @pytest.mark.parametrize(("low", "expected"), [(1.01, True), (0.99, False)])
-def test_total_effect_above_1_is_a_caution(low: float, expected: bool) -> None:
-    run = planted()
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [(PlantedRun, "the pretrained model"), (PlantedTexts, "the pretrained model"), (PlantedModels, "one")],
+)
+def test_total_effect_above_1_is_a_caution(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, model: str, low: float, expected: bool
+) -> None:
+    monkeypatch.setattr(kind, "layouts", [], raising=False)
+    run = kind()
     excess = {"checkpoint": "pretrained", "donor": "all", "quantity": "total_own", "layer": 2, "mean": 1.07}
     rows = pd.DataFrame([excess | {"simultaneous_low": low}])
     run.tables["measure/exchange"] = pd.concat([run.tables["measure/exchange"], rows])
-    run.layouts = []
     columns = ["quantity", "reference", "checkpoint", "method", "layer", "mean", "documents"]
     run.tables["measure/derivatives"] = pd.DataFrame(columns=columns)
-    caution = "In the pretrained model, exchanging single tokens displaces vectors after layer 2 further than"
+    caution = f"In {model}, exchanging single tokens displaces vectors after layer 2 further than"
     assert (caution in list_cautions(Subject("a model"), run).answer) == expected
 
 

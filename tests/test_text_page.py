@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 import torch
+from conftest import write_tiny_bert
 from families import write_family
 from torch import Tensor
 from transformers import BartConfig, BartModel
@@ -101,6 +102,21 @@ def test_typed_pair_has_own_share_of_every_word(
         shares.append(found[found["layer"] == found["layer"].max()]["own_share"])
     table = results.table("measure/exchange").query("quantity == 'own_share' and layer == layer.max()")
     assert table["mean"].iloc[0] == pytest.approx(pd.concat(shares).mean(), abs=1e-5)
+
+
+def test_displayed_own_shares_of_long_text_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attnmix.load(write_tiny_bert(tmp_path / "model", max_position_embeddings=256))
+    lengths: list[int] = []
+    right = exchange.measure_exchange
+
+    def recorded(base: Any, document: Any, *arguments: Any) -> Any:
+        lengths.append(len(document))
+        return right(base, document, *arguments)
+
+    monkeypatch.setattr("attnmix.measures.engine.measure_exchange", recorded)
+    result = attnmix.measure(model, "film good " * 70)
+    result.to_html(tmp_path / "page.html")
+    assert lengths == [142]  # more tokens than displayed own shares
 
 
 def words_and_data(page: Path) -> tuple[str, str]:

@@ -37,8 +37,11 @@ MIN_EXTENT = 1e-3  # minimum extent of the points on a map, in units of the map
 DISTANCES = (0.9, 1.7, 2.8, 4.2, 6.0)  # from a point to the centre of its label, in font sizes
 ANGLES = np.pi * np.arange(12) / 6
 OFFSETS = np.array([(r * np.cos(a), r * np.sin(a)) for r, a in product(DISTANCES, ANGLES)]).round(6)
-"""The candidate positions of a label's centre `[C, 2]`, relative to the labelled point, in font sizes."""
-OFFSET_LENGTHS = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])
+"""The candidate offsets `[C, 2]` of a label's centre from the labelled point, in font sizes.
+
+Labels to the left or right of the point are shifted further, by half their width.
+"""
+OFFSET_LENGTHS = np.hypot(OFFSETS[:, 0], OFFSETS[:, 1])  # without this shift
 # A label is placed at the position with the lowest cost. The following constants are parts of this cost, relative to
 # the cost of a displacement from the labelled point by one font size.
 COVERED_POINT_COST = 0.3  # for each point that the label covers

@@ -132,12 +132,12 @@ def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -
     on the neighbours that the token has at both points.
     """
     a, b = umap_.find_ab_params(1.0, min_dist)
-    token_graphs = [point.between_vectors() for point in near]  # the neighbours of each token at each point
+    strength = ties([point.between_vectors() for point in near])  # graphs with the neighbours of each token
     return fit_aligned(
         graphs=[point.graph for point in near],  # between the distinct vectors of each point
         starts=[point.start(seed) for point in near],
         numbers=[point.numbers for point in near],  # the index of each token's vector among the distinct vectors
-        strength=ties(token_graphs),
+        strength=strength,
         curve=(float(a), float(b)),
         n_epochs=N_EPOCHS,
         seed=seed,

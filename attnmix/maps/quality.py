@@ -143,10 +143,10 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
         _, _, chance_distance = procrustes(maps[one], permuted_map)
         chance_overlap = _compute_overlap(near[one], permuted_near)
         values_of_pairs.append((distance, chance_distance, overlap, chance_overlap))
-    distance, chance_distance, overlap, chance_overlap = np.mean(values_of_pairs, axis=0).tolist()
+    mean_distance, mean_chance_distance, mean_overlap, mean_chance_overlap = np.mean(values_of_pairs, axis=0).tolist()
     return {
-        "procrustes_distance": (distance, chance_distance),
-        "neighbour_overlap": (overlap, chance_overlap),
+        "procrustes_distance": (mean_distance, mean_chance_distance),
+        "neighbour_overlap": (mean_overlap, mean_chance_overlap),
     }
 
 

@@ -45,7 +45,7 @@ DEVICE_CHUNK_NUMBERS = 2**26  # the maximum on other devices, where larger opera
 def contributions(
     names: Collection[str], by_layer: Sequence[dict[str, Tensor]], starts: Sequence[int] = (0,)
 ) -> dict[str, Tensor]:
-    """Return the normalised matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
+    """Return the matrices and rollouts `[layers, T, T]` of one text; the keys are the `names`.
 
     Row i of a matrix contains the contributions of all source tokens to token i in one layer. A rollout is the product
     of the matrices of a layer and of all previous layers of the same stack (encoder or decoder).
@@ -64,20 +64,20 @@ def contributions(
     matrices: dict[str, Tensor] = {}
     for matrix in select_layer_matrices(names):
         raw_LTT = torch.stack([raw[matrix.name] for raw in by_layer])
-        normalised_LTT = raw_LTT
+        rows_LTT = raw_LTT
         if matrix.rows == "made to sum to 1":
-            normalised_LTT = rows_to_one(raw_LTT)
+            rows_LTT = rows_to_one(raw_LTT)
         rollout_name = matrix.rolled_out().name
         if rollout_name in names:
-            matrices[rollout_name] = _roll_out_stacks(matrix, normalised_LTT, starts)
+            matrices[rollout_name] = _roll_out_stacks(matrix, rows_LTT, starts)
         if matrix.name in names:
             is_meaningless_LT1 = raw_LTT.sum(-1, keepdim=True) < matrix.min_raw_sum
-            matrices[matrix.name] = normalised_LTT.masked_fill(is_meaningless_LT1, torch.nan)
+            matrices[matrix.name] = rows_LTT.masked_fill(is_meaningless_LT1, torch.nan)
     return matrices
 
 
 def _roll_out_stacks(matrix: LayerMatrix, rows_LTT: Tensor, starts: Sequence[int]) -> Tensor:
-    """Return the rollout `[L, T, T]` of a normalised matrix, separately for each stack of layers.
+    """Return the rollout `[L, T, T]` of a matrix, separately for each stack of layers.
 
     The rollout is the product of the matrices of a layer and of all previous layers of its stack (encoder or decoder).
     `starts` contains the index of the first layer of each stack. If `matrix.rollout` is "with identity", the mean of

@@ -54,7 +54,7 @@ CONTROLS = {
     ),
     "text_mean_value": Control("v_j = mean_k (x_k W_V + b_V) for every source j, so F_ij = sum_h a^h_ij v^h W_O^h"),
     "corpus_value": Control(
-        "v_j = the mean of x_k W_V + b_V over tokens k of other texts with j's token class and group of positions",
+        "v_j = the mean of x_k W_V + b_V over tokens k of other texts with j's token class and range of positions",
     ),
     "without_value_bias": Control("v_j = x_j W_V, so F_ij = sum_h a^h_ij x_j W_V^h W_O^h"),
     "without_special_sources": Control(
@@ -301,11 +301,11 @@ def control_ratios(
     if not controls:
         return {}
     # All controls are computed together, stacked on a leading axis C in the order of `controls`.
-    projected = _stack_splits([control.projected for control in controls.values()])
-    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
     layer = None
     if PREACTIVATION in ratio_points(methods):  # A ratio covers the whole layer, including the feed-forward network.
-        layer = _stack_layer_splits(splits, controls, head_sums)
+        layer = _stack_layer_splits(splits, controls, head_sums)  # first, because it needs most memory
+    projected = _stack_splits([control.projected for control in controls.values()])
+    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
     splits_of_controls = splits.with_others(projected, mixed_weight_CN, layer)
     ratios_MCN = apply_formulas(methods, splits_of_controls)
     ratios_CMN = ratios_MCN.transpose(0, 1)
@@ -467,19 +467,19 @@ def shuffled_words(document: Document, seed: int) -> Document:
     text_of_token = np.zeros(len(document)) if document.segments is None else document.segments
     for text in (0, 1):
         positions = np.flatnonzero((document.words >= 0) & (text_of_token == text))  # without special tokens
-        order = _shuffle_groups(document.words[positions], generator)
+        order = _draw_word_order(document.words[positions], generator)
         source[positions] = positions[order]
     return document.take(source)
 
 
-def _shuffle_groups(words: npt.NDArray[np.integer], generator: np.random.Generator) -> npt.NDArray[np.integer]:
+def _draw_word_order(word_of_token: npt.NDArray[np.integer], generator: np.random.Generator) -> npt.NDArray[np.integer]:
     """Return the indices of tokens with their words in random order; the tokens of a word keep their order.
 
-    `words` contains the index of each token's word.
+    `word_of_token` contains the index of each token's word in the text.
     """
-    distinct_words, word_of_token = np.unique(words, return_inverse=True)
+    distinct_words, distinct_of_token = np.unique(word_of_token, return_inverse=True)
     new_rank_of_word = generator.permutation(len(distinct_words))
-    return np.argsort(new_rank_of_word[word_of_token], kind="stable")
+    return np.argsort(new_rank_of_word[distinct_of_token], kind="stable")
 
 
 def random_base(folder: Path, seed: int) -> PreTrainedModel:

@@ -47,7 +47,7 @@ Reference = Literal["word_embedding", "layer_input"]
 
 REFERENCES: tuple[Reference, ...] = ("word_embedding", "layer_input")
 FORMS = ("sum_of_norms", "norm_of_block", "norm_of_sum")
-EMBEDDING_POINTS = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)  # capture points of the sums of embeddings, by stack
+EMBEDDING_SUMS = (EMBEDDING_SUM, DECODER_EMBEDDING_SUM)  # names of the recorded sums of embeddings, by stack
 PASS_TOKENS = 8192  # maximum number of tokens, summed over tangents, in one pass through a layer
 DEVICE_PASS_TOKENS = 2**17  # the maximum on devices other than CPUs, where larger operations are more efficient
 
@@ -77,7 +77,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     calls, features = _record_layers(base, ids_1T)
     chains = []
     # Only encoder-decoder models have a second stack.
-    for stack, embedding_point in zip(family_of(base.config).stacks, EMBEDDING_POINTS, strict=False):
+    for stack, embedding_point in zip(family_of(base.config).stacks, EMBEDDING_SUMS, strict=False):
         calls_of_stack = [call for call in calls if call.stack == stack]
         start_TW = _select_start(calls_of_stack[0], features, embedding_point)
         # If the chain starts at the input of the first layer, there are no such modules, and `embed` returns its input.
@@ -90,7 +90,7 @@ def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
 def _record_layers(base: PreTrainedModel, ids_1T: Tensor) -> tuple[list[LayerCall], Mapping[Site, Tensor]]:
     """Run one forward pass of a text, and return the calls of all layers in order, and the sums of the embeddings."""
     calls: list[LayerCall] = []
-    with torch.no_grad(), recording(base, EMBEDDING_POINTS) as features:
+    with torch.no_grad(), recording(base, EMBEDDING_SUMS) as features:
 
         def append_call(*_: object) -> None:
             """Append the call of the layer that has just run (forward hook)."""

@@ -74,7 +74,7 @@ def _add_difference_of_classes(
 
 
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
-    """Return a table `exchange` of own shares and, if measured, total effects, for all donors.
+    """Return a table `exchange` of own shares and, if known for all checkpoints, total effects, for all donors.
 
     `sums` contains the sums `[texts, layers]` by checkpoint and name. Rows without tokens are omitted
     (`complete=False`). In the rows of total effects, the column `tokens` is empty.
@@ -83,7 +83,7 @@ def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFram
     layers = first[OWN_SHARE].values.shape[-1]
     tables = MeanTables(sums, draws)
     for quantity in (OWN_SHARE, *TOTAL_EFFECTS):
-        if quantity in first:
+        if all(quantity in by_name for by_name in sums.values()):
             labels = {"donor": [ALL_DONORS], "quantity": [quantity], "layer": range(1, layers + 1)}
             replace_columns = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
             tables.add(Mean("exchange", labels, quantity, more=replace_columns, complete=False))

@@ -230,8 +230,8 @@ def _check_loaded(folder: Path, model: PreTrainedModel, info: Mapping[str, Any],
             raise InputError(f"{folder}: the model cannot be loaded ({shapes})")
     missing = []
     for name in sorted(info["missing_keys"]):
-        is_in_head = POOLER in name or not name.startswith(base_prefix)
-        if not is_in_head:
+        may_be_missing = POOLER in name or not name.startswith(base_prefix)  # the pooler is used only by some heads
+        if not may_be_missing:
             missing.append(name)
     unexpected = sorted(info["unexpected_keys"])
     if missing:

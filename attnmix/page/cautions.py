@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from attnmix.core.names import TOTAL_EFFECTS
-from attnmix.core.store.results import Results
+from attnmix.core.store.results import Results, TextResults
 from attnmix.figures.labels import CHECKPOINTS, RATIO_LABELS
 from attnmix.measures.matrices import ROLLOUTS
 from attnmix.measures.total_effects import find_excess
 from attnmix.page.sentences import Subject, most_and_least
 from attnmix.page.verdicts import counted, signed
-from attnmix.page.wording import wording_of
+from attnmix.page.wording import model_wording_of, wording_of
 
 PCA = "Only two principal components are shown. Vectors that are close on the map can differ in the other components."
 UMAP = (
@@ -67,10 +67,19 @@ def _describe_total_effects(run: Results) -> list[str]:
     row = find_excess(table[table["checkpoint"].isin(CHECKPOINTS)])
     if row is None:
         return []
-    model = CHECKPOINTS[row["checkpoint"]].lower()
+    model = _name_model(run, row["checkpoint"])
     exchange = f"exchanging {TOTAL_EFFECTS[row['quantity']]}"
     effect = f"{exchange} displaces vectors after layer {row['layer']} further than exchanging all tokens"
-    return [f"In the {model} model, {effect}, so texts with exchanged tokens may be unlike real texts."]
+    return [f"In {model}, {effect}, so texts with exchanged tokens may be unlike real texts."]
+
+
+def _name_model(run: Results, checkpoint: str) -> str:
+    """Return the name of a model in the results, or a noun phrase for a model before or after fine-tuning."""
+    if isinstance(run, TextResults) and run.model_names is not None:
+        return model_wording_of(run).labels[checkpoint]
+    curves, _ = run.mixing
+    has_two_models = curves["checkpoint"].nunique() > 1
+    return f"the {CHECKPOINTS[checkpoint].lower()} model" if has_two_models else "this model"
 
 
 def _describe_ratio(run: Results) -> str:

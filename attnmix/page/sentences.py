@@ -487,7 +487,7 @@ class _DifferenceInterval(NamedTuple):
     noun: str  # the noun for the texts, in the plural
 
     def describe(self, kind: str = "95% interval") -> str:
-        """Return the interval and the number of texts, or only the number if there are too few texts."""
+        """Return the interval and the number of texts, or only the number if there is no interval."""
         return interval_text(self.low, self.high, self.documents, self.noun, kind)
 
     def explain_missing_verdict(self) -> str:

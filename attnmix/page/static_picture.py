@@ -337,8 +337,8 @@ def _mix_in_srgb(share: float) -> str:
 def _draw_margin(model: ModelShares, block: Block, *, is_last_model: bool) -> str:
     """Return the SVG of the means to the right of a model's cells: a scale, and the mean own shares by layer.
 
-    These are the means over all texts of the run (`model.corpus`), if they are known, and those over the shown text.
-    Means over all texts have a different colour for the last model, and only this model's scale has labels.
+    These are the means over all texts of the run (`model.corpus`), if they have intervals, and those over the shown
+    text. Means over all texts have a different colour for the last model, and only this model's scale has labels.
     """
     parts = [_draw_scale(block)]
     if model.corpus is not None:

@@ -248,11 +248,16 @@ def captured_vectors(
         if on_cpu:
             fill_rows(base, batches, targets)
         else:
-            buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
-            fill_rows(base, batches, buffers)
-            for site, target in targets.items():
-                target.copy_(buffers[site])
+            _fill_through_buffers(base, batches, targets)
     return vectors
+
+
+def _fill_through_buffers(base: PreTrainedModel, batches: Sequence["Batch"], targets: Mapping[Site, Tensor]) -> None:
+    """Fill `targets` on the CPU like `fill_rows`, through buffers on the model's device; they are freed at the end."""
+    buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
+    fill_rows(base, batches, buffers)
+    for site, target in targets.items():
+        target.copy_(buffers[site])
 
 
 def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:

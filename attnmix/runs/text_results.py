@@ -46,7 +46,6 @@ from attnmix.maps.vectors import Coordinates, Maps, Vectors, points_for
 from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, SEED, Engine, Measurements, OwnShareSample
 from attnmix.measures.geometry_tables import page_geometry
-from attnmix.measures.matrices import TOKEN_POSITIONS
 from attnmix.measures.mixing_tables import (
     COUNTS,
     TABLE_COLUMNS,
@@ -249,7 +248,8 @@ class TextMeasurer:
         tables["mixing_by_review"] = pd.concat(by_review(corpus))
         if len(measurements) > 1:  # The page shows the change in the mean over layers.
             tables["mixing_weighted"] = weighted_table(corpus, ["all"], ["token"])
-        sample = _choose_own_share_sample(self.engines[self.captured], len(documents))
+        captured = measurements[self.captured]
+        sample = _choose_own_share_sample(self.engines[self.captured], captured.texts)
         own_share_sums = {name: measured.own_share[sample] for name, measured in measurements.items()}
         tables["exchange"] = own_share_table(own_share_sums, corpus.draws)
         for name in ("derivatives", "parts"):
@@ -395,19 +395,23 @@ def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[i
     only for the texts with indices in `detailed`.
     """
     engine.add_sums(measurements, PAGE_QUANTITIES)
-    engine.add_own_share(measurements, _choose_own_share_sample(engine, len(measurements.texts)))
+    engine.add_own_share(measurements, _choose_own_share_sample(engine, measurements.texts))
     for number in track(sorted(detailed), "parts and exchange from the input"):
         engine.add_input_parts(measurements, number)
         engine.add_token_shares(measurements, number)
 
 
-def _choose_own_share_sample(engine: Engine, texts: int) -> OwnShareSample:
+def _choose_own_share_sample(engine: Engine, texts: Texts) -> OwnShareSample:
     """Return the sample for the page's mean own share.
 
-    With neutral donors, it contains the tokens whose own shares are displayed, so that these are not computed twice.
+    If the page displays own shares of tokens for all texts, and the donors are neutral texts, the mean is over these
+    tokens, and no further own shares are computed. Otherwise, the sample is that of `Measures.own_share`.
     """
-    has_neutral_donors = texts == 1 or engine.neutral_donors > 0
-    return OwnShareSample(max_length=TOKEN_POSITIONS) if has_neutral_donors else OwnShareSample()
+    lengths = texts.lengths.tolist()
+    has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
+    if has_neutral_donors and len(choose_detailed_texts(lengths)) == len(texts):
+        return OwnShareSample(max_length=max(lengths))
+    return OwnShareSample()
 
 
 def _add_matrices(
