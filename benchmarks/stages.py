@@ -617,7 +617,7 @@ def same_vectors() -> str:
     counts = []
     for folder in sorted(PLAIN.iterdir()):  # one folder for each program that writes vectors
         way = folder.name.removesuffix(", numpy.save")
-        counts.append(f"{way} {_count_equal_points(folder)}")
+        counts.append(f"{_count_equal_points(folder)} ({way})")
     padding = ""
     padded_tokens = texts * PADDED
     if tokens < padded_tokens:
@@ -625,9 +625,9 @@ def same_vectors() -> str:
     stored_bytes = sum(path.stat().st_size for path in ACTIVATIONS.rglob("*") if path.is_file())
     return (
         f"{texts:,} texts have {tokens:,} tokens{padding}, and {len(sites)} points of {hidden} numbers occupy "
-        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. Number of points whose values "
-        f"differ from those of the stage by at most {100 * ROUNDING['rtol']:g} % + {ROUNDING['atol']:g}, the "
-        f"tolerance for float16: {', '.join(counts)}."
+        f"{stored_bytes / 1e6:,.0f} MB. Times exclude imports and include loading. No value that another program "
+        f"wrote differs from that of the stage by more than {100 * ROUNDING['rtol']:g} % + {ROUNDING['atol']:g}, the "
+        f"tolerance for float16. Numbers of points that the programs wrote: {', '.join(counts)}."
     )
 
 
@@ -676,7 +676,7 @@ Batch = list[Any]  # a list of attnmix.measures.documents.Document
 
 
 class Measuring(NamedTuple):
-    """The measurers of a model, for all ratios and for the ratios `SIX`, and batches of texts."""
+    """Two measurers of a model (`measurer` for all ratios, `six` for the ratios in `SIX`), and batches of texts."""
 
     measurer: Any
     six: Any
@@ -717,7 +717,7 @@ class Measuring(NamedTuple):
 
 
 def prepare_measuring() -> Measuring:
-    """Return the texts of `params.yaml` in batches, and the measurers of the model in the current folder."""
+    """Return two measurers of the model in the current folder, and the texts of `params.yaml` in batches."""
     from attnmix.core.device import chosen_device
     from attnmix.measures.batches import BatchMeasurer
     from attnmix.measures.documents import documents_of

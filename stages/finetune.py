@@ -179,9 +179,13 @@ def _create_trainer(
 def _create_arguments(parameters: Parameters, folder: Path, find_unused: bool) -> TrainingArguments:
     """Return the settings of a trainer that writes checkpoints to `folder`.
 
-    If `find_unused` is True, DDP searches for unused parameters of the model.
+    If `find_unused` is True, DDP searches for unused parameters of the model. The trainer keeps the weights of the
+    epoch with the lowest validation loss or, if `load_best_model_at_end` is False or the labels are permuted, of the
+    last epoch.
     """
     finetune = parameters.finetune
+    # The labels of the validation texts are permuted, too, so their loss does not show which epoch is the best.
+    has_meaningful_validation_loss = finetune.labels == "given"
     return OneDeviceArguments(
         output_dir=str(folder),
         seed=parameters.seed,
@@ -192,7 +196,7 @@ def _create_arguments(parameters: Parameters, folder: Path, find_unused: bool) -
         learning_rate=finetune.learning_rate,
         weight_decay=WEIGHT_DECAY,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=WARMUP_FRACTION,
+        warmup_steps=WARMUP_FRACTION,  # transformers interprets values below 1 as a fraction of all steps
         use_cpu=chosen_device().type == "cpu",
         ddp_find_unused_parameters=find_unused,
         bf16=finetune.precision == "bf16",
@@ -202,8 +206,8 @@ def _create_arguments(parameters: Parameters, folder: Path, find_unused: bool) -
         save_strategy="epoch",
         save_total_limit=1,  # in addition to the best checkpoint
         logging_nan_inf_filter=False,  # the filter would hide non-finite losses from `TrainingGuard`
-        load_best_model_at_end=finetune.load_best_model_at_end and finetune.labels == "given",
-        logging_steps=0.05 if finetune.epochs < 5 else 0.02,
+        load_best_model_at_end=finetune.load_best_model_at_end and has_meaningful_validation_loss,
+        logging_steps=0.05 if finetune.epochs < 5 else 0.02,  # fractions of all steps: 20 or 50 points on a curve
         # True would multiply the loss by the number of processes, as each process averages over its own texts.
         average_tokens_across_devices=False,
         disable_tqdm=not sys.stderr.isatty(),

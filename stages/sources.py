@@ -42,8 +42,8 @@ def main(parameters: Parameters) -> None:
 def hash_sources(parameters: Parameters) -> Sources:
     """Return the hashes of all local sources; sources missing on this machine keep their last recorded hashes.
 
-    Raise `InputError` for an unreadable folder, and for a source that is missing in DVC's copy of a repository and has
-    changed since its hashes were recorded.
+    Raise `InputError` for an unreadable folder, and if DVC's copy of a repository lacks a source that has changed in
+    the original repository since its hashes were recorded.
     """
     recorded = read_sources()
     hashes: Sources = {}
@@ -60,8 +60,9 @@ def hash_sources(parameters: Parameters) -> Sources:
 
 
 def _check_missing_source(key: str, name: str, recorded_hashes: Mapping[str, str], parameters: Parameters) -> None:
-    """Raise `InputError` for a source that is missing in DVC's copy of a repository and differs from `recorded_hashes`.
+    """Raise `InputError` if DVC's copy of a repository lacks a source that has changed in the original repository.
 
+    The source has changed if the hashes of its files in the original repository differ from `recorded_hashes`.
     Log a warning for any other missing source with recorded hashes, which is treated as unchanged.
     """
     original = original_of(name)  # not None only for a source that is missing in DVC's copy of a repository

@@ -41,7 +41,10 @@ def as_colour(text: str) -> Colour:
 
 
 def in_pixels(length: str) -> float:
-    """Return a length in pixels; lengths in em, which only shift a text from its middle to its baseline, are 0."""
+    """Return a length in pixels; for a length in em, return 0.
+
+    Lengths in em are used only for the vertical alignment of text, which the tests ignore.
+    """
     return 0 if length.endswith("em") else float(length)
 
 

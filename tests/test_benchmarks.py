@@ -38,7 +38,7 @@ def test_stage_benchmark_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def run_here(arguments: list[str], folder: Path, _threads: int) -> tuple[float, str]:
-    """Run one variant of a benchmark in this process, and return an arbitrary time and the printed text.
+    """Run one variant of a benchmark in this process; return a placeholder for the seconds and the printed text.
 
     This function replaces `stages.fresh_process`, to avoid the time for imports. The last two elements of `arguments`
     are the case and the variant.

@@ -559,7 +559,7 @@ def test_expanding_parquet_file_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 
 def write_labels(path: Path, labels: Sequence[Any]) -> None:
-    """Write labels with texts in the format of the suffix; `.dictionary.parquet` stores them as categories."""
+    """Write texts and labels in the format given by the suffix; `.dictionary.parquet` stores labels as categories."""
     frame = pd.DataFrame({"text": [f"{path.name} {row}" for row in range(len(labels))], "label": labels}, dtype=object)
     if path.suffix == ".parquet":
         column = pd.Series(labels)

@@ -1,4 +1,8 @@
-"""Maps have exact neighbours, umap-learn's coordinates and reproducible bytes, and exist for degenerate inputs."""
+"""Tests of maps.
+
+Maps are computed from exact neighbours, have the same coordinates as those of umap-learn, and are reproducible byte by
+byte. They can also be computed for degenerate inputs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours in the same picture are distinguishable, also with deuteranopia, and readable on the page."""
+"""Colours in the same picture can be distinguished, even by people with deuteranopia, and are readable on the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kinds(theme: str) -> list[str]:
 
 
 def are_far_apart(one: str, other: str) -> bool:
-    """Return True if two colours are distinguishable, also with deuteranopia."""
+    """Return True if two colours can be distinguished, both with normal vision and with deuteranopia."""
     pair = linear(one), linear(other)
     seen_without = [without_green_cones(each) for each in pair]
     return min(distance(*map(lab, pair)), distance(*map(lab, seen_without))) > LEAST_DISTANCE

@@ -81,8 +81,9 @@ def second_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if REAL_GPU:
         return DEVICE
     monkeypatch.setattr(DEVICE_RULES, "available", True)
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(DEVICE))  # accelerate only recognises device types of vendors
-    # This device needs no pinned memory.
+    # By itself, accelerate recognises only the device types of known vendors.
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(DEVICE))
+    # The second device needs no pinned memory, so the method that pins memory returns its tensor unchanged.
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)
     return DEVICE
 

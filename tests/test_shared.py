@@ -1,4 +1,8 @@
-"""Variance shares match loops over pairs and recover planted parts, and their intervals have nominal coverage."""
+"""Tests of variance shares.
+
+Their mean products equal those computed with loops over pairs. The shares recover planted parts, and their intervals
+have nominal coverage.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,10 @@ def test_mean_products_match_pairs_and_leave_one_out() -> None:
 
 
 def planted(generator: np.random.Generator, lengths: dict[str, float], texts: int = 60) -> tuple[Moments, Any]:
-    """Return moments and classes of 8-token texts. The vectors are sums of parts with squared norms `lengths`."""
+    """Return moments and classes of 8-token texts.
+
+    Each vector is the sum of four parts; `lengths` contains the squared norm of each part by name.
+    """
 
     def part(name: str, *shape: int) -> Any:
         vectors = generator.normal(size=(*shape, 50))

@@ -20,7 +20,7 @@ def read_json(content: BinaryIO, in_lines: bool, columns: Columns | None, shown:
     """Return the objects of a file as rows, with only the `columns` (None: all).
 
     With `in_lines`, each line is an object (jsonl); otherwise, the file is a list or a sequence of objects (json).
-    Raise `ValueError` with the line of an invalid object. `shown` is the name of the file in messages.
+    Raise `ValueError`, with the line number, for an invalid object. `shown` is the name of the file in messages.
     """
     names: dict[str, None] = {}  # the names of all columns, as an ordered set
     rows: list[dict[str, Any]] = []

@@ -225,11 +225,11 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 
     `margins` has a row for each text, with its predicted class, its margin, its number of tokens and the ratio of each
     checkpoint. Predicted classes may differ in the level of the ratio, and pooling all texts would confound this
-    difference with the correlation (Simpson's paradox). Each of K classes therefore has its own rows:
-    `margin_spearman`, and `margin_given_length`, the partial correlation controlling for the number of tokens (one
-    degree of freedom less). Rows of the group `all` contain means over classes. With too few texts for a standard error
-    (fewer than 4, or 5 for `margin_given_length`), the correlation of a class is NaN and is excluded from the mean. In
-    rows of `all`, `documents` is the number of texts of the classes in the mean.
+    difference with the correlation (Simpson's paradox). Each of the K classes therefore has its own rows:
+    `margin_spearman` and `margin_given_length`. The latter is the partial correlation controlling for the number of
+    tokens; it has one degree of freedom fewer. Rows of the group `all` contain means over classes. With too few texts
+    for a standard error (fewer than 4, or 5 for `margin_given_length`), the correlation of a class is NaN and is
+    excluded from the mean. In rows of `all`, `documents` is the number of texts of the classes in the mean.
     """
     classes = {str(name): reviews for name, reviews in margins.groupby("predicted")}
     sizes_K = np.array([len(reviews) for reviews in classes.values()])

@@ -75,7 +75,7 @@ class LabelledCurve(NamedTuple):
 
 
 class SwarmSide(NamedTuple):
-    """The position of the dots of one checkpoint's reviews relative to the centre of their layer."""
+    """Where the dots of one checkpoint (one dot per review) are drawn, relative to the centre of each layer."""
 
     offset: float
     """The signed distance from the layer's centre, in layers."""
@@ -87,7 +87,7 @@ SWARM_SIDES = {
     1: [SwarmSide(0.0, "")],
     2: [SwarmSide(-0.25, " (left)"), SwarmSide(0.25, " (right)")],
 }
-"""The positions of the dots of each checkpoint, by the number of checkpoints."""
+"""Where the dots of each checkpoint are drawn, by the number of checkpoints."""
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
@@ -147,7 +147,10 @@ def _draw_control_curve(axes: Axes, curve: LabelledCurve, method: str) -> None:
 
 
 def _list_control_curves(mixing: pd.DataFrame, controls: pd.DataFrame) -> list[LabelledCurve]:
-    """Return the curves of the measured checkpoints, and of controls for the last checkpoint and the random model."""
+    """Return one curve per measured checkpoint, and then one curve per control.
+
+    The curve of a control shows its values with the last checkpoint or with the random model.
+    """
     measured = set(mixing["checkpoint"])
     checkpoints = [name for name in CHECKPOINTS if name in measured]
     curves = []

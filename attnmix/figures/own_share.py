@@ -34,7 +34,7 @@ MAX_HEIGHT = 2.4
 HEAD = 0.42
 PANEL_GAP = 0.2
 FOOT = 0.62  # below the labels of tokens
-NOT_EXCHANGED = "0.88"  # grey of cells without an own share
+NOT_EXCHANGED = "0.88"  # grey of cells whose own share is unknown
 BAND = 0.25  # opacity of intervals
 
 
@@ -236,7 +236,10 @@ def _add_legend(figure: Figure, means: pd.DataFrame, rows: pd.DataFrame, *, has_
 
 
 def _count_exchanged_tokens(rows: pd.DataFrame) -> int:
-    """Return the number of tokens with an own share in the last layer; of several checkpoints, the largest number."""
+    """Return the number of tokens whose own share is known in the last layer.
+
+    If there are several checkpoints, return the largest of their numbers.
+    """
     last_layer = rows["layer"].max()
     rows_of_last = rows[rows["layer"] == last_layer]
     # Tokens that were not exchanged have NaN, which `count` ignores.

@@ -116,27 +116,27 @@ class CapturedTexts(NamedTuple):
 
         An encoder-decoder model has two stacks; any other model has one.
         """
-        rows = self.rows(document)
-        encoder_inputs = self.readings[0]
-        last_layer = layers if self.encoder is None else self.encoder
-        stacks = [
-            TextLayers(
-                name="",
-                layers=range(1, last_layer + 1),
-                encoder=self.encoder,
-                tokens=[encoder_inputs[row] for row in rows],
-            )
-        ]
-        if self.encoder is not None:
-            decoder_inputs = self.readings[1]
-            decoder = TextLayers(
-                name="decoder",
-                layers=range(self.encoder + 1, layers + 1),
-                encoder=self.encoder,
-                tokens=[decoder_inputs[row] for row in rows],
-            )
-            stacks.append(decoder)
-        return stacks
+        rows_of_text = self.rows(document)
+        encoder_layers = self.encoder  # the number of encoder layers; None if the model has only one stack
+        # Each item of `readings` contains the input tokens of one stack, for the rows of all texts.
+        first_inputs = self.readings[0]
+        last_layer_of_first = layers if encoder_layers is None else encoder_layers
+        first_stack = TextLayers(
+            name="",
+            layers=range(1, last_layer_of_first + 1),
+            encoder=encoder_layers,
+            tokens=[first_inputs[row] for row in rows_of_text],
+        )
+        if encoder_layers is None:
+            return [first_stack]
+        decoder_inputs = self.readings[1]
+        decoder = TextLayers(
+            name="decoder",
+            layers=range(encoder_layers + 1, layers + 1),
+            encoder=encoder_layers,
+            tokens=[decoder_inputs[row] for row in rows_of_text],
+        )
+        return [first_stack, decoder]
 
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
         """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.

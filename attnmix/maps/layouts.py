@@ -128,8 +128,8 @@ def lay_out(near: Neighbourhood, min_dist: float, seed: int) -> Coordinates:
 def lay_out_aligned(near: Sequence[Neighbourhood], min_dist: float, seed: int) -> list[Coordinates]:
     """Return the coordinates `[tokens, 2]` of the aligned map of each capture point; `near` has one item per point.
 
-    Ties attract the coordinates of the same token at neighbouring points to each other. The strength of a tie depends
-    on the neighbours that the token has at both points.
+    Ties pull the coordinates of a token at neighbouring points towards each other. The strength of a tie depends on the
+    neighbours that the token has at both points.
     """
     a, b = umap_.find_ab_params(1.0, min_dist)
     strength = ties([point.between_vectors() for point in near])  # graphs with the neighbours of each token

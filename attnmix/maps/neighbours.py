@@ -43,7 +43,7 @@ def _scale_to_unit(x_ND: Doubles) -> Doubles:
 
 
 def _centre_and_scale(x_ND: Doubles) -> Doubles:
-    """Subtract the mean of each vector's components, and scale the results to length 1 by `_scale_to_unit`."""
+    """Subtract the mean of each vector's components, and scale the results to length 1 with `_scale_to_unit`."""
     mean_N1 = x_ND.mean(axis=1, keepdims=True)
     return _scale_to_unit(x_ND - mean_N1)
 

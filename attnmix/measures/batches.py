@@ -591,25 +591,29 @@ class BatchPass:
 
         The vectors are compared with reference vectors: the layer's input or, at sites before the first layer of an
         encoder or decoder, the word embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes
-        are measured together, stacked on an axis X. `words` contains the distinct word embeddings of each text.
+        form a group; they are measured together, stacked on an axis X. `words` contains the distinct word embeddings of
+        each text.
         """
         layer = layer_pass.call.number
+        is_first_stack = layer_pass.call.stack == self.first_stack  # the encoder, or the only stack
         mask_B1T = micro_batch.mask_BT.unsqueeze(1) if micro_batch.is_padded else None
-        is_first_stack = layer_pass.call.stack == self.first_stack
         measured = []
         for sites in _group_sites(vectors, layer):
-            vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
-            cloud = Cloud(vectors_BXTD, mask_B1T)
-            is_in_layer = sites[0].layer == layer  # the same for all sites of the group
-            reference_BTD = layer_pass.x if is_in_layer else words_BTD
-            reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
+            # The first site represents its group in all that the sites of a group have in common.
+            is_group_in_layer = sites[0].layer == layer  # otherwise, the group is before the first layer
+            has_shape_of_words = vectors[sites[0]].shape == words_BTD.shape
+            reference_BTD = layer_pass.x if is_group_in_layer else words_BTD
             # The nearest word embedding can be found only for vectors as wide as the word embeddings and at the same
             # tokens. The tokens of the second stack, a decoder, are shifted.
-            has_word_embeddings = is_first_stack and vectors[sites[0]].shape == words_BTD.shape
-            measures_BXm = geometry_but_rank(cloud, reference, words if has_word_embeddings else None)
+            compared_words = words if is_first_stack and has_shape_of_words else None
+            vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
+            cloud = Cloud(vectors_BXTD, mask_B1T)
+            reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
             site_measures = SiteMeasures(
                 sites=sites,
-                measures_BXm=measures_BXm,
+                # All measures except the effective rank, which is NaN. `_join_sites` inserts the `ranks_BX`, which may
+                # still be computed in another thread.
+                measures_BXm=geometry_but_rank(cloud, reference, compared_words),
                 ranks_BX=effective_ranks(cloud, micro_batch.lengths),
                 unit_sums_BXD=cloud.unit_sum_D,
             )

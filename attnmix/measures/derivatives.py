@@ -227,13 +227,17 @@ def _propagate_tangents(chain: Chain, source_ST: Tensor, directions_KW: Tensor) 
 
     `source_ST` contains the one-hot encodings of the sources. For each source and direction, a tangent that is the
     direction at the source and 0 at all other tokens is propagated from the start of the chain through all layers.
+    W is the width of the vectors at the start of the chain, and D the width of the layers' inputs and outputs.
     """
     start_SKTW = torch.einsum("st,kw->sktw", source_ST, directions_KW)
     sources_and_directions = start_SKTW.shape[:2]
     start_RTW = start_SKTW.flatten(0, 1)  # R = S * K tangents
+    # `differentials` returns the derivatives of a function at a point (second argument) along each of R tangents.
     moved_RTD = differentials(chain.embed, chain.start_TW, start_RTW)
     for call in chain.layers:
-        moved_R1TD = differentials(call.whole, call.whole.hidden, moved_RTD.unsqueeze(1))
+        run_layer = call.whole  # the complete layer as a function of its input
+        input_1TD = run_layer.hidden  # the recorded input: a batch of one text, hence the axis of length 1
+        moved_R1TD = differentials(run_layer, input_1TD, moved_RTD.unsqueeze(1))
         moved_RTD = moved_R1TD.squeeze(1)
         moved_SKTD: Tensor = moved_RTD.unflatten(0, sources_and_directions)
         yield moved_SKTD
@@ -376,16 +380,21 @@ def _get_pass_tokens(vectors: Tensor) -> int:
 def _compute_norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the estimate `[...]` of |J| from |J r_k|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    |J|^2 is estimated by the mean of |J r_k|^2 times `width`. To first order, the root of this estimate is too small by
-    the fraction v / 8, where v is the relative variance of the mean. The root is therefore multiplied by 1 + v / 8. The
-    variance is that of K draws without replacement, so that v is 0 if K equals `width`. For a single direction, v is
-    unknown, and the norm is not corrected.
+    |J|^2 is estimated by the mean of |J r_k|^2 times `width`. This estimate is unbiased, but its root is too small on
+    average. If e is the relative error of the estimate, with expectation 0 and variance v, the root is |J| sqrt(1 + e).
+    Because sqrt(1 + e) = 1 + e / 2 - e^2 / 8 + ..., the expectation of the root is about |J| (1 - v / 8). The root is
+    therefore multiplied by 1 + v / 8.
+
+    The variance of the mean is estimated as that of K draws without replacement from `width` values:
+    s^2 / K * (1 - K / width), where s^2 is the sample variance with the divisor K - 1. It is 0 if K equals `width`. For
+    a single direction, it is unknown, and the norm is not corrected.
     """
     directions = len(squares_K)
     mean = squares_K.mean(0)
-    spread = squares_K.var(0, correction=0)
+    spread = squares_K.var(0, correction=0)  # the variance with the divisor K; 0 for a single direction
+    variance_with_replacement = spread / max(1, directions - 1)  # s^2 / K
     undrawn_share = 1 - directions / width
-    variance_of_mean = spread / max(1, directions - 1) * undrawn_share
+    variance_of_mean = variance_with_replacement * undrawn_share
     relative_variance = torch.where(mean > 0, variance_of_mean / mean.square(), 0)
     biased_norm = (mean * width).sqrt()
     norm: Tensor = biased_norm * (1 + relative_variance / 8)

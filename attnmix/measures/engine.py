@@ -133,7 +133,7 @@ class Sink(Protocol):
     def write(self, kind: str, task: Task, sums: Sequence[DocumentSums]) -> None:
         """Store the sums of a task's texts."""
 
-    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+    def write_token_measures(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
         """Store the measures of single tokens from a task of the kind `MEASURES`; called before `write`."""
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
@@ -184,7 +184,7 @@ class Measurements:
         for number, row in zip(task.numbers, sums, strict=True):
             self.rows[kind, number] = row
 
-    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+    def write_token_measures(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
         """Store the ratios of a task's texts."""
         for number, document_measures in zip(task.numbers, measures, strict=True):
             self.ratios[number] = document_measures.ratios
@@ -297,7 +297,7 @@ class Engine:
         passes_ahead = 0 if self.base.device.type == "cpu" else DEVICE_PASSES_AHEAD
         for task, batch_pass in look_ahead(passes, passes_ahead):
             measures = batch_pass.wait_for_results()
-            sink.write_tokens(task, measures)
+            sink.write_token_measures(task, measures)
             sink.write(MEASURES, task, [document_measures.sums() for document_measures in measures])
         self.is_checked = True
 
@@ -691,7 +691,8 @@ def _exchange_tokens(
     """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
 
     At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` with neutral donors. If the donors are
-    neutral and the text is not truncated, the result is also stored in `measurements`, for the shares of each token.
+    neutral and the text is not truncated, the result is also stored in `measurements`, from which
+    `Engine.add_token_shares` computes the own share of each token.
     """
     texts = measurements.texts
     document = texts.document(number)

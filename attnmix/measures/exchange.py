@@ -373,9 +373,11 @@ def _prepend_total(values_KL: Doubles) -> Doubles:
 
 
 class _Hybrids(NamedTuple):
-    """The hybrids of a text and its exchanged texts, for measured positions at which their tokens differ.
+    """Texts that combine a text with its exchanged texts (hybrids), for the measured positions.
 
-    A position is omitted if all other tokens of the two texts are equal, because exchanging them has no effect.
+    A hybrid takes the token at one position from one of two texts, the text or an exchanged text, and all other tokens
+    from the other one. There are no hybrids for a position at which the two texts have the same token. There are also
+    none if all other tokens of the two texts are equal, because exchanging them has no effect.
     """
 
     ids_RT: Ids
@@ -402,7 +404,7 @@ class _Hybrids(NamedTuple):
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
-    """Return two hybrids of a text and each of its exchanged texts for each position at which their tokens differ.
+    """Return two hybrids per exchanged text and position, if the text and the exchanged text differ at this position.
 
     A hybrid takes the token at the position from one of the two texts, and all other tokens from the other text. There
     are none if the two texts differ only at this position.

@@ -94,7 +94,7 @@ class Words:
     def __init__(self, words_TD: Tensor, ids: npt.NDArray[np.integer]) -> None:
         """Select the embeddings of distinct token IDs from `words_TD` `[..., T, D]`, the embeddings of all tokens.
 
-        `ids` `[..., T]` contains the token IDs. Padding must repeat an ID of the text.
+        `ids` `[..., T]` contains the token IDs. At padded positions, it must contain an ID that occurs in the text.
         """
         first_W = torch.as_tensor(_find_first_positions(ids), device=words_TD.device)
         self.ids_T = torch.as_tensor(ids, device=words_TD.device)

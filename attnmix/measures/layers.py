@@ -352,11 +352,16 @@ class AfterAttention:
         return last_linear
 
     def _apply_slopes(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return the parts `[..., N, W]` of W_2's input: the sum of the products of `parts` and `slopes`.
+        """Return the contributions `[..., N, W]` of sources to W_2's input, from their contributions to its arguments.
 
-        `parts` contains the parts of each of the `inputs`. If W_g and W_u of a gated network are a single Linear, it
-        contains a single tensor with the parts of both inputs `[..., N, 2 W]`. The tensors are overwritten, because an
-        allocation would cost as much as the product.
+        W_2's input is g(p) or, in a gated network, g(p) * u. A slope is the factor by which a contribution to p or u is
+        multiplied to obtain its contribution to W_2's input; the products for p and u are added.
+
+        Args:
+            parts: The contributions to p and, in a gated network, to u, each `[..., N, W]`. If W_g and W_u are a single
+                Linear, a single tensor `[..., N, 2 W]` contains both. The tensors are overwritten, because an
+                allocation would cost as much as the product.
+            slopes: The slopes of p and, in a gated network, of u: the property `slopes` or `_divided_slopes`.
         """
         are_concatenated = len(parts) < len(slopes)
         if are_concatenated:

@@ -634,9 +634,9 @@ def metrics(tables: Mapping[str, pd.DataFrame], methods: Sequence[str]) -> dict[
     """Return the content of `reports/metrics/measure.json`.
 
     For each checkpoint, the file contains the headline ratios (means over tokens and layers), the largest identity
-    error, and the mean own shares of tokens after the last layer (shares of a token's own input in its vector, measured
-    by exchange). If there are two checkpoints, the file also contains the difference of the preferred ratio between
-    them.
+    error, and the mean own share of tokens after the last layer, by kind of donor. The own share is the share of a
+    token's own input in its vector, measured by exchange with donor texts. If there are two checkpoints, the file also
+    contains the difference of the preferred ratio between them.
     """
     rows = tables["mixing_weighted"].query("weight == 'token' and tokens_of == 'all' and layer == 'all'")
     means = rows.set_index(["checkpoint", "method"])["mean"].to_dict()

@@ -2,10 +2,10 @@
 
 A token's vector is the sum of the corpus mean and of the deviations of its class, of its text, and of the token. The
 mean squared length of the vectors v of N texts is decomposed accordingly. Squares of noisy means would be biased.
-Except for E v.v, the estimates therefore use only products of different tokens or texts (as in a nested analysis of
-variance, solved for its components):
+Except for E[v.v], the mean squared length, the estimates therefore use only products of different tokens or texts. The
+estimates are variance components, as in a nested analysis of variance:
 
-    token    E v.v - W        W   mean of v.v' over pairs of different tokens of a text, then over texts
+    token    E[v.v] - W       W   mean of v.v' over pairs of different tokens of a text, then over texts
     text     W - S            S   mean of m.m' over pairs of different texts of a class; m is the mean of a text
     class    S - C            C   |sum_k p_k m_k|^2 by products of different texts; p_k, m_k: share and mean of class k
     corpus   C

@@ -122,10 +122,14 @@ class _Recorder:
     hooks: ExitStack  # closing it removes the registered hooks
 
     def attach(self, base: PreTrainedModel) -> None:
-        """Register the hooks of all capture points in `points` on the modules of a base model."""
+        """Register hooks on the modules of a base model that record the layer calls and the capture points in `points`.
+
+        `_record_point` registers no hook for a capture point that is not in `points`.
+        """
         family = family_of(base.config)
 
         def begin_pass(*_: Any) -> None:
+            """Forget the last layer of the previous pass: embeddings belong to layer 0, and layers count from 1."""
             self.recorded.layer = None
 
         self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))

@@ -101,9 +101,11 @@ def _check_ambiguous_padding(
 ) -> None:
     """Raise `InputError`, prefixed with `key`, if tokens at an end of a text may be padding.
 
-    The padding token has a second role, such as the end of a text. Two or more padding tokens at one end of the text
-    are ambiguous. A single one is ambiguous if a text of `batch` (texts of equal length) has a different token at this
-    end.
+    Precondition: the padding token of the tokenizer has a second role, such as the end of a text.
+
+    Two or more padding tokens at one end of the text are ambiguous. A single one is ambiguous if a text of `batch`
+    (texts of equal length) has a different token at this end. It is accepted if all texts of `batch` have it: in a
+    padded batch, the longest text has no padding, so the token then has its second role in all texts.
     """
     pad = tokenizer.pad_token_id
     first_index = 0

@@ -311,8 +311,8 @@ def _encode_vectors(arrays: Parts) -> dict[str, Any]:
     encoded["key"] = encode(arrays["key"])
     encoded["bits"] = 32
     vectors = {}
-    # `DIMENSIONS` names all stored arrays. Texts of any length have those in `HEAD_PARTS`; they are encoded above if
-    # the page needs them.
+    # `DIMENSIONS` names all stored arrays. The arrays in `HEAD_PARTS` are stored for texts of any length; those that
+    # the page needs have already been encoded above.
     for name in DIMENSIONS:
         if name in arrays and name not in HEAD_PARTS:
             vectors[name] = encode(arrays[name])

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
@@ -43,49 +44,81 @@ def write_page(run: Run, subject: Subject) -> None:
 
 
 def page_text(run: Results, subject: Subject) -> str:
-    """Return the page of `run` as self-contained HTML; `subject` describes the model and the data of the run."""
+    """Return the page of `run` as self-contained HTML; `subject` describes the model and the data of the run.
+
+    The template receives the files and the data of the interactive views, and the parts of the page that are readable
+    without JavaScript: notes, the answer, and facts about the run.
+    """
     tokens, documents_left_out = shown_tokens(run.tokens)
-    words = describe(subject, tokens, run)
+    sentences_and_facts = describe(subject, tokens, run)  # by name in the template
     wording = wording_of(run)
-    labels = words["checkpoints"]
+    labels = sentences_and_facts["checkpoints"]
     cautions = list_cautions(subject, run)
     data = page_data(run, tokens, labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
-    head_parts = data["attention"].pop("documents")  # these large arrays are stored in a separate element of the page
-    script = _read_script()
-    opening_number = data["opens"]["document"]
-    opening = data["documents"][opening_number]
-    encoder_inputs = data["readings"][0]
-    has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
-    shown_names = [document["name"] for document in data["documents"]]
-    mean_own_shares = data["curves"].get(OWN_SHARE, {})  # by checkpoint
-    subject_and_words = asdict(subject) | words
+    # The template inserts three kinds of text without escaping: files of the project, JSON in which "<" is already
+    # escaped, and the picture, in which the names of tokens are already escaped.
     return _compile_template().render(
-        policy=_write_content_security_policy(script),
-        # The template inserts three kinds of text without escaping: files of the project, JSON in which "<" is already
-        # escaped, and the picture, in which the names of tokens are already escaped.
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=script,
-        licences=LICENCES.read_text(encoding="utf-8"),
-        data=pack(data),
-        head_parts=as_json(head_parts),
-        **subject_and_words,
+        **_read_files(),
+        **_encode_data(data),
+        **(asdict(subject) | sentences_and_facts),
+        **_present_opening(run, data, labels),
+        **_describe_views(data, wording),
         versions=package_versions(),
         documents_left_out=_note_left_out_documents(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
-        headline=data["answer"]["headline"],
         cautions=cautions,
-        lead=[_remove_term_marks(sentence) for sentence in data["answer"]["sentences"]],
-        picture_title=opening["title"],
         texts_noun=wording.texts,
-        picture=draw_result(run, opening["name"], labels, mean_own_shares),
-        texts=[(name, run.texts[name]) for name in shown_names],
-        heads=data["attention"]["number"],
-        more=bool(data["classShares"] or data["probes"]),
-        absence_notes=absence_notes(_list_absent_points(data), wording),
-        space=SPACE if has_space_marks else "",
-        encoder_layers=data["encoder"],
-        layers=data["ratios"]["layers"],
+        texts=[(document["name"], run.texts[document["name"]]) for document in data["documents"]],
     )
+
+
+def _read_files() -> dict[str, str]:
+    """Return the style sheet, the script and the licences of the page, and a policy that allows only this script."""
+    script = _read_script()
+    return {
+        "policy": _write_content_security_policy(script),
+        "style": (HERE / "page.css").read_text(encoding="utf-8"),
+        "script": script,
+        "licences": LICENCES.read_text(encoding="utf-8"),
+    }
+
+
+def _encode_data(data: Data) -> dict[str, str]:
+    """Return the JSON of the page's data, and separately that of its largest part, the arrays of attention heads."""
+    attention = dict(data["attention"])
+    head_parts = attention.pop("documents")
+    return {"data": pack(data | {"attention": attention}), "head_parts": as_json(head_parts)}
+
+
+def _present_opening(run: Results, data: Data, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the answer at the top of the page: its headline and sentences, and a picture of the opening text.
+
+    The opening text is the text that the page shows first. `labels` contains the labels of the checkpoints by name.
+    """
+    answer = data["answer"]
+    opening_number = data["opens"]["document"]
+    opening_text = data["documents"][opening_number]
+    mean_own_shares = data["curves"].get(OWN_SHARE, {})  # by checkpoint
+    return {
+        "headline": answer["headline"],
+        "lead": [_remove_term_marks(sentence) for sentence in answer["sentences"]],
+        "picture_title": opening_text["title"],
+        "picture": draw_result(run, opening_text["name"], labels, mean_own_shares),
+    }
+
+
+def _describe_views(data: Data, wording: Wording) -> dict[str, Any]:
+    """Return what the static parts of the page state about the model, the names of its tokens, and the views."""
+    encoder_inputs = data["readings"][0]
+    has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
+    return {
+        "heads": data["attention"]["number"],
+        "more": bool(data["classShares"] or data["probes"]),
+        "absence_notes": absence_notes(_list_absent_points(data), wording),
+        "space": SPACE if has_space_marks else "",
+        "encoder_layers": data["encoder"],
+        "layers": data["ratios"]["layers"],
+    }
 
 
 def _read_script() -> str:

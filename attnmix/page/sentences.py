@@ -593,7 +593,7 @@ def _describe_mean_change(
 
 
 def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
-    """Return the mean ratio over the texts in which a control was measured; `mean_of_all` without such texts.
+    """Return the mean ratio over the texts in which a control was measured; `mean_of_all` if there are none.
 
     The table `controls` contains the mean of each control, and the ratio minus the control in the same texts; the ratio
     is the sum of both.

@@ -192,8 +192,8 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
         trainings: The verdicts on the intervals over training runs.
 
     Returns:
-        The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the verdict that
-        states the reason.
+        The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the result is the
+        verdict that states the reason.
     """
     verdicts = []
     for over_texts, over_trainings in zip(between_models, trainings, strict=True):

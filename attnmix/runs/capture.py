@@ -626,7 +626,7 @@ def _check_features(
 ) -> None:
     """Repeat the forward passes; raise `InputError` for the first feature that its buffer's dtype cannot represent.
 
-    A feature is the tensor `[B, T, D]` of a batch at one site (texts, padded tokens, width).
+    A feature is the tensor `[B, T, D]` (texts, padded tokens, width) of a batch at one site.
     """
     for batch in batches:
         _check_features_of_batch(base, batch, buffers, precision)

@@ -538,10 +538,11 @@ class CheckpointWork:
         remaining = [task for task in share if not self._locate_file(kind, task).exists()]
         yield from track(remaining, f"{self.checkpoint}: {kind}")
 
-    def write_tokens(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
-        """Write the ratios of the documents of a batch, and the largest errors of the identities in the batch.
+    def write_token_measures(self, task: Task, measures: Sequence[DocumentMeasures]) -> None:
+        """Write the ratios of each token in a batch, and the largest errors of the identities in the batch.
 
-        The identities state that the parts of a decomposition sum to the model's vectors.
+        The identities state that the parts of a decomposition sum to the model's vectors. The number of tokens is added
+        to `times`, from which the log computes the tokens per second.
         """
         errors = largest_errors([document_measures.identities for document_measures in measures])
         arrays: dict[str, Any] = {IDENTITY_ERRORS: errors}
