@@ -75,7 +75,7 @@ class LabelledCurve(NamedTuple):
 
 
 class SwarmSide(NamedTuple):
-    """Where the dots of one checkpoint (one dot per review) are drawn, relative to the centre of each layer."""
+    """The horizontal position of a checkpoint's dots (one dot per review) relative to the centre of each layer."""
 
     offset: float
     """The signed distance from the layer's centre, in layers."""
@@ -87,7 +87,7 @@ SWARM_SIDES = {
     1: [SwarmSide(0.0, "")],
     2: [SwarmSide(-0.25, " (left)"), SwarmSide(0.25, " (right)")],
 }
-"""Where the dots of each checkpoint are drawn, by the number of checkpoints."""
+"""The horizontal position of each checkpoint's dots, by the number of checkpoints."""
 
 
 def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:

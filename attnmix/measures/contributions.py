@@ -58,7 +58,7 @@ def contributions(
         names: Names of matrices and rollouts.
         by_layer: For each layer, the matrices before normalisation: the result of `layer_contributions` for
             `select_layer_matrices(names)`.
-        starts: Index of the first layer of each stack. Rollouts begin anew there, because the stacks have different
+        starts: Index of the first layer of each stack. Rollouts restart there, because the stacks have different
             tokens.
     """
     matrices: dict[str, Tensor] = {}

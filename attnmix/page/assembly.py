@@ -108,7 +108,7 @@ def _present_opening(run: Results, data: Data, labels: Mapping[str, str]) -> dic
 
 
 def _describe_views(data: Data, wording: Wording) -> dict[str, Any]:
-    """Return what the static parts of the page state about the model, the names of its tokens, and the views."""
+    """Return the variables of the template that describe the model, the names of its tokens, and the views."""
     encoder_inputs = data["readings"][0]
     has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
     return {

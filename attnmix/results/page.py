@@ -48,7 +48,12 @@ def models_page(
         known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
             these measurements.
     """
-    results = _find_or_measure_results(models, tokenized, methods, whole, known)
+    # Only the page of a single result is cached. The keys of the cache are True for the whole page and False for the
+    # small one.
+    cache = known[0].pages if len(known) == 1 else {}
+    if whole not in cache:
+        cache[whole] = _measure_results(models, tokenized, methods, whole, known)
+    results: TextResults = cache[whole]
     results.model_names = names if len(names) > 1 else None
     subject = models_subject(names)
     if note:
@@ -56,27 +61,6 @@ def models_page(
     if not whole:
         subject = replace(subject, left_out=LEFT_OUT.format(owner=owner))
     return page_text(results, subject)
-
-
-def _find_or_measure_results(
-    models: Sequence[Model],
-    tokenized: TokenizedTexts,
-    methods: Sequence[str],
-    whole: bool,
-    known: Sequence[Measurements],
-) -> TextResults:
-    """Return the content of the page (see `_measure_results`), from the cache in the measurements of a single model.
-
-    A comparison of two models always creates its page anew.
-    """
-    if len(known) != 1:
-        return _measure_results(models, tokenized, methods, whole, known)
-    (measurements,) = known
-    pages = measurements.pages  # the whole page and the small page, with the keys True and False
-    if whole not in pages:
-        pages[whole] = _measure_results(models, tokenized, methods, whole, known)
-    results: TextResults = pages[whole]
-    return results
 
 
 def models_subject(names: Sequence[str]) -> Subject:
