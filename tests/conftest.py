@@ -48,7 +48,7 @@ from attnmix.core.store.texts import read_split, write_tokenized
 from attnmix.measures.documents import CLASSES, Document, documents_of
 from attnmix.models.encoding import tokenize_texts
 from stages import tokenize
-from stages.common.parameters import read_parameters
+from stages.common.parameters import Parameters, read_parameters
 
 kernels.set_arithmetic(environment.PORTABLE)
 torch.set_num_threads(1)  # more threads slow down products of tiny models
@@ -362,7 +362,8 @@ SHORT = {section: {"max_length": 40} for section in ("capture", "faithfulness")}
 """Parameters for models with fewer positions than the default model."""
 
 
-DEFAULTS: dict[str, Any] = yaml.load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+DEFAULTS: dict[str, Any] = Parameters().model_dump(mode="json")
+"""The values of params.yaml before any experiment; `dvc exp run` changes the file itself."""
 
 
 def write_parameters(folder: Path, **changes: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Git repositories that use DVC, with the project's dvc.yaml and params.yaml, isolated from the user's settings.
+"""Git repositories that use DVC, with the project's dvc.yaml and default parameters, isolated from the user's settings.
 
 The stages have the names and files of dvc.yaml, but run `stand_in_stage.py`. A run takes seconds, and each output
 changes with the inputs of its stage.
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, write_parameters
 from stage_process import run_to_its_end
 
 FILES = (
-    *("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "reports/sources.json"),
+    *("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "reports/sources.json"),
     *(".dvc/plots", "data/sample", "attnmix", "stages", "models/README.md", "features/README.md"),
 )
 USER = "[user]\n\tname = Somebody\n\temail = somebody@example.org\n[init]\n\tdefaultBranch = main\n"
@@ -112,6 +112,7 @@ def new_repository(folder: Path) -> Repository:
         else:
             shutil.copy(REPOSITORY / name, folder / name)
     shutil.copy(REPOSITORY / "tests/stand_in_stage.py", folder / "stages/__main__.py")
+    write_parameters(folder)
     repository.git("init", "--quiet")
     repository.commit("The project")
     return repository

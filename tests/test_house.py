@@ -122,11 +122,11 @@ def test_names_have_declarations_labels_and_settings() -> None:
     assert (tuple(RATIOS), tuple(MATRICES)) == (names.RATIO_NAMES, names.MATRIX_NAMES)
     assert tuple(CONTROLS) == names.RATIO_CONTROL_NAMES
     assert tuple(RULES) == names.PARTS_RULE_NAMES
-    settings = yaml.safe_load((REPOSITORY / "params.yaml").read_text(encoding="utf-8"))["measure"]
-    assert {*settings["methods"], *names.REDUNDANT_RATIO_NAMES} == {*names.RATIO_NAMES}
-    assert not {*settings["methods"]} & {*names.REDUNDANT_RATIO_NAMES}
-    assert tuple(settings["matrices"]) == names.DEFAULT_MATRIX_NAMES
-    assert tuple(settings["controls"]) == names.DEFAULT_CONTROL_NAMES
+    settings = Parameters().measure
+    assert {*settings.methods, *names.REDUNDANT_RATIO_NAMES} == {*names.RATIO_NAMES}
+    assert not {*settings.methods} & {*names.REDUNDANT_RATIO_NAMES}
+    assert tuple(settings.matrices) == names.DEFAULT_MATRIX_NAMES
+    assert tuple(settings.controls) == names.DEFAULT_CONTROL_NAMES
     assert tuple(labels.RATIO_MARKS) == names.RATIO_NAMES  # figures omit ratios without marks
     assert set(MATRICES) <= set(labels.MATRIX_LABELS)
     known = {*RATIOS, *LAYER_MATRICES, *names.POINTS, HEADS}
