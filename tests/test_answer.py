@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 from conftest import REPOSITORY
 
-from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Interval, verdict
+from attnmix.core.statistics import MIN_INTERVAL_DOCUMENTS, MIN_SIMULTANEOUS, Interval, Verdict, verdict
 from attnmix.core.store.results import TextResults
 from attnmix.page.answer import OWN_SHARE_DEFINITION, answer
 from attnmix.page.cautions import list_cautions
 from attnmix.page.sentences import Subject, _describe_controls, _describe_selection, class_evidence, class_lens
 from attnmix.page.verdicts import interval_text, points
-from attnmix.results.verdicts import TOO_FEW_TEXTS, name_directions
+from attnmix.results.verdicts import name_directions
 
 GIVEN = "contributions of other tokens in layer 2 are"
 GLOSSARY = (REPOSITORY / "attnmix/page/src/ui.tsx").read_text("utf-8").partition("const GLOSSARY")[2].partition("};")[0]
@@ -429,7 +429,7 @@ def test_page_verdict_agrees_with_comparison() -> None:
     low, high = np.array(ends).T
     compared = name_directions(Interval((low + high) / 2, low, high)).tolist()
     assert [verdict(*each, MIN_SIMULTANEOUS) for each in ends] == compared
-    assert {verdict(*each, MIN_SIMULTANEOUS - 1) for each in ends} == {TOO_FEW_TEXTS}
+    assert {verdict(*each, MIN_SIMULTANEOUS - 1) for each in ends} == {Verdict.TOO_FEW_TEXTS}
 
 
 def test_missing_tables_omit_sentences() -> None:

@@ -192,7 +192,10 @@ def _describe_gpu(device: torch.device) -> list[str]:
 
 
 def _read_driver_version() -> str | None:
-    """Return the version of the NVIDIA driver for a message, or None if there is no driver."""
+    """Return the version of the NVIDIA driver as a phrase of a message, or None if there is no driver.
+
+    The phrase is "of an unknown version" if the driver does not report its version.
+    """
     if not NVIDIA_DRIVER.exists():
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))

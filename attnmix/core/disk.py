@@ -14,7 +14,7 @@ def check_disk(demand: str, size: int, folder: Path, parameters: str) -> None:
     """Raise `InputError` if `folder` cannot grow to `size` bytes.
 
     Existing files in `folder`, from an interrupted run, count towards `size`. The message begins with `demand`, and
-    advises the user to reduce the settings in `parameters`.
+    advises the user to change the settings in `parameters`.
     """
     existing_folder = check_writable(folder)  # `folder` itself or, if it does not exist, its nearest existing parent
     free_bytes = shutil.disk_usage(existing_folder).free

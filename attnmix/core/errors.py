@@ -55,7 +55,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextmanager
 def model_errors(key: str, name: str, folder: Path) -> Iterator[None]:
-    """Change the message of each `InputError` on a model, so that it refers to what the user specified.
+    """Change the message of each `InputError` about a model, so that it refers to what the user specified.
 
     The message begins with `key`, the user's argument or parameter, instead of `model.name`. The local `folder` of the
     model is replaced by `name`.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from attnmix.core.errors import InputError, text_problem
 from attnmix.core.selections import is_whole_number
 
-CALLS = (
+ALLOWED_TEXTS = (
     'allowed: "one text", ["one", "another"], pairs [("first", "second")], token ids, or the output of tokenizer(...)'
 )
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
@@ -66,10 +66,10 @@ def read_texts(given: Any, key: str = "texts") -> list[Item]:
         raise InputError(f"{key}: {_describe_table(given, names)}")
     values = _read_values(given, key)
     if not values:
-        raise InputError(f"{key}: none; {CALLS}")
+        raise InputError(f"{key}: none; {ALLOWED_TEXTS}")
     if all(map(is_whole_number, values)):
         if not _may_be_ids(given):  # for example, a column of a table, whose integers are labels
-            raise InputError(f"{key}: a {type(given).__name__} of numbers; {CALLS}")
+            raise InputError(f"{key}: a {type(given).__name__} of numbers; {ALLOWED_TEXTS}")
         ids = [int(value) for value in values]
         return [TokenIds(ids)]
     return _read_items(values, key)
@@ -114,9 +114,9 @@ def read_item(value: Any, key: str) -> Item:
     if isinstance(value, str):
         return _check_text(value, key)
     if _is_missing(value):
-        raise InputError(f"{key} is missing ({value}); {CALLS}")
+        raise InputError(f"{key} is missing ({value}); {ALLOWED_TEXTS}")
     if not isinstance(value, list | tuple):
-        raise InputError(f"{key} is {_describe_value(value)}; {CALLS}")
+        raise InputError(f"{key} is {_describe_value(value)}; {ALLOWED_TEXTS}")
     parts = [_convert_to_list(part) for part in value]
     return _read_parts(parts, key)
 
@@ -126,18 +126,18 @@ def _read_parts(parts: list[Any], key: str) -> Item:
     if len(parts) == 1 and isinstance(parts[0], list):
         parts = parts[0]  # from a tensor of shape [1, tokens]
     if not parts:
-        raise InputError(f"{key} is empty; {CALLS}")
+        raise InputError(f"{key} is empty; {ALLOWED_TEXTS}")
     if all(map(is_whole_number, parts)):
         ids = [int(part) for part in parts]
         return TokenIds(ids)
     for part in parts:
         if _is_missing(part):
-            raise InputError(f"{key} contains a missing value ({part}); {CALLS}")
+            raise InputError(f"{key} contains a missing value ({part}); {ALLOWED_TEXTS}")
         if not isinstance(part, str):
-            raise InputError(f"{key} contains {_describe_value(part)}; {CALLS}")
+            raise InputError(f"{key} contains {_describe_value(part)}; {ALLOWED_TEXTS}")
     if len(parts) != 2:
         number = "1 text" if len(parts) == 1 else f"{len(parts)} texts"
-        raise InputError(f"{key} is a list of {number}, but a pair has two; {CALLS}")
+        raise InputError(f"{key} is a list of {number}, but a pair has two; {ALLOWED_TEXTS}")
     first = _check_text(parts[0], f"{key}, the first of the pair")
     second = _check_text(parts[1], f"{key}, the second of the pair")
     return first, second
@@ -154,17 +154,18 @@ def _check_text(value: str, key: str) -> str:
 def _read_values(given: Any, key: str) -> list[Any]:
     """Return the items of an ordered collection, with tensors and arrays converted to Python lists and numbers.
 
-    Raise `InputError`, prefixed with `key`, for any other object.
+    Raise `InputError` for any other object; the message begins with `key` and ends with the allowed values.
     """
     if _is_missing(given):
-        raise InputError(f"{key}: missing ({given}); {CALLS}")
+        raise InputError(f"{key}: missing ({given}); {ALLOWED_TEXTS}")
     if isinstance(given, bytes | bytearray | memoryview | os.PathLike | io.IOBase | Number):
-        raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
+        raise InputError(f"{key}: {_describe_value(given)}; {ALLOWED_TEXTS}")
     if isinstance(given, set | frozenset):
-        raise InputError(f"{key}: a set is not ordered; {CALLS}")
+        raise InputError(f"{key}: a set is not ordered; {ALLOWED_TEXTS}")
     values = _convert_to_list(given)
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InputError(f"{key}: {_describe_value(given)}; {CALLS}")
+    is_single_text = isinstance(values, str)  # also if `given` is a NumPy string
+    if is_single_text or not isinstance(values, Iterable):
+        raise InputError(f"{key}: {_describe_value(given)}; {ALLOWED_TEXTS}")
     return [_convert_to_list(value) for value in values]
 
 
@@ -214,7 +215,7 @@ def _read_entries(given: Any, key: str) -> dict[str, list[list[int]]]:
         if name in names:
             entries[name] = _read_rows(given[name], f"{key}: {name}")
     if not entries[IDS]:
-        raise InputError(f"{key}: {IDS} is empty; {CALLS}")
+        raise InputError(f"{key}: {IDS} is empty; {ALLOWED_TEXTS}")
     lengths = [len(row) for row in entries[IDS]]
     for name, rows in entries.items():
         if [len(row) for row in rows] != lengths:
@@ -288,14 +289,14 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
     """Return a description of a mapping or table with the columns `names`, with advice on what to pass instead."""
     type_name = type(given).__name__
     if names == [""]:  # the result of `_list_column_names` for a mapping or table without columns
-        return f"an empty {type_name}; {CALLS}"
+        return f"an empty {type_name}; {ALLOWED_TEXTS}"
     shown = ", ".join(names[:SHOWN_NAMES])
     if len(names) > SHOWN_NAMES:
         shown += ", ..."
     kind = "a mapping with the keys" if isinstance(given, Mapping) else f"a {type_name} with the columns"
     column = _find_text_column(given)
     if column is None:
-        return f"{kind} {shown}; pass only the texts; {CALLS}"
+        return f"{kind} {shown}; pass only the texts; {ALLOWED_TEXTS}"
     variables = {"DataFrame": "df", "Dataset": "dataset"}
     variable = variables.get(type_name, "texts")
     return f"{kind} {shown}; select one, such as {variable}{column}"
@@ -304,7 +305,8 @@ def _describe_table(given: Any, names: Sequence[str]) -> str:
 class MeanLength(NamedTuple):
     """The mean length of the texts in a column.
 
-    Words are compared before characters, because an identifier or URL may be longer than a text but is a single word.
+    Words are compared before characters, because a column of identifiers or URLs may have more characters than the
+    texts, but each of them is a single word.
     """
 
     words: float
@@ -315,13 +317,14 @@ NO_TEXTS = MeanLength(words=0.0, characters=0.0)
 
 
 def _find_text_column(given: Any) -> str | None:
-    """Return the code that selects the column with the longest texts, such as `["text"]` or `["train"]["text"]`.
+    """Return the code that selects a column of texts, such as `["text"]` or `["train"]["text"]`.
 
-    Return None if no column contains only texts. In a mapping of splits, the first split is searched.
+    It is the column with the longest texts, or None if no column contains only texts. In a mapping of splits, the first
+    split is searched. The column of a stream is chosen by its name, because reading the texts would consume the stream.
     """
     keys = _list_keys(given)
     is_stream = not hasattr(given, "__len__")
-    if is_stream:  # the column is chosen by its name, because reading the texts would consume the stream
+    if is_stream:
         key = "text" if "text" in keys else keys[0]
         return f'["{key}"]'
     best_selection = None
@@ -382,7 +385,7 @@ def _measure_texts(values: Any) -> MeanLength:
 
 
 def _is_number(value: Any) -> bool:
-    """Return True for an integer, a bool, and a float without a fractional part; masks may contain all of these."""
+    """Return True for an integer, a bool, or a float without a fractional part; masks may contain all of these."""
     if isinstance(value, float):
         return value.is_integer()
     return isinstance(value, Integral)
@@ -410,7 +413,10 @@ def _name_kind(item: Item) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    """Return the type of a value and its first characters."""
+    """Return a description of an unsuitable value for a message: its type and first characters.
+
+    For bytes, paths and open files, the description also contains the call that converts them to text.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         beginning = bytes(value[:SHOWN_CHARACTERS])
         return f"bytes {beginning!r} (convert them with decode())"

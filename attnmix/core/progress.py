@@ -28,23 +28,23 @@ class Progress:
         self.started = time.monotonic()
         # With `disable=None`, tqdm disables the bar unless stderr is a terminal.
         self.bar = tqdm(total=total, desc=description, delay=BAR_DELAY_SECONDS, disable=None)
-        self.announced = not self.bar.disable  # a bar already shows the remaining time
+        self.needs_estimate = self.bar.disable  # a bar shows the remaining time itself
 
     def advance(self) -> None:
         """Count a completed step.
 
-        If no bar is shown, the duration of the loop is estimated once, at the first step after `BAR_DELAY_SECONDS`. It
-        is printed if it exceeds `LONG_SECONDS`.
+        Without a progress bar, the duration of the loop is estimated once, at the first step after `BAR_DELAY_SECONDS`.
+        It is printed if it exceeds `LONG_SECONDS`.
         """
         self.done += 1
         self.bar.update()
         elapsed = time.monotonic() - self.started
-        if self.announced or elapsed < BAR_DELAY_SECONDS:
+        if not self.needs_estimate or elapsed < BAR_DELAY_SECONDS:
             return
         expected = elapsed / self.done * self.total
         if expected > LONG_SECONDS:
             print(f"{self.description}: about {expected:.0f} s", file=sys.stderr, flush=True)
-        self.announced = True
+        self.needs_estimate = False
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def _create_pair_validator(check: Callable[[str], str], what: str) -> PlainValid
     """
 
     def validate(value: Any) -> str | list[str]:
-        """Return the checked strings; raise `ValueError` for other types and for lists of a different length."""
+        """Return the checked string or pair; raise `ValueError` for other types and for longer or shorter lists."""
         is_pair = isinstance(value, list) and len(value) == 2
         strings = value if is_pair else [value]
         if not all(isinstance(text, str) for text in strings):
@@ -93,7 +93,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_targets(value: Any) -> str | list[str]:
-    """Return `all-linear`, or the names of the Linear modules for LoRA adapters; raise `ValueError` otherwise."""
+    """Return `all-linear`, or the names of the Linear modules for LoRA adapters; else raise `ValueError`."""
     if value == "all-linear":
         return "all-linear"
     if isinstance(value, list) and value and all(isinstance(name, str) for name in value):

@@ -51,7 +51,7 @@ class Sums(NamedTuple):
         return Sums(values, counts)
 
     def scatter(self, numbers: Sequence[int], texts: int) -> Sums:
-        """Return the sums for `texts` texts: `self` for the texts with indices `numbers`, and 0 for all other texts."""
+        """Return the sums for a corpus of `texts` texts: these sums for the texts `numbers`, and 0 for the others."""
         indices = list(numbers)
         values = np.zeros((texts, *self.values.shape[1:]))
         values[indices] = self.values
@@ -98,12 +98,12 @@ class Resampled(NamedTuple):
         upper_tail = (1 + LEVEL) / 2
         ends = _compute_quantiles(self.samples, [lower_tail, upper_tail])
         normal = float(ndtri(upper_tail))
-        student = _compute_student_factor(normal, self.documents)
-        # `student / normal` is the product of the two factors in the docstring of this class.
-        low, high = self.mean + (ends - self.mean) * student / normal
+        # `widened` is `normal`, multiplied by the two factors in the docstring of this class.
+        widened = _compute_student_factor(normal, self.documents)
+        low, high = self.mean + (ends - self.mean) * widened / normal
         return Interval(self.mean, low, high)
 
-    def correlations(self) -> Interval:
+    def clipped_interval(self) -> Interval:
         """Return `interval`, clipped to [-1, 1], the range of correlations."""
         interval = self.interval()
         return Interval(
@@ -117,10 +117,10 @@ class Resampled(NamedTuple):
 
         Cells are the elements of `mean`. The interval of a cell over n texts is mean ± t sqrt(n / (n - 1)) se, where se
         is the standard deviation of the cell's samples. Let c be the 95 % quantile, over the samples, of the largest
-        |sample - mean| / se of all cells. Then t is the quantile of Student's t with n - 1 degrees of freedom that has
-        the tail probability of c under the normal distribution. Intervals are NaN for cells that are constant, missing
-        in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts. With fewer texts, too many intervals would exclude
-        0 by chance.
+        |sample - mean| / se of all cells. The tail probability of t in Student's t distribution with n - 1 degrees of
+        freedom equals that of c in the standard normal distribution. Intervals are NaN for cells that are constant,
+        missing in a sample, or based on fewer than `MIN_SIMULTANEOUS` texts. With fewer texts, too many intervals would
+        exclude 0 by chance.
 
         References:
             Romano and Wolf, JASA 2005.
@@ -231,9 +231,9 @@ def spearman_with_depth(by_layer: Resampled) -> Interval:
     correlations = Resampled(
         mean=rank_correlation(means, depth),
         samples=rank_correlation(means_of_samples, depth),
-        documents=by_layer.documents.min(0),
+        documents=by_layer.documents.min(0),  # the smallest number of texts in a layer
     )
-    return correlations.correlations()
+    return correlations.clipped_interval()
 
 
 class Verdict(StrEnum):
@@ -246,6 +246,7 @@ class Verdict(StrEnum):
     LOWER = "lower"
     INCONCLUSIVE = "inconclusive"
     TOO_FEW_TEXTS = "too few texts"
+    TOO_FEW_RUNS = "too few runs"
     NO_INTERVAL = "no interval"
 
 

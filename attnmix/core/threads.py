@@ -19,10 +19,10 @@ ONE_THREAD_TOKENS = 256  # per forward pass; with fewer tokens, waking a thread 
 
 @contextmanager
 def few_threads(tokens: int = 0) -> Iterator[None]:
-    """Limit this thread to one OpenMP thread if a forward pass has few `tokens`, unless `OMP_WAIT_POLICY=passive`.
+    """Limit this thread to one OpenMP thread if a forward pass has at most `ONE_THREAD_TOKENS` tokens.
 
-    Otherwise, threads that wait in busy loops could make short operations many times slower if other processes occupy
-    the cores.
+    Threads that wait for each other in busy loops can make short operations many times slower if other processes occupy
+    the cores. If `OMP_WAIT_POLICY=passive`, waiting threads sleep, and there is no limit.
     """
     if tokens > ONE_THREAD_TOKENS or wait_passively():
         yield

@@ -142,7 +142,10 @@ class _OlderSettings(NamedTuple):
 
 
 def _read_older_settings() -> _OlderSettings | None:
-    """Return the older settings; None if `fp32_precision` is set, because reading them then raises an error."""
+    """Return the settings of float32 precision that `fp32_precision` replaces in recent versions of torch.
+
+    Return None if `fp32_precision` is set, because reading the older settings then raises an error.
+    """
     cudnn: Any = torch.backends.cudnn
     try:
         return _OlderSettings(torch.get_float32_matmul_precision(), cudnn.allow_tf32)

@@ -195,7 +195,7 @@ def _compare_with_random(
     random_column = methods.index(RANDOM_REMOVAL)
     random_N1 = aopc_NM[:, [random_column]]
     above = _resample_reviews(aopc_NM - random_N1, seed)
-    correlations = _resample_reviews(agreement_NM, seed).correlations()
+    correlations = _resample_reviews(agreement_NM, seed).clipped_interval()
     return {
         **_name_columns(above.interval(), "above_random", "above_random_low", "above_random_high"),
         **_name_columns(above.simultaneous(), "above_random", "simultaneous_low", "simultaneous_high"),

@@ -192,7 +192,7 @@ def _create_correlation_columns(_checkpoint: str, means: Resampled) -> dict[str,
 
     The columns of simultaneous intervals are also empty.
     """
-    columns: dict[str, Any] = dict(zip(INTERVAL, means.correlations(), strict=True))
+    columns: dict[str, Any] = dict(zip(INTERVAL, means.clipped_interval(), strict=True))
     for name in ("tokens", *SIMULTANEOUS):
         columns[name] = np.full(means.mean.shape, np.nan)
     return columns

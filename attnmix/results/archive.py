@@ -136,10 +136,15 @@ def _pack_measurements(measured: Measurements) -> dict[str, npt.NDArray[Any]]:
 
 
 def _unpack_measurements(arrays: Arrays, texts: pd.DataFrame, tokens: pd.DataFrame) -> Measurements:
-    """Return the measurements from the arrays that `_pack_measurements` created, except `Measurements.measured`."""
+    """Return the measurements from the arrays that `_pack_measurements` created, except `Measurements.measured`.
+
+    Arrays have names such as `matrices/3/alti` (see `_add_array`); sums consist of two arrays, `.../values` and
+    `.../counts`.
+    """
     documents = []
     for document, predicted in zip(documents_of(texts, tokens), arrays["predicted"].tolist(), strict=True):
-        # The table contains labels only for texts of a run. Labels passed to `measure` are saved as predicted classes.
+        # The table has no label (-1) unless the texts are those of a run. Labels passed to `measure` are saved as
+        # predicted classes.
         label = predicted if document.label < 0 else document.label
         documents.append(replace(document, label=label, predicted=predicted))
     measured = Measurements(Texts(documents))

@@ -71,7 +71,7 @@ def tokenize_texts(model: Model, texts: Any, max_length: int | None) -> Tokenize
 def _warn_of_truncation(texts: pd.DataFrame, limit: int | None, kept_end: str) -> None:
     """Issue one warning if texts were truncated: the length of the longest text, and the number of other texts.
 
-    `limit` is the number of tokens that are kept, at the end `kept_end` of a text (`first` or `last`).
+    `limit` is the number of tokens that are kept; `kept_end` is `first` or `last`, for the first or the last tokens.
     """
     truncated = texts[texts["tokens"] < texts["whole_tokens"]]
     if truncated.empty:
@@ -130,7 +130,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def check_own_share_sample(by: Any, max_texts: Any, max_length: Any, *arguments: str) -> OwnShareSample:
-    """Return the sample of texts and the method `by` for `own_share`; raise `InputError` for invalid values.
+    """Return the sample of texts and the checked argument `by` of `own_share`; raise `InputError` for invalid values.
 
     `max_texts` is the maximum number of texts, and `max_length` the maximum number of tokens of a text. `arguments` are
     the two names of these arguments in the user's call, for error messages; by default `max_texts` and `max_length`.

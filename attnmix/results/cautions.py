@@ -26,7 +26,7 @@ def write_cautions(before: Trainings, after: Trainings, rows: pd.DataFrame, note
         before: The models before the change.
         after: The models after the change.
         rows: The rows of the table, with verdicts.
-        notes: Sentences on the compared data, which are included unchanged.
+        notes: Sentences about the compared data; they are included unchanged.
     """
     verdicts = _explain_verdicts(rows)
     paragraphs = [_explain_intervals(before, after), _explain_directions(rows), *verdicts, *notes]

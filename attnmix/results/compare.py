@@ -55,7 +55,8 @@ def compare(
 
     The printed comparison contains the most important rows: the own share (by exchange) after the last layer, and the
     mean over layers of the ratio that covers most of the attention block. If controls were measured, it also contains
-    the measured shares (`swap`, `class_share`), and this ratio minus each other control except `random_weights`.
+    the measured shares (`swap`, `class_share`), and this ratio minus each of the remaining controls except
+    `random_weights`.
     `Comparison.by_layer` and `Comparison.all_rows` return the other rows. The documentation of `Comparison` explains
     the verdicts.
 
@@ -84,7 +85,8 @@ def compare(
         The comparison of the ratios available for all models, and of the own share where it can be computed.
 
     Raises:
-        InputError: For invalid arguments, before a model runs; and if the models differ in tokens, layers or controls.
+        InputError: If an argument is invalid (before a model runs), or if the models differ in tokens, layers or
+            controls.
 
     Example:
         >>> comparison = attnmix.compare(model, model, ["time flies", "like an arrow"], methods="attnresln_n")

@@ -4,7 +4,7 @@ A difference between two models need not be an effect of how they were trained, 
 settings also produce different models. The interval over texts describes these two models only. Every row therefore has
 two verdicts: `between_models` is based on the simultaneous interval over texts, and `between_seeds` also on the
 interval over training runs. The latter interval needs several training runs. If the measure of a row describes mixing,
-the row also states whether `after` mixes `more` or `less` than `before`, or `inconclusive`.
+the row also states how much `after` mixes compared with `before`: `more`, `less` or `inconclusive`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attnmix.core.disk import check_new_file
 from attnmix.core.extras import require_extra
 from attnmix.core.names import CHECKPOINT_NAMES
 from attnmix.core.paths import read_path
-from attnmix.core.statistics import MIN_SIMULTANEOUS, Resampled
+from attnmix.core.statistics import MIN_SIMULTANEOUS, Resampled, Verdict
 from attnmix.results.cautions import write_cautions
 from attnmix.results.measure_names import check_name
 from attnmix.results.tables import (
@@ -36,8 +36,6 @@ from attnmix.results.tables import (
     mean_lengths,
 )
 from attnmix.results.verdicts import (
-    TOO_FEW_RUNS,
-    TOO_FEW_TEXTS,
     Trainings,
     combine_verdicts,
     have_enough_trainings,
@@ -192,10 +190,11 @@ class Comparison:
         return draw_layer_means(curves, title, ylabel, ax, ylim)
 
     def _create_curve(self, side: Trainings, name: str, checkpoint: str, indices: Sequence[int]) -> LayerMeans:
-        """Return the means by layer of the models on one side: their mean and, if there are several, each training run.
+        """Return the curve of one measure on one side: its mean in each layer, over the models of the side.
 
-        `name` is the name of the side, `checkpoint` determines the colour and the marker, and `indices` are the indices
-        in `self.cells` of the layers of one measure.
+        If the side has several training runs, the curve also contains the means of each run. `name` is the name of the
+        side, and `checkpoint` determines the colour and the marker. `indices` selects the cells (pairs of measure and
+        layer) of the measure in `self.cells`.
         """
         from attnmix.figures.layer_means import LayerMeans
 
@@ -227,14 +226,14 @@ class Comparison:
     def show(self, whole: bool = False) -> Any:
         """Show the page that `to_html` writes: in a notebook below the cell, otherwise in a web browser.
 
-        In a notebook, attention heads and usually most matrices are omitted unless `whole` is True.
+        In a notebook, attention heads and, usually, most matrices are omitted unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page; if `whole` is False, attention heads and usually most matrices are omitted."""
+        """Return the HTML of the page; if `whole` is False, attention heads and, usually, most matrices are omitted."""
         require_extra("page", "comparison.to_html() and show()")
         from attnmix.results.page import models_page
 
@@ -321,11 +320,12 @@ class Comparison:
         return table
 
     def _add_training_intervals(self, table: pd.DataFrame, indices: Sequence[int]) -> None:
-        """Add the column `between_seeds` to a table and, if there are several training runs, the intervals over them.
+        """Add the verdict `between_seeds` and, if there are several training runs, the intervals over them to a table.
 
-        `indices` are the indices of the table's rows in `self.cells`.
+        The verdict is `too few runs`, or combines the verdict over texts (the column `between_models`) with that over
+        training runs. `indices` are the indices of the table's rows in `self.cells`.
         """
-        table["between_seeds"] = TOO_FEW_RUNS
+        table["between_seeds"] = Verdict.TOO_FEW_RUNS.value
         if len(self.before.means) == 1 and len(self.after.means) == 1:
             return
         over_trainings = interval_over_trainings(self.before, self.after, indices)
@@ -343,7 +343,10 @@ def _append_intervals(texts: pd.Series, lows: pd.Series, highs: pd.Series) -> li
 
 
 def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:
-    """Add pointwise and simultaneous intervals of `change` over texts, and the column `between_models`, to a table."""
+    """Add pointwise and simultaneous intervals of `change` over texts, and the verdict `between_models`, to a table.
+
+    The verdict is `too few texts`, or states whether the change is higher, lower or inconclusive.
+    """
     texts = change.documents  # the number of texts in each row
     pointwise = change.interval()
     has_interval = texts >= MIN_INTERVAL_TEXTS
@@ -353,4 +356,4 @@ def _add_text_intervals(table: pd.DataFrame, change: Resampled) -> None:
     table["simultaneous_low"] = simultaneous.low
     table["simultaneous_high"] = simultaneous.high
     directions = name_directions(simultaneous)
-    table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, TOO_FEW_TEXTS, directions)
+    table["between_models"] = np.where(texts < MIN_SIMULTANEOUS, Verdict.TOO_FEW_TEXTS, directions)

@@ -101,9 +101,9 @@ def warn_of_total_effects(sums_by_name: Mapping[str, Sums]) -> None:
 def add_class_shares(measurements: Measurements) -> None:
     """Add the sums of `class_share` and of `class_share_permuted` to the measurements.
 
-    The class share is the share of the squared length of other tokens' contributions that is common to the texts of a
-    class. The share for permuted classes is the 95 % quantile over random permutations of the classes. Axes: N sampled
-    texts, U usable texts among them, L layers.
+    The contributions of other tokens have a part that is common to the texts of a class. The class share is the squared
+    length of this part, divided by that of the contributions. The share for permuted classes is the 95 % quantile over
+    random permutations of the classes. Axes: N sampled texts, U usable texts among them, L layers.
     """
     texts = measurements.texts
     sampled_N = draw_texts(texts.predicted, SEED)  # indices of texts

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnmix.core.settings import BATCH_TOKENS, CaptureParameters, checked_section
 from attnmix.measures.controls import left_out_sentence
-from attnmix.measures.documents import Texts, documents_of
+from attnmix.measures.documents import Document, Texts, documents_of
 from attnmix.measures.engine import MEASURES, Measurements
 from attnmix.model import Model
 from attnmix.models.families import layer_counts
@@ -61,12 +61,13 @@ def measure(
         methods: One or more names of `attnmix.measures.ratios.RATIOS`; by default all ratios of the model's family.
         max_length: The number of tokens to which texts are truncated, with a warning; by default the model's limit.
             Longer sequences of token IDs raise an error.
-        controls: Names of controls, which `Measures.controls` and `compare` show. Each ratio can be measured with the
-            words in random order (`shuffled_words`), with the mean value vector of other texts (`corpus_value`) or of
-            the same text (`text_mean_value`), without biases in the values (`without_value_bias`), without special
-            tokens as sources (`without_special_sources`), or with `random_weights`. `swap` exchanges inputs between
-            texts. `class_share` is the share of the contributions of other tokens that is common to the texts of a
-            class. Texts with a token class that no other text has are excluded from `corpus_value`, with a warning.
+        controls: Names of controls, which `Measures.controls` and `compare` show. Each ratio can be measured under
+            these conditions: words in random order (`shuffled_words`); value vectors replaced by their mean over other
+            texts (`corpus_value`) or over the same text (`text_mean_value`); values without biases
+            (`without_value_bias`); no special tokens as sources (`without_special_sources`); `random_weights`. `swap`
+            exchanges inputs between texts. `class_share` is the share of the contributions of other tokens that is
+            common to the texts of a class. Texts with a token class that no other text has are excluded from
+            `corpus_value`, with a warning.
         labels: A class for each text, required by `class_share`.
         batch_tokens: The maximum number of tokens in a forward pass, including padding. A longer text is measured in a
             batch by itself. A smaller maximum needs less memory.
@@ -103,7 +104,7 @@ def measure_tokenized(
     labels: Sequence[Any] | None,
     batch_tokens: int | None,
 ) -> Measures:
-    """Return the result of `measure` for tokenized texts.
+    """Return the result of `measure` for tokenized texts; the other arguments are those of `measure`.
 
     `present` contains the names of the requested ratios that are defined for the model's family.
     """
@@ -117,11 +118,7 @@ def measure_tokenized(
     if classes is not None:
         documents = add_classes(documents, classes)
     if "corpus_value" in control_names:
-        excluded = texts_without_corpus_value(documents)  # a token class that no other text has, by text index
-        if excluded:
-            number, token_class = next(iter(excluded.items()))
-            sentence = left_out_sentence(f"text {number}", token_class, len(excluded), len(documents))
-            warnings.warn(sentence, stacklevel=3)
+        _warn_of_excluded_texts(documents)
     measurements = Measurements(Texts(documents), max_batch_tokens)
     with observed_engine(model, tokenized.pairs, present, measurements) as engine:
         engine.add_sums(measurements, [MEASURES, *control_quantities(control_names)])
@@ -133,3 +130,12 @@ def measure_tokenized(
         encoder_layers = layers_by_stack[0]
     recorded_model = MeasuredModel.record(model)
     return Measures(recorded_model, tokenized, present, measurements, encoder_layers, control_names)
+
+
+def _warn_of_excluded_texts(documents: Sequence[Document]) -> None:
+    """Warn of texts with a token class that no other text has; they are excluded from the control `corpus_value`."""
+    excluded = texts_without_corpus_value(documents)  # such a token class by the index of the text
+    if excluded:
+        number, token_class = next(iter(excluded.items()))
+        sentence = left_out_sentence(f"text {number}", token_class, len(excluded), len(documents))
+        warnings.warn(sentence, stacklevel=4)  # the caller of `measure`

@@ -46,8 +46,8 @@ def list_measures() -> pd.DataFrame:
     """Return the names that `measure(methods=[...])`, `Measures.matrix` and `measure(controls=[...])` accept.
 
     Returns:
-        A row for each name, with the columns `name`, `kind` (`ratio`, `matrix` or `control`), `call` (a call with this
-        name), `description` (a formula or text) and `source` (usually a paper; empty for controls).
+        A row for each name. The columns are `name`, `kind` (`ratio`, `matrix` or `control`), `call`, a call with this
+        name, `description`, a formula or text, and `source`, usually a paper, and empty for controls.
 
     Example:
         >>> table = attnmix.list_measures()
@@ -108,7 +108,10 @@ def check_name(argument: str, name: Any, allowed: Iterable[str]) -> None:
 
 
 def check_kinds(argument: str, names: Any, allowed: Iterable[str]) -> None:
-    """Raise `InputError` for the first known name that is not allowed for `argument`; ignore unknown names."""
+    """Raise `InputError` for the first name of another kind than those allowed for `argument`; ignore unknown names.
+
+    For example, the name of a matrix is not allowed where names of ratios are.
+    """
     given = names if isinstance(names, list) else [names]
     for name in given:
         if _describe_kind(name) is not None:

@@ -1,4 +1,4 @@
-"""The model of a result, in memory or loaded on demand, and the detection of changes since it was measured."""
+"""The model of a result, in memory or loaded on demand, and the detection of changes to it since the measurement."""
 
 from __future__ import annotations
 

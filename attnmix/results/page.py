@@ -34,7 +34,7 @@ def models_page(
     note: str = "",
     known: Sequence[Measurements] = (),
 ) -> str:
-    """Return the HTML of the page that shows the texts in one model, or in two compared models.
+    """Return the HTML of the page that shows the measures of the texts in one model, or in two compared models.
 
     Args:
         models: One model, or two models with the same tokens and number of layers. An empty list is sufficient if the
@@ -43,7 +43,7 @@ def models_page(
         tokenized: The texts.
         methods: The mixing ratios common to all models.
         owner: The name of the object that creates the page: `result` or `comparison`.
-        whole: False to omit attention heads and usually most matrices, for a small page.
+        whole: False to omit attention heads and, usually, most matrices, for a small page.
         note: A sentence on data that the page does not show.
         known: The existing measurements of each model, with the same `methods`. Values that the page needs are added to
             these measurements.

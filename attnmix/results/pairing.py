@@ -40,7 +40,7 @@ def compare_results(
     results = [*before, *after]
     methods = _check_comparable(results)
     ratio = preferred_ratio(methods)
-    obstacle = _find_obstacle(results, sample)
+    obstacle = _compute_own_shares(results, sample)
     notes = _write_notes(before, after, methods, obstacle, sample)
     means = []
     for result in results:
@@ -57,10 +57,10 @@ def compare_results(
     return Comparison(trainings_before, trainings_after, cells, preferred, notes, ratio, (before, after))
 
 
-def _find_obstacle(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
-    """Return why own shares cannot be computed or compared for every result in a sample, or None if they can.
+def _compute_own_shares(results: Sequence[Measures], sample: OwnShareSample) -> str | None:
+    """Compute the own shares of all results; return the reason if they cannot be computed or compared, else None.
 
-    The own share of each result is computed if its model is available, and added to the cache of the result.
+    `own_share_totals` stores the own shares in the result, so they are not computed again for the comparison.
     """
     obstacles = [result.own_share_obstacle(sample) for result in results]
     for obstacle in obstacles:
@@ -188,7 +188,7 @@ def check_same_input(names: Sequence[str], ids: Sequence[list[list[int]]], layer
 
 
 def _average_ratio(side: Sequence[Measures], ratio: str) -> npt.NDArray[np.float64]:
-    """Return the mean of a ratio for each text `[N]`, over the tokens of the text, over all layers and all models."""
+    """Return the mean of a ratio for each text `[N]`, averaged over the text's tokens, all layers and all models."""
     means_of_models = []
     for result in side:
         sums = result.ratio_totals()[ratio]  # sums over tokens `[N, L]`, and numbers of tokens `[N, 1]`

@@ -54,9 +54,9 @@ IDENTITY_TEXTS = 3  # number of texts in which the expensive identities are chec
 
 @contextmanager
 def observed_engine(model: Model, pairs: bool, methods: Sequence[str], measured: Measurements) -> Iterator[Engine]:
-    """Yield an engine that measures the ratios `methods` in a model in memory.
+    """Yield an engine that measures the ratios `methods` in a model in memory, with the batch size of `measured`.
 
-    `measured` contains the batch size. If its texts have few tokens in total, one thread is used (`few_threads`).
+    `pairs` is True for texts that are pairs. If the texts of `measured` have few tokens in total, one thread is used.
     """
     with model.observed(pairs) as base, few_threads(int(measured.texts.lengths.sum())):
         yield Engine(
@@ -87,7 +87,7 @@ class Measures:
 
     @property
     def model(self) -> Model | SavedModel:
-        """The measured model; for a loaded result, only the name and source of the model until it is needed."""
+        """The measured model; a loaded result contains only the model's name and source until the model is needed."""
         return self.measured_model.model
 
     @property
@@ -259,12 +259,12 @@ class Measures:
     def sinks(self) -> pd.DataFrame:
         """Return a table of measures of attention sinks: `layer, measure, mean, ci_low, ci_high, texts, tokens`.
 
-        `attention_to_first` and `attention_to_last` are the mean attention weights of the other tokens on the first and
-        last token. `value_of_first` and `value_of_last` are the norms of the value vectors of these two tokens, divided
-        by the mean norm for the tokens between them. `massive_activation` is the largest absolute activation of the
-        layer's output, relative to the median. A sink receives much attention although its value vector has a small
-        norm, so attention weights overestimate mixing. The control `without_special_sources` measures the ratios
-        without the contributions of special tokens.
+        `attention_to_first` is the mean attention weight of the other tokens on the first token, and
+        `attention_to_last` that on the last token. `value_of_first` and `value_of_last` are the norms of the value
+        vectors of these two tokens, divided by the mean norm for the tokens between them. `massive_activation` is the
+        largest absolute activation of the layer's output, relative to the median. A sink receives much attention
+        although its value vector has a small norm, so attention weights overestimate mixing. The control
+        `without_special_sources` measures the ratios without the contributions of special tokens.
 
         >>> sinks = result.sinks().pivot(index="layer", columns="measure", values="mean").round(2)
         >>> sinks["attention_to_first"].tolist(), sinks["value_of_first"].tolist()
@@ -424,9 +424,10 @@ class Measures:
 
         Args:
             text: The index of the text.
-            rows: Positions of receiving tokens i. With `rows`, the result contains only `projection` and
-                `bias_projection` of these tokens, computed by one backward pass for each position and layer. Use `rows`
-                for long texts, because the cost of the other variables is quadratic in the number of tokens.
+            rows: Positions of receiving tokens i. If given, the result contains only `projection` and
+                `bias_projection` of the tokens at these positions, computed by one backward pass for each position and
+                layer. Use `rows` for long texts, because the cost of the other variables is quadratic in the number of
+                tokens.
             rule: The decomposition of activation functions, `chord` or `tangent`
                 (`attnmix.measures.input_parts.RULES`; Modarressi et al., ACL 2023).
 
@@ -510,22 +511,20 @@ class Measures:
     def show(self, whole: bool = False) -> Any:
         """Show the interactive page of the texts: in a notebook below the cell, otherwise in a web browser.
 
-        Notebooks store the page with their other outputs. Attention heads and usually most matrices are therefore
-        omitted in a notebook unless `whole` is True.
+        Notebooks store the page with their other outputs. Attention heads and, usually, most matrices are
+        therefore omitted in a notebook unless `whole` is True.
         """
         from attnmix.page.viewer import is_in_notebook, show
 
         return show(self._render_page(whole or not is_in_notebook()))
 
     def _render_page(self, whole: bool = True) -> str:
-        """Return the HTML of the page; if `whole` is False, attention heads and usually most matrices are omitted."""
+        """Return the HTML of the page; if `whole` is False, attention heads and, usually, most matrices are omitted."""
         from attnmix.results.page import models_page
 
         self.measured_model.check_unedited()
-        models = []
         is_cached = whole in self.measurements.pages
-        if not is_cached:  # a cached page needs no model
-            models.append(self.measured_model.read())
-        names = (self.model.name,)
-        known = [self.measurements]
-        return models_page(models, names, self.tokenized, self.methods, "result", whole=whole, known=known)
+        models = [] if is_cached else [self.measured_model.read()]  # a cached page needs no model
+        return models_page(
+            models, (self.model.name,), self.tokenized, self.methods, "result", whole=whole, known=[self.measurements]
+        )

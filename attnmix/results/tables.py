@@ -113,7 +113,7 @@ def _tabulate_cells(totals: Mapping[str, Sums]) -> pd.DataFrame:
 
 
 def control_table(totals: Mapping[str, Sums], differences: Mapping[str, Sums]) -> pd.DataFrame:
-    """Return a row for each control and layer, with its mean (`MEAN_COLUMNS`) and the `DIFFERENCE_COLUMNS`.
+    """Return a row for each control and layer: its mean with an interval, the `DIFFERENCE_COLUMNS` and the sample size.
 
     Args:
         totals: The sums of each control.
@@ -159,7 +159,7 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
     """Return the number of tokens per text in each cell of `means`, averaged over the texts of the cell, `[cells]`.
 
-    The number is NaN for class shares, because every text counts once, regardless of its length.
+    The number is NaN if the cell counts every text once, regardless of its length, as class shares do.
     """
     counts = np.asarray(means.counts)
     counts_texts_once = counts == means.documents  # numbers of texts instead of tokens
@@ -221,7 +221,7 @@ def _format_latex_row(cells: Sequence[str]) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return `text` with escaped special characters of LaTeX, and with the minus signs of numbers in math mode."""
+    """Return `text` with special characters of LaTeX escaped, and the minus signs of numbers in math mode."""
     characters = [LATEX_CHARACTERS.get(character, character) for character in text]
     escaped = "".join(characters)
     return re.sub(r"(?<!\w)-(?=\d)", "$-$", escaped)

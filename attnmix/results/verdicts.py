@@ -13,26 +13,22 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
-from attnmix.core.statistics import LEVEL, MIN_SIMULTANEOUS, MIN_STANDARD_ERROR, Doubles, Interval, Resampled
+from attnmix.core.statistics import LEVEL, MIN_SIMULTANEOUS, MIN_STANDARD_ERROR, Doubles, Interval, Resampled, Verdict
 from attnmix.measures.ratios import RATIOS
 from attnmix.results.measure_names import SWAP
 from attnmix.results.tables import is_own_share
 
-HIGHER = "higher"
-LOWER = "lower"
 MORE_MIXING = "more"
 LESS_MIXING = "less"
-INCONCLUSIVE = "inconclusive"
 NO_MIXING_MEASURE = ""
-TOO_FEW_TEXTS = "too few texts"
-TOO_FEW_RUNS = "too few runs"
-NO_INTERVAL = "no interval"
 MIN_TRAININGS = 3  # per side with several runs; two runs that are similar by chance would underestimate the variance
 VERDICTS = {
-    INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
-    TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
-    TOO_FEW_RUNS: f"an interval over training runs needs at least {MIN_TRAININGS} runs on each side that has several",
-    NO_INTERVAL: "all texts, or all training runs, have the same difference, such as 0",
+    Verdict.INCONCLUSIVE: "an interval includes 0, over texts or, for `between_seeds`, over training runs",
+    Verdict.TOO_FEW_TEXTS: f"a simultaneous interval needs {MIN_SIMULTANEOUS} texts or more",
+    Verdict.TOO_FEW_RUNS: (
+        f"an interval over training runs needs at least {MIN_TRAININGS} runs on each side that has several"
+    ),
+    Verdict.NO_INTERVAL: "all texts, or all training runs, have the same difference, such as 0",
 }
 """The meaning of each verdict that is not a direction."""
 
@@ -45,7 +41,7 @@ class Trainings(NamedTuple):
     fixed: bool = False  # True for a single model that is not one of several training runs
 
     def mean(self) -> Resampled:
-        """Return the mean over the models for each pair of measure and layer, also in each bootstrap sample."""
+        """Return the mean over the models for each pair of measure and layer, over all texts and in each sample."""
         means = np.mean([model.mean for model in self.means], axis=0)
         samples = np.mean([model.samples for model in self.means], axis=0)
         first = self.means[0]
@@ -80,7 +76,8 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     a `fixed` model, such as the pretrained model, it is Student's interval for the mean of the other side. If one side
     is a single training run, the variance of this run is assumed to be that of the other side. A run that is treated as
     fixed would often seem different from other runs with the same settings. The interval is NaN if there are too few
-    training runs. `cells` are the indices of C cells (pairs of measure and layer); R is the number of runs of a side.
+    training runs, or if they do not vary. `cells` are the indices of C cells (pairs of measure and layer); R is the
+    number of runs of a side.
     """
     before_RC = _stack_means(before, cells)
     after_RC = _stack_means(after, cells)
@@ -91,27 +88,27 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
     if len(before_RC) > 1 and len(after_RC) > 1:
         variance_C, freedom_C = _combine_variances(before_RC, after_RC)
     else:
-        runs_RC = before_RC if len(before_RC) > 1 else after_RC
-        is_other_side_fixed = before.fixed or after.fixed
-        variance_C, freedom_C = _extrapolate_variance(runs_RC, is_other_side_fixed)
+        runs_RC = before_RC if len(before_RC) > 1 else after_RC  # the side with several runs
+        is_single_model_fixed = before.fixed or after.fixed
+        variance_C, freedom_C = _compare_with_single_model(runs_RC, is_single_model_fixed)
     error_C = np.sqrt(variance_C)
-    # 1 - LEVEL is divided by two tails and the number of cells (Bonferroni's correction).
+    # 1 - LEVEL is divided by 2, for both tails, and by the number of cells (Bonferroni's correction).
     probability = 1 - (1 - LEVEL) / (2 * len(cells))
     quantile_C = stdtrit(freedom_C, probability)
     half_width_C = np.where(error_C > MIN_STANDARD_ERROR, quantile_C * error_C, np.nan)
     return Interval(difference_C, difference_C - half_width_C, difference_C + half_width_C)
 
 
-def _extrapolate_variance(runs_RC: Doubles, is_other_side_fixed: bool) -> tuple[Doubles, Doubles]:
-    """Return the variance `[C]` of the difference between the mean of R runs and a single model, and its freedom `[C]`.
+def _compare_with_single_model(runs_RC: Doubles, is_single_model_fixed: bool) -> tuple[Doubles, Doubles]:
+    """Return the variance `[C]` of the difference between the mean of R runs and a single model, in C cells.
 
-    The freedom is the number of degrees of freedom of Student's t. The variance of the single model is 0 if it is
-    fixed; otherwise, it is assumed to be that of one of the R runs.
+    The second result contains the degrees of freedom of Student's t, `[C]`. The variance of the single model is 0 if it
+    is fixed; otherwise, it is assumed to be that of one of the R runs.
     """
     runs = len(runs_RC)
     variance_C = _estimate_variance_of_mean(runs_RC)
     freedom_C = np.full_like(variance_C, runs - 1)
-    if not is_other_side_fixed:
+    if not is_single_model_fixed:
         # The variance of one run is `runs` times the variance of the runs' mean.
         variance_C = variance_C * (runs + 1)
     return variance_C, freedom_C
@@ -145,25 +142,25 @@ def _stack_means(side: Trainings, cells: Sequence[int]) -> Doubles:
 
 
 def name_directions(interval: Interval) -> npt.NDArray[Any]:
-    """Return the verdict on each difference: `HIGHER` or `LOWER` if its interval excludes 0, otherwise `INCONCLUSIVE`.
+    """Return the `Verdict` on each difference: higher or lower if its interval excludes 0, otherwise inconclusive.
 
     The verdict is `NO_INTERVAL` if the bounds of the interval are NaN.
     """
     cases = [np.isnan(interval.low), interval.low > 0, interval.high < 0]
-    return np.select(cases, [NO_INTERVAL, HIGHER, LOWER], INCONCLUSIVE)
+    return np.select(cases, [Verdict.NO_INTERVAL, Verdict.HIGHER, Verdict.LOWER], Verdict.INCONCLUSIVE)
 
 
-def direction_of_mixing(measure: str) -> str | None:
-    """Return `HIGHER` or `LOWER`, the direction of a measure that means more mixing; None for other measures."""
+def direction_of_mixing(measure: str) -> Verdict | None:
+    """Return the direction, higher or lower, in which a measure indicates more mixing; None for other measures."""
     if is_own_share(measure):
-        return LOWER
+        return Verdict.LOWER
     if measure in RATIOS or measure.startswith(SWAP):
-        return HIGHER
+        return Verdict.HIGHER
     return None
 
 
 def name_mixing(rows: pd.DataFrame) -> list[str]:
-    """Return for each row whether `after` mixes `more` or `less` than `before`, or `inconclusive`.
+    """Return `more`, `less` or `inconclusive` for each row: how much `after` mixes, compared with `before`.
 
     The entry is an empty string if the measure of the row does not measure mixing.
     """
@@ -174,10 +171,10 @@ def name_mixing(rows: pd.DataFrame) -> list[str]:
             meaning = NO_MIXING_MEASURE
         elif verdict == direction:
             meaning = MORE_MIXING
-        elif verdict in (HIGHER, LOWER):
+        elif verdict in (Verdict.HIGHER, Verdict.LOWER):
             meaning = LESS_MIXING
         else:
-            meaning = INCONCLUSIVE
+            meaning = Verdict.INCONCLUSIVE.value
         meanings.append(meaning)
     return meanings
 
@@ -192,20 +189,20 @@ def combine_verdicts(between_models: pd.Series, trainings: npt.NDArray[Any]) -> 
         trainings: The verdicts on the intervals over training runs.
 
     Returns:
-        The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the result is the
-        verdict that states the reason.
+        The common verdict if both are equal, otherwise `INCONCLUSIVE`. If an interval is missing, the verdict is the
+        reason, such as `NO_INTERVAL`.
     """
     verdicts = []
     for over_texts, over_trainings in zip(between_models, trainings, strict=True):
-        has_text_interval = over_texts not in (TOO_FEW_TEXTS, NO_INTERVAL)
+        has_text_interval = over_texts not in (Verdict.TOO_FEW_TEXTS, Verdict.NO_INTERVAL)
         if not has_text_interval:
             verdict = over_texts
-        elif over_trainings == NO_INTERVAL:
-            verdict = NO_INTERVAL
+        elif over_trainings == Verdict.NO_INTERVAL:
+            verdict = Verdict.NO_INTERVAL.value
         elif over_texts == over_trainings:
             verdict = over_texts
         else:
-            verdict = INCONCLUSIVE
+            verdict = Verdict.INCONCLUSIVE.value
         verdicts.append(verdict)
     return np.array(verdicts, dtype=object)
 

@@ -218,9 +218,10 @@ class TextResults(MixingTables):
 def components_of(vectors: Array, places: Array) -> Components | None:
     """Return the scale of a map of N vectors, and the share of the vectors' variance along each of its two axes.
 
-    `vectors` has shape `[N, D]`, and `places` contains the coordinates of the vectors on the map, `[N, 2]`. Return None
-    if all first coordinates are 0, or if the metric of the map transforms the vectors, so that the coordinates are not
-    principal components.
+    `vectors` has shape `[N, D]`, and `places` contains the coordinates of the vectors on the map, `[N, 2]`. Multiplied
+    by the scale, the coordinates are principal components of the vectors. Return None if all first coordinates are 0,
+    or if they are not principal components, because the metric of the map transforms the vectors first (cosine, for
+    example, scales them to length 1).
     """
     centred_ND = vectors.astype(np.float64) - vectors.mean(axis=0, dtype=np.float64)
     places_N2 = places.astype(np.float64)

@@ -73,7 +73,8 @@ class Run(MixingTables):
         self.root = root
         self.reviews = root / "data/reviews"
         self.pretrained = root / "models/pretrained"
-        self.named_model = self.pretrained / "own"  # model.name, if model.base is the pretrained checkpoint
+        # If `model.base` is set, it is the checkpoint `pretrained`; `model.name` is then stored in a folder within it.
+        self.named_model = self.pretrained / "own"
         self.finetuned = root / "models/finetuned"
         self.checkpoints = {"pretrained": self.pretrained, "finetuned": self.finetuned}
         self.test_predictions_file = root / "features/finetune/test.parquet"
@@ -208,10 +209,10 @@ class Run(MixingTables):
         return rows
 
     def ratios(self, **options: Any) -> pd.DataFrame:
-        """Return the ratios of every token of the texts used for statistics.
+        """Return the mixing ratios of every token in the texts that the stage `measure` uses for statistics.
 
-        Columns: checkpoint, document, position, layer (1..L), the methods, token, word, token_class. `word` is the
-        index of a word in its text, from 0, and missing for special tokens. `options` are those of
+        Columns: checkpoint, document, position, layer (1..L), a column per ratio, token, word, token_class. `word` is
+        the index of a word in its text, from 0, and missing for special tokens. `options` are those of
         `pandas.read_parquet`; rows excluded by `filters` are not loaded into memory.
         """
         return _read_ratios(self.measured, "measure", **options)

@@ -95,7 +95,7 @@ class ShardWriter:
 
 
 def _encode_chunk(chunk: Array, chunk_bytes: int, encoded: Array) -> None:
-    """Write the bytes of a chunk and their checksum to `encoded`; a chunk of fewer bytes is padded with zeros."""
+    """Write the bytes of a chunk and their checksum to `encoded`; a shorter chunk is padded with zeros."""
     encoded[: chunk.size] = chunk
     encoded[chunk.size : chunk_bytes] = 0  # missing rows of the last chunk
     encoded[chunk_bytes:] = checksum_of(encoded[:chunk_bytes])
