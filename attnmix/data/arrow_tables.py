@@ -49,7 +49,10 @@ def _restore_types(table: pa.Table, schema: pa.Schema, text_names: Sequence[str]
 
 
 def read_arrow(path: Path, columns: Columns | None, shown: str) -> pd.DataFrame:
-    """Return the `columns` (None: all) of an arrow file in the stream format (used by `datasets`) or file format."""
+    """Return the `columns` (None: all) of an arrow file in the stream format (used by `datasets`) or file format.
+
+    `shown` is the name of the file in messages.
+    """
     limit = min(MAX_TABLE_BYTES, expansion_limit(path))
     with _open_seekable(path) as content, _open_batches(content) as (schema, all_batches):
         check_names(schema.names, columns, shown)
@@ -154,11 +157,11 @@ def _read_stored_bytes(metadata: pq.FileMetaData, names: Sequence[str]) -> int:
 
 
 def _count_expanded_bytes(column: pa.Array) -> int:
-    """Return the size of a column in bytes, as if its texts were not dictionary-encoded."""
+    """Return the approximate size of a column in bytes, as if its texts were not dictionary-encoded."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     if not _is_text(column.type.value_type):
-        return int(column.indices.nbytes)
+        return int(column.indices.nbytes)  # numbers are about as large as their indices
     lengths_of_values = pc.binary_length(column.dictionary)
     lengths = lengths_of_values.take(column.indices)
     total = pc.sum(lengths).as_py()

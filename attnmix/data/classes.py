@@ -82,10 +82,10 @@ def _check_classes(classes: Sequence[Any], where: str) -> None:
 def choose_reading(files: Sequence[FileLabels], names: Sequence[str], where: str) -> Reading:
     """Return whether the labels in all files are class codes or class `names`; missing labels and -1 are ignored.
 
-    Numbers are codes. Strings are names, or codes if some strings are not names. In untyped files (csv, tsv), strings
-    are ambiguous if each of them is both a code and a name, and at least one of them is the code of one class and the
-    name of another. Raise `InputError`, prefixed with `where`, for ambiguous strings, for values that are neither codes
-    nor names, and for files that contradict each other.
+    Numbers are codes. Strings are names if all of them are names of classes; otherwise, they are codes. In untyped
+    files (csv, tsv), names such as "1" are ambiguous if all strings are also codes, and if names and codes result in
+    different classes. Raise `InputError`, prefixed with `where`, for ambiguous strings, for values that are neither
+    codes nor names, and for files that contradict each other.
     """
     if len(set(names)) < len(names):
         raise InputError(f"{where}: the class names {shown_classes(names)} are not unique; rename the classes")
@@ -139,7 +139,7 @@ def _list_labels(file: FileLabels, names: Sequence[str], where: str) -> list[Any
 
 
 def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> list[Reading]:
-    """Return the possible interpretations of the labels `present` in a file: as class codes, as class names, or both.
+    """Return whether the labels `present` in a file can be class codes, class names, or both.
 
     Raise `InputError`, prefixed with `where`, if there are none.
     """
@@ -164,9 +164,10 @@ def _find_readings(present: Sequence[Any], names: Sequence[str], where: str) -> 
 def _create_unknown_label_error(
     not_codes: Sequence[Any], not_names: Sequence[Any], names: Sequence[str], where: str
 ) -> InputError:
-    """Return the error for a file with labels that are not codes and labels that are not class `names`.
+    """Return the error for a file that contains labels that are not codes, and labels that are not class `names`.
 
-    If every label is a code or a name, the file mixes both, and the first label that is only a name is reported.
+    The first label that is neither a code nor a name is reported. If there is none, the file mixes codes and names, and
+    the first name is reported.
     """
     neither = [value for value in not_codes if value in not_names]
     reported = neither[0] if neither else not_codes[0]
@@ -180,8 +181,8 @@ def _create_unknown_label_error(
 def _interpret_booleans(names: Sequence[str], where: str) -> Reading:
     """Return whether the booleans in a label column are class names or class codes.
 
-    They are names if the two class `names` are true and false (ignoring case). Otherwise, they are codes: 0 for False,
-    and 1 for True. Raise `InputError` unless there are two classes.
+    If the two class `names` are true and false (in any case), booleans are names. Otherwise, they are codes: 0 for
+    False, and 1 for True. Raise `InputError` unless there are two classes.
     """
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
@@ -352,7 +353,7 @@ def _warn_of_alike(names: Sequence[Any], where: str) -> None:
     alike = [word for word in words if counts[_normalise(word)] > 1]
     if not alike:
         return
-    # Names that look the same are escaped, because they would look the same in the message, too.
+    # Different names that look the same are escaped, so that they differ in the message.
     appearances = Counter(_remove_invisible(word) for word in alike)
     shown = []
     for word in alike[:MAX_SHOWN_CLASSES]:

@@ -17,7 +17,7 @@ def check_names(names: Sequence[str], columns: Columns | None, shown: str, separ
     """Raise `InputError` if a column in `columns` is missing in a file, and `ValueError` if a column is repeated.
 
     `names` are the columns of the file, and `shown` is its name in messages. Without `columns`, all columns are checked
-    for repetition. `separator`, the separator of a csv or tsv file, helps to explain missing columns.
+    for repetition. `separator` is the separator of a csv or tsv file; the message about a missing column names it.
     """
     wanted = list(names) if columns is None else list(columns.values())
     _check_not_repeated(names, wanted)

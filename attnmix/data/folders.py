@@ -71,7 +71,8 @@ class _Cards(NamedTuple):
 def split_name(name: str) -> tuple[str, str | None]:
     """Return the source in a `dataset.name` (a hub identifier, folder or file), and the configuration after a colon.
 
-    The configuration is None if the name has none. The name of an existing folder or file may contain colons.
+    The configuration is None if the name has none. The name of a data file, or of an existing folder, may contain
+    colons itself.
     """
     path = Path(name)
     try:
@@ -79,7 +80,9 @@ def split_name(name: str) -> tuple[str, str | None]:
     except OSError as error:  # for example, a name that is too long
         problem = f"{shorten(name)} cannot be read ({error.strerror})"
         raise InputError(f"dataset.name: {problem}; specify a file, a folder or a hub identifier") from error
-    if ":" not in name[1:] or data_suffix(path.name) or exists:
+    has_colon = ":" in name[1:]  # a source cannot be empty
+    is_data_file = bool(data_suffix(path.name))
+    if not has_colon or is_data_file or exists:
         return name, None
     # The name of a folder may contain colons, so the configuration of a folder follows the last colon.
     source, _, configuration = name.rpartition(":")
@@ -91,6 +94,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 def source_files(dataset: DatasetParameters) -> dict[str, Path]:
     """Return the local files that are loaded for a dataset, by relative path; empty for a hub dataset.
 
+    These are the files of the chosen splits and the dataset's descriptions, such as a dataset card in README.md.
     Raise `InputError` for an unreadable folder, and for files that exceed the size limit.
     """
     source, configuration = split_name(dataset.name)
@@ -153,9 +157,12 @@ def find_layout(
 
 
 def _choose_configuration(shown: str, cards: _Cards, configuration: str | None) -> str:
-    """Return the given `configuration` or, if it is None, the default one; raise `InputError` for an unknown one."""
+    """Return the given `configuration` or, if it is None, the default configuration in the dataset `cards`.
+
+    Raise `InputError` for an unknown configuration; `shown` is the name of the dataset in messages.
+    """
     chosen: str = configuration or cards.configurations.get_default_config_name() or "default"
-    # A dataset card may declare features without configurations; the features also have configuration names.
+    # A dataset card without configurations may still declare features; their keys are names of configurations.
     known = list(cards.configurations) or ["default", *cards.features]
     if chosen not in known:
         listed = shown_names(known)
@@ -222,7 +229,7 @@ def errors_in_words(shown: str) -> Iterator[None]:
 
 
 def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
-    """Return the content of README.md, .huggingface.yaml and dataset_infos.json, as far as these files exist."""
+    """Return the content of those of README.md, .huggingface.yaml and dataset_infos.json that exist."""
     from datasets.utils.metadata import MetadataConfigs  # slow import (seconds)
 
     card = _read_card_data(descriptions)
@@ -233,7 +240,7 @@ def _read_cards(descriptions: Mapping[str, Path]) -> _Cards:
 
 
 def _read_card_data(descriptions: Mapping[str, Path]) -> Any:
-    """Return the metadata (`DatasetCardData`) in README.md and .huggingface.yaml, as far as these files exist."""
+    """Return the metadata (`DatasetCardData`) in README.md and .huggingface.yaml; either file may be missing."""
     import yaml
     from huggingface_hub import DatasetCard, DatasetCardData
 
@@ -348,15 +355,15 @@ def _assign_to_splits(
 def _find_by_names(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the files by split, according to the first rule of the hub that matches a name.
 
-    If no rule matches, the rules for folders and files are applied to the names in lower case. If neither rule then
-    results in several splits that include train, all files belong to train.
+    If no rule matches, the rules for folders and files are applied to the names in lower case. If this also fails,
+    all files belong to train. A rule must result in several splits, one of which is train.
     """
     from datasets import data_files
 
     shards = _find_shards(names)
     if shards:
         return shards
-    # Each rule contains the patterns of each split: one rule for names of folders, and one for names of files.
+    # There are two rules, for names of folders and for names of files; both contain the patterns of every split.
     rules = (data_files.DEFAULT_PATTERNS_SPLIT_IN_DIR_NAME, data_files.DEFAULT_PATTERNS_SPLIT_IN_FILENAME)
     for split_patterns in rules:
         files = _match_splits(split_patterns, names)
@@ -468,7 +475,10 @@ def _find_format(suffix: str) -> str:
 
 
 def _check_options(shown: str, options: Mapping[str, Any], files: Mapping[str, Sequence[str]]) -> None:
-    """Raise `InputError` if a description sets an option that is not supported for the formats of its `files`."""
+    """Raise `InputError` if the dataset card sets an option that is not supported for the formats of its `files`.
+
+    Options are arguments of the readers in `datasets`, such as `sep` for csv files. `shown` is the name of the dataset.
+    """
     suffixes: dict[str, None] = {}
     for split_files in files.values():
         for name in split_files:
@@ -496,7 +506,7 @@ def _read_separator(shown: str, options: Mapping[str, Any]) -> str | None:
 
 
 def _is_supported(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Return True for an option of a description that this module applies, or that has no effect on the tables.
+    """Return True if the `value` of an option is applied by this module, or has no effect on the tables.
 
     `defaults` contains the default values of all options of the reader in `datasets`.
     """

@@ -13,7 +13,7 @@ SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet", ".arrow")
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 MAX_SOURCE_BYTES = 2**34  # maximum total size of the files of a dataset
 START_BYTES = 1024
-FOREIGN_STARTS = {
+POINTER_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
     b"# xet version": "is a pointer of git-xet and not the file itself; run `git xet pull`",
     b"/annex/objects/": "is a pointer of git-annex and not the file itself; run `git annex get`",
@@ -22,13 +22,13 @@ FOREIGN_STARTS = {
     b"<html": "is a web page; download the file itself",
 }
 """Error messages for files that are not tables, by the first bytes of the file in lower case."""
-COMPRESSED_STARTS = {
+OTHER_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
 }
 """Further error messages by first bytes; they apply to plain and decompressed content, but not to compressed files."""
-COMPRESSION_STARTS = {
+COMPRESSED_STARTS = {
     b"\x1f\x8b": ".gz",
     b"\xfd7zXZ\x00": ".xz",
     b"\x28\xb5\x2f\xfd": ".zst",
@@ -69,10 +69,10 @@ def allowed_names() -> str:
 def check_start(start: bytes, name: str) -> None:
     """Raise `ValueError` if the first bytes of a plain or decompressed file contradict its name."""
     start = start.removeprefix(codecs.BOM_UTF8)
-    for foreign, problem in (FOREIGN_STARTS | COMPRESSED_STARTS).items():
+    for foreign, problem in (POINTER_STARTS | OTHER_STARTS).items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
-    for compressed, suffix in COMPRESSION_STARTS.items():
+    for compressed, suffix in COMPRESSED_STARTS.items():
         if start.startswith(compressed):
             if compression_of(name):
                 raise ValueError(f"its content is compressed twice ({suffix}); unpack it")
@@ -87,7 +87,7 @@ def check_start(start: bytes, name: str) -> None:
 
 def check_compressed_start(start: bytes) -> None:
     """Raise `ValueError` if the first bytes of a compressed file indicate a pointer file or a web page."""
-    for foreign, problem in FOREIGN_STARTS.items():
+    for foreign, problem in POINTER_STARTS.items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
 

@@ -47,7 +47,7 @@ class Contents(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """A folder of a dataset that has not been listed yet."""
+    """A folder in a dataset, before its files are listed."""
 
     prefix: str  # its path relative to the dataset, with a trailing slash; empty for the dataset itself
     ancestors: tuple[str, ...]  # the real paths of the folder and its parent folders
@@ -89,7 +89,10 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _check_link(folder: Path, name: str, entry: os.DirEntry[str]) -> None:
-    """Raise `InputError` if an `entry` that is neither a folder nor a file is a broken link, unless it is discarded."""
+    """Raise `InputError` if an `entry` is a broken link, unless files of this name are discarded.
+
+    The entry is neither a folder nor a file.
+    """
     if entry.is_symlink() and not _is_discarded(name, ()):
         problem = f"{folder / name} is a link to {Path(entry.path).readlink()}, which does not exist"
         raise InputError(f"dataset.name: {problem}; restore its target, or remove the link")
@@ -233,7 +236,10 @@ def _read_saved_files(name: str, path: Path, names: Sequence[str]) -> list[str] 
 
 
 def _list_arrow_files(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the names (without the folder) of the arrow files in `folder`, except files cached by `datasets`."""
+    """Return the names (without the folder) of the arrow files in `folder`, except files cached by `datasets`.
+
+    `names` are paths relative to the dataset, and `folder` is such a path that ends with a slash, or empty.
+    """
     files = []
     for name in names:
         file = name.removeprefix(folder)
@@ -246,7 +252,7 @@ def _list_arrow_files(folder: str, names: Sequence[str]) -> list[str]:
 def _read_saved_splits(path: Path, is_needed: bool) -> list[str]:
     """Return the splits listed in a `dataset_dict.json`.
 
-    If there is no valid list, return an empty list, or raise `InputError` if the list `is_needed`.
+    If there is no valid list, return an empty list; raise `InputError` instead if `is_needed` is True.
     """
     content = _read_json(SAVED_SPLITS, path, is_needed)
     splits = None

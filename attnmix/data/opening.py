@@ -91,7 +91,7 @@ def _check_zip_end(file: io.BufferedReader) -> None:
 
 
 def _is_hidden(name: str) -> bool:
-    """Return True for a file in an archive that is hidden or in a hidden folder, such as `__MACOSX`."""
+    """Return True if a file of an archive is hidden, or is in a hidden folder, such as `__MACOSX`."""
     return any(part.startswith((".", "__")) for part in name.split("/"))
 
 
@@ -124,7 +124,7 @@ class _GzipDecompressor:
 class _StreamReader:
     """A reader of consecutive gzip, bz2 or xz streams, which may be separated by padding.
 
-    Unlike Python's readers, it rejects other bytes after a stream, and byte order marks at the start of later streams.
+    Unlike Python's readers, it rejects bytes after the last stream, and byte order marks at the start of later streams.
     """
 
     def __init__(self, file: io.BufferedReader, new_decompressor: Callable[[], Any], padding: bytes) -> None:
@@ -137,7 +137,7 @@ class _StreamReader:
         self._stream_bytes = 0  # number of bytes decompressed from the current stream
 
     def read(self, size: int) -> bytes:
-        """Return at most `size` decompressed bytes; empty at the end. Raise `EOFError` for an incomplete stream."""
+        """Return at most `size` decompressed bytes, or none at the end. Raise `EOFError` for an incomplete stream."""
         while True:
             if self._decompressor.eof:
                 compressed = self._read_next_stream()

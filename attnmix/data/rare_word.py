@@ -48,7 +48,7 @@ def _insert_into_half(table: pd.DataFrame, word: str, generator: np.random.Gener
 
 
 def _insert_word(text: str, word: str, generator: np.random.Generator) -> str:
-    """Return the text with the word at a random position among its first words."""
+    """Return the text after insertion of the word at a random position among the first words."""
     words = text.split(" ")
     last_position = min(len(words), MAX_POSITION)
     position = int(generator.integers(last_position + 1))

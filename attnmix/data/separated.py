@@ -122,7 +122,8 @@ def _advise_on_ragged_rows(separator: str, quoted: bool) -> str:
 def _warn_of_quotes(frame: pd.DataFrame, shown: str) -> None:
     """Warn about a tsv file that was probably written with csv quoting, because the quotes remain in the texts.
 
-    In such a file, all fields with quotes are quoted as in csv files, and some quotes are doubled.
+    In such a file, every field that contains quotes is enclosed in quotes as in csv files, and some inner quotes are
+    doubled.
     """
     rows_with_doubled_quotes = []
     for name in frame:

@@ -47,8 +47,8 @@ def read_splits(dataset: DatasetParameters, seed: int) -> tuple[Tables, Origin]:
     """Return the tables `train`, `validation` and `test`, and the origin of the texts.
 
     Tables have the columns `text`, `label` (from 0) and `label_name`, and for pairs of texts (two columns in
-    `text_column`) also `text_pair`. Validation is a stratified sample of train. If the source lacks a test split,
-    another sample of train with the same fraction is drawn first, and becomes the test split. `train_limit` and
+    `text_column`) also `text_pair`. The validation split is a stratified sample of train. If the source lacks a test
+    split, another sample of train with the same fraction is drawn first, and becomes the test split. `train_limit` and
     `test_limit` are applied before the validation sample is drawn. Samples never separate rows with equal texts or
     equal groups. `rare_word` is inserted after sampling, and therefore does not change the selection of texts. Raise
     `InputError` for invalid sources and rows.
@@ -78,9 +78,9 @@ def _draw_splits(tables: Tables, dataset: DatasetParameters, seed: int) -> Table
     train = _draw_at_most(train, dataset.train_limit, seed)
     test = _draw_at_most(test, dataset.test_limit, seed)
     # The splits are disjoint, because each sample is removed from train before the next one is drawn. However, all
-    # samples are drawn with the same seed, and are therefore not independent: if the test split is a sample of train
-    # and there are no limits, its rows and those of this sample have neighbouring positions in the table slightly more
-    # often than by chance. This matters only if neighbouring rows are related, such as reviews of the same product.
+    # samples are drawn with the same seed, so they are not independent: rows of the validation and test splits are
+    # neighbours in the table slightly more often than by chance, if both are samples of train without limits. This
+    # matters only if neighbouring rows are related, such as reviews of the same product.
     train, validation = _split_rows(train, dataset.validation_fraction, seed)
     return {"train": train, "validation": validation, "test": test}
 
@@ -103,7 +103,7 @@ def _draw_at_most(table: pd.DataFrame, limit: int | None, seed: int) -> pd.DataF
 
 
 def _check_splits(tables: Tables, classes: pd.Series) -> None:
-    """Raise `InputError` if a class is missing in train or a split has only one class.
+    """Raise `InputError` if a class is missing from train, or if a split has only one class.
 
     Warn about other missing classes, and about test rows whose text or group also occurs in train or validation.
     `classes` contains the class names by label.
@@ -118,7 +118,7 @@ def _check_splits(tables: Tables, classes: pd.Series) -> None:
 
 
 def _check_classes_of_split(split: str, labels: pd.Series, classes: pd.Series) -> None:
-    """Raise `InputError` if a class is missing in train or another split has fewer than two; warn if it lacks any.
+    """Raise `InputError` if train lacks a class or another split has only one class; warn about other missing classes.
 
     `classes` contains the class names by label.
     """
@@ -156,7 +156,7 @@ def _split_rows(table: pd.DataFrame, fraction: float, seed: int) -> tuple[pd.Dat
 
 
 def _number_connected_rows(table: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return a number from 0 for each row; rows connected by a chain of equal texts or groups have the same number.
+    """Return a number for each row, counted from 0; rows connected by equal texts or groups have the same number.
 
     Such rows form a connected component of a graph: its nodes are the texts and the groups, and its edges are the rows.
     """
@@ -218,7 +218,7 @@ def _read_single_file(dataset: DatasetParameters, columns: Columns) -> Tables:
     if not data_suffix(path.name):
         raise InputError(f"dataset.name: {path} is not a data file; allowed: {allowed_names()}")
     check_sizes([path])
-    rows = _read_rows(path, source, columns, None, {})
+    rows = _read_rows(path, shown=source, columns=columns, separator=None, class_names={})
     _log_files(dataset.train_split, [path.name], [rows])
     return _check_tables({"train": [rows]}, {"train": dataset.train_split}, columns, dataset.name)
 
@@ -229,7 +229,7 @@ def _read_folder(
     names: Sequence[str],
     fetch: Callable[[Sequence[str]], Mapping[str, Path]],
 ) -> tuple[Tables, Sequence[str]]:
-    """Return the splits of a dataset with the files `names`, and the sources of its texts.
+    """Return the splits of a dataset with the files `names`, and the creators of its texts (`Layout.creators`).
 
     `fetch` returns the local paths of selected files.
     """
@@ -339,8 +339,8 @@ def _check_tables(
 ) -> Tables:
     """Return one validated table per split, with class names as labels if the classes have names.
 
-    `rows` contains the files of each split, `splits` the names of the splits in the source, and `shown` is the name of
-    the dataset in messages.
+    `rows` contains the rows of each file by split, and `splits` the names of the splits in the source. `shown` is the
+    name of the dataset in messages.
     """
     label = columns["label"]
     readings = _choose_readings(rows, label, f"dataset.label_column: {shorten(label)!r} of {shown}")
@@ -361,9 +361,10 @@ def _check_tables(
 
 
 def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: str) -> dict[tuple[str, ...], Reading]:
-    """Return, by class names, whether the column `label` contains codes or names in the files with these class names.
+    """Return whether the column `label` contains class codes or class names (a reading), by class names.
 
-    The keys are the class names; files without class names are ignored.
+    Files with the same stored class names are read in the same way; files without class names are ignored. `where`
+    begins error messages.
     """
     labels_by_names: dict[tuple[str, ...], list[FileLabels]] = {}
     for split_rows in rows.values():
@@ -395,7 +396,7 @@ def _check_values(frame: pd.DataFrame, columns: Columns, where: str) -> pd.DataF
 
 
 def _find_problem(key: str, value: Any) -> str | None:
-    """Return the problem of a text, label or group for a message; None for a valid value."""
+    """Return a description of the problem with a text, label or group; None for a valid value."""
     is_text = key in TEXT_COLUMNS
     is_unknown = pd.api.types.is_scalar(value) and pd.isna(value)
     is_blank = not is_text and not str(value).strip()

@@ -80,11 +80,12 @@ def capture_checkpoint(
 
 @torch_state()
 def capture_texts(capture: CaptureParameters, base: PreTrainedModel, padding: int, run: Run, folder: Path) -> None:
-    """Write `features/capture/` of `run`: the vectors, in the model `base`, of the texts that `tokenize` has selected.
+    """Write `features/capture/` of `run`: the vectors that `base` computes for the texts selected by `tokenize`.
 
     `padding` is the ID of the padding token. Intermediate files, from which an interrupted run resumes, are stored in
     `folder`. There is one store for each site (a layer and a capture point), with a row for each token. A unit is a
-    range of rows that is written at once; the texts of a group of neighbouring units are batched together.
+    range of rows that is written at once; the texts of a group of neighbouring units are batched together. The stores
+    are in `folder` until they are published, or permanently at the location `capture.store`.
     """
     lengths = run.documents["tokens"].to_numpy(np.int64)
     state = process_state(base.device)
@@ -187,10 +188,10 @@ def _capture_groups(
 
 
 def _compute_group(work: _CaptureWork, group: Sequence[NumberedUnit], buffers: "RowBuffers") -> float:
-    """Fill the buffers with the vectors of a group of units (ranges of rows).
+    """Fill the buffers with the vectors of all units (ranges of rows) in a group.
 
-    Return the time in seconds in which the host waited for a GPU.
-    The batches include the texts of units that are already written, so that a resumed run has the same batches.
+    Return the number of seconds that the host waited for a GPU. Units that an interrupted run has written are computed
+    again, so that a resumed run has the same batches.
     """
     batch_tokens = work.capture.batch_tokens
     pass_cost = pass_cost_tokens(work.base.device)
@@ -209,8 +210,8 @@ def _submit_unit(
 ) -> Future[None]:
     """Start writing a unit, and return the future of the task that waits for its writes and marks the unit as done.
 
-    A unit is a range of rows that is written at once in the store of each site. `unit` is its index, `rows` are its
-    rows in the stores, and `first_row` is the row in the stores of the first buffer row.
+    A unit is a range of rows that is written at once in the store of each site. `unit` is its index, and `rows` are its
+    rows in the stores. `first_row` is the row in the stores that corresponds to the first row of the buffers.
     """
     buffer_rows = slice(rows.start - first_row, rows.stop - first_row)
     write_unit = partial(_write_unit, rows=rows, memory=memory, with_digest=work.capture.elsewhere)
@@ -253,7 +254,7 @@ def captured_vectors(
 
 
 def _fill_through_buffers(base: PreTrainedModel, batches: Sequence["Batch"], targets: Mapping[Site, Tensor]) -> None:
-    """Fill `targets` on the CPU like `fill_rows`, through buffers on the model's device; they are freed at the end."""
+    """Fill `targets` on the CPU like `fill_rows`, through temporary buffers on the model's device."""
     buffers = {site: torch.empty_like(target, device=base.device) for site, target in targets.items()}
     fill_rows(base, batches, buffers)
     for site, target in targets.items():
@@ -261,11 +262,11 @@ def _fill_through_buffers(base: PreTrainedModel, batches: Sequence["Batch"], tar
 
 
 def _prepare_stores(folder: Path, place: Place, sites: Mapping[Site, int], plan: store.StorePlan, run: Run) -> None:
-    """Create the stores at `place`, and their folders in `folder`, unless an interrupted run has created them.
+    """Create the stores at `place`, unless an interrupted run has created them.
 
-    `sites` maps sites to vector widths. At the end of the run, `folder/stores` becomes the stage's output.
-    `folder/done` contains one file per written unit, and is created last, after all stores. An interrupted run has left
-    one of these states:
+    `sites` maps sites to vector widths. At the end of the run, `folder/stores` becomes the stage's output; it contains
+    a table of the tokens and, unless `place` is elsewhere, the stores. `folder/done` contains one file per written
+    unit, and is created last, after all stores. An interrupted run has left one of these states:
 
     - neither folder, or only `stores`: interrupted before all stores were created. Create them.
     - `stores` and `done`: interrupted between two units. Keep the units in `done`.
@@ -346,10 +347,10 @@ def _write_tokens(folder: Path, run: Run) -> None:
 
 
 def group_tokens(device: torch.device, row_bytes: int) -> int:
-    """Return the maximum number of rows in a group of units (ranges of rows) whose texts are batched together.
+    """Return the maximum number of tokens (rows) of neighbouring units whose texts are batched together, as a group.
 
-    On a GPU, larger groups allow more efficient forward passes. On a CPU, the limit of one row makes each group a
-    single unit. `row_bytes` is the size of a token's vectors at all sites.
+    On a GPU, larger groups allow more efficient forward passes. On a CPU, each group consists of a single unit, because
+    the limit is one row. `row_bytes` is the size of a token's vectors at all sites.
     """
     if device.type == "cpu":
         return 1
@@ -378,7 +379,7 @@ def _group_units(units: Sequence[NumberedUnit], tokens: int) -> list[list[Number
 
 
 def _join_rows(group: Sequence[NumberedUnit]) -> slice:
-    """Return the range of rows of all units of a group; the units are neighbours in ascending order."""
+    """Return the range of rows of all units of a group; the units are consecutive, in ascending order."""
     _, first_rows = group[0]
     _, last_rows = group[-1]
     return slice(first_rows.start, last_rows.stop)
@@ -515,7 +516,10 @@ class ThreadMemory(threading.local):
 def _write_unit(
     open_store: store.OpenStore, rows: slice, vectors: Tensor, memory: ThreadMemory, with_digest: bool
 ) -> str:
-    """Write the vectors of a unit at one site, and return their hash (empty unless `with_digest` is True)."""
+    """Write the vectors of a unit (a range of rows) at one site, and return their hash, empty unless `with_digest`.
+
+    The speed of the write is added to `memory.rates`.
+    """
     array = memory.host_array(vectors)
     start = time.perf_counter()
     digest = store.write_unit(open_store, rows, array, memory.writer, with_digest)
@@ -581,9 +585,9 @@ def fill_rows(
 ) -> float:
     """Fill the first rows of `buffers` with the features of the batches' tokens, cast to the dtype of the buffers.
 
-    Return the time in seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass, `fp32`
-    or `bf16`. Raise an `InputError` that names the layer and the capture point if a feature is NaN, infinite, or beyond
-    the range of the buffers' dtype.
+    Return the number of seconds of waiting for a GPU at the end. `precision` is the precision of the forward pass,
+    `fp32` or `bf16`. Raise an `InputError` that names the layer and the capture point if a feature is NaN, infinite, or
+    beyond the range of the buffers' dtype.
     """
     for batch in batches:
         _fill_rows_of_batch(base, batch, buffers, precision)
@@ -611,7 +615,8 @@ def _fill_rows_of_batch(base: PreTrainedModel, batch: Batch, buffers: Mapping[Si
 def _are_finite(buffers: Mapping[Site, Tensor], filled_rows: int) -> Tensor:
     """Return a boolean tensor, on the buffers' device: True if the first `filled_rows` of all buffers are finite.
 
-    A value that the dtype of a buffer cannot represent is infinite, and so is the minimum or maximum of its buffer.
+    A value that the dtype of a buffer cannot represent becomes infinite, and so does the minimum or maximum of the
+    buffer.
     """
     extremes: list[Tensor] = []
     for site in buffers:
@@ -656,9 +661,10 @@ def _run_forward_pass(
     take: Callable[[Site, Tensor], None],
     precision: str,
 ) -> None:
-    """Run a forward pass that calls `take` with each of the `sites` and its feature `[B, T, D]`, once it is computed.
+    """Run a forward pass that calls `take` with each site and its feature `[B, T, D]`, as soon as it is computed.
 
-    A site is a layer and a capture point, and the axes are texts, padded tokens and width.
+    A site is a layer and a capture point, and the axes are texts, padded tokens and width. `sites` contains all layers
+    of the recorded capture points.
     """
     points = {site.point for site in sites}
     inputs_on_device = {name: tensor.to(base.device) for name, tensor in inputs.items()}

@@ -164,11 +164,12 @@ def _measure_texts(
 ) -> None:
     """Measure the captured texts selected by `share` with one checkpoint, and write the measures.
 
-    The matrices and the attention heads are written in their final format, the ratios `[methods, layers, tokens]` to
-    intermediate files. `token_shares` returns the own share `[layers, tokens]` of the tokens of a text.
+    The matrices and the attention heads are written in their final format; the ratios `[methods, layers, tokens]` are
+    written to intermediate files. `share` selects texts by index; `token_shares` is a function that returns the own
+    share `[layers, tokens]` of the tokens of a text.
     """
-    # `engine` computes ratios in float32, but matrices in a float64 copy of the model. The ratios of this stage are in
-    # float64, too, so a second engine uses the copy as its model.
+    # All results except the own share are in float64. `engine` has a float64 copy of the model, but uses it for
+    # matrices and contributions only. The second engine uses the copy for the ratios, too.
     float64_copy = engine.single.base
     float64_engine = Engine(float64_copy, engine.methods, engine.batches.pad_token_id)
     for number, document in _iterate_texts(run, share, f"{checkpoint}: captured texts"):
@@ -206,7 +207,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
 
     The results of each text are written to a separate intermediate file in `folder`.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)  # required by `Review`, but these scores are deterministic
     for number, document in _iterate_texts(run, share, "token scores"):
         file = _locate_scores(folder, number)
         if file.exists():
@@ -214,7 +215,7 @@ def _score_tokens(classifier: Classifier, run: Run, folder: Path, share: slice, 
         review = Review(classifier, document, generator)
         arrays: dict[str, Any] = {}
         for name in IMPORTANCE_NAMES:
-            (scores_T,) = ATTRIBUTIONS[name].scores(review)  # these scores are deterministic and have one draw
+            (scores_T,) = ATTRIBUTIONS[name].scores(review)  # random scores would have several draws
             arrays[name] = scores_T
         arrays["predicted"] = classifier.classes[review.predicted]
         arrays["probability"] = review.probability

@@ -1,6 +1,6 @@
 """Measurement of attention mixing in the sampled test texts.
 
-Each checkpoint processes batches of documents in float32. The stage writes `features/measure/`,
+Batches of documents are measured in float32 with each checkpoint. The stage writes `features/measure/`,
 `reports/plots/measure/` and `reports/metrics/measure.json`; `docs/measures.md` defines each number.
 
 The results of each batch or document are written to intermediate files, from which an interrupted run resumes. Batches
@@ -279,9 +279,10 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
 def _measure_slow_quantities(
     base: PreTrainedModel, engine: Engine, single: DocumentMeasurer, work: "CheckpointWork", plan: _Plan
 ) -> bool:
-    """Measure shuffled words, exchanged tokens, derivatives and parts in their samples, and store the sums in `work`.
+    """Measure shuffled words, exchanged tokens, derivatives and parts, and store the sums in `work`.
 
-    Return False if the model family has no parts (contributions of the input tokens).
+    Each of these quantities has its own sample of documents in `plan.samples`. Return False if the model family has no
+    parts (contributions of the input tokens).
     """
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
@@ -316,11 +317,11 @@ def _compute_exchange_sums(base: PreTrainedModel, plan: _Plan, number: int) -> D
 
 
 def _compute_derivative_sums(single: DocumentMeasurer, plan: _Plan, number: int) -> DocumentSums:
-    """Return the derivatives of vectors, and the measures compared with them, summed over a document's tokens.
+    """Return derivatives of layer outputs by layer inputs, and other measures for comparison, as sums over tokens.
 
-    `number` is the index of the document, which is truncated. Derivatives are computed along random directions. One of
-    the measures replaces layer inputs by those of two donors: the next measured review of the same predicted class, and
-    the next one of another class.
+    Document `number` is truncated. Derivatives are computed along random directions. One of the other measures replaces
+    layer inputs by those of two donors: the next document of the same predicted class, and the next one of another
+    class.
     """
     document = plan.corpus.document(number)
     # The seed depends only on the document, so that all checkpoints are compared along the same directions.
@@ -393,8 +394,8 @@ def _read_sampled_measures(
 ) -> CorpusMeasures:
     """Return the measures of the documents sampled for controls, and the errors of the identities in all documents.
 
-    The identities state that the parts of a decomposition sum to the model's vectors. `random` contains the results of
-    the control `random_weights`; None if it was not measured.
+    The identities state that own part, other tokens' parts and biases sum to the model's vectors. `random` contains the
+    results of the control `random_weights`; None if it was not measured.
     """
     first_checkpoint = next(iter(measured.values()))
     tasks = plan.list_sampled_tasks()
@@ -508,13 +509,16 @@ def _log_left_out_texts(plan: _Plan, sums: CorpusSums) -> None:
 
 
 def _find_class_without_others(corpus: Corpus, number: int, seed: int) -> str:
-    """Return the first token class of document `number` that occurs in no other document of the `corpus_sample`."""
-    averaged = corpus_sample(corpus, seed)
-    numbers = list(averaged)
-    if number not in averaged:
+    """Return the token class because of which document `number` has no control `corpus_value`.
+
+    It is the first token class in this document that occurs in no other document of the `corpus_sample`.
+    """
+    sampled = corpus_sample(corpus, seed)
+    numbers = list(sampled)
+    if number not in sampled:
         numbers.append(number)
     documents = [corpus.document(index) for index in numbers]
-    sample = range(len(averaged))  # indices in `documents`
+    sample = range(len(sampled))  # indices in `documents`
     classes = classes_without_others(documents, sample)
     return classes[numbers.index(number)]
 
@@ -568,11 +572,15 @@ class CheckpointWork:
         self.times.writing_seconds += time.perf_counter() - start
 
     def read(self, kind: str, tasks: Iterable[Task]) -> dict[str, Sums]:
-        """Return the sums of all documents of the tasks, ordered by document index, as memory-mapped arrays."""
+        """Return the sums of all documents of the tasks, ordered by document index, as memory-mapped arrays.
+
+        `kind` names the measured quantities in file names. Sums consist of the arrays `<name>/values` and
+        `<name>/counts`.
+        """
         tasks = list(tasks)
         if not tasks:
             return {}
-        with np.load(self._locate_file(kind, tasks[0])) as stored:
+        with np.load(self._locate_file(kind, tasks[0])) as stored:  # all tasks of a kind have the same names
             names = [name.removesuffix("/values") for name in stored.files if name.endswith("/values")]
         return self._read_sums(kind, tasks, names, self.folder / self.checkpoint / kind)
 
@@ -581,7 +589,7 @@ class CheckpointWork:
         return self._read_sums(MEASURES, list(tasks), RATIO_SUMS, self.folder / self.checkpoint / "ratios")
 
     def _read_sums(self, kind: str, tasks: Sequence[Task], names: Sequence[str], folder: Path) -> dict[str, Sums]:
-        """Return the sums `names` of all documents of the tasks as arrays that are mapped to files in `folder`.
+        """Return the sums with these `names`, of all documents of the tasks, as memory-mapped arrays in `folder`.
 
         Each array has one row per document, ordered by document index. The file of a task contains the rows of its
         documents, as written by `write`.
@@ -605,8 +613,9 @@ class CheckpointWork:
     def read_identities(self, tasks: Iterable[Task]) -> npt.NDArray[np.float64]:
         """Return the errors of the identities over all batches, `[2, levels, identities]`.
 
-        The first array contains the largest error, and the second the number of checked documents. The arrays of each
-        batch have the same form (see `largest_errors`).
+        The first array contains the largest error, and the second the number of checked documents. The levels are the
+        embeddings and the layers; an identity states that certain parts sum to a vector of the model. The arrays of
+        each batch have the same form (see `largest_errors`).
         """
         by_batch = [np.load(self.token_file(task))[IDENTITY_ERRORS] for task in tasks]
         errors_BLI, documents_BLI = np.stack(by_batch, axis=1)  # B batches, L levels, I identities

@@ -183,7 +183,7 @@ class TextMeasurer:
                 engine = self.engines[name]
                 matrix_jobs.append(pool.submit(_add_matrices, engine, measurements[name], matrices_by_text, with_heads))
             prediction_job = pool.submit(self._predict_classes, captured.texts.documents)
-            # The maps use the captured model itself, so they have to wait for this model's job for the sums.
+            # The maps need the captured model, which is in use until the job for its sums has finished.
             sums_jobs[self.captured].result()
             layouts_job = pool.submit(self._add_layouts, captured, tokens)
             for job in (*sums_jobs.values(), *matrix_jobs, layouts_job):
@@ -193,10 +193,10 @@ class TextMeasurer:
     def _create_needed_copies(
         self, measurements: Mapping[str, Measurements], matrices: Sequence[str], with_heads: bool
     ) -> list[str]:
-        """Copy each model that lacks any of the `matrices`, or heads if `with_heads`; return the names of these models.
+        """Copy each model whose measurements lack some of the `matrices` or, if `with_heads`, the heads.
 
-        A model is copied only once, and `_add_matrices` converts its copy to float64. No forward pass may run while
-        copies are created (see `DocumentMeasurer.create_copy`).
+        Return the names of these models. A model is copied only once, and `_add_matrices` converts its copy to float64.
+        No forward pass may run while copies are created (see `DocumentMeasurer.create_copy`).
         """
         names = []
         for name, engine in self.engines.items():
@@ -207,8 +207,8 @@ class TextMeasurer:
     def _select_matrices(self, with_heads: bool) -> list[str]:
         """Return the names of the matrices to compute.
 
-        If `with_heads` is False, these are only the matrices of the page's picture, or all matrices if the models have
-        none of these.
+        If `with_heads` is False, these are only the matrices that the page's picture shows; if the models have none of
+        them, all matrices.
         """
         if with_heads:
             return self.matrices
@@ -231,7 +231,7 @@ class TextMeasurer:
     def _create_tables(
         self, documents: pd.DataFrame, measurements: Mapping[str, Measurements]
     ) -> dict[str, pd.DataFrame]:
-        """Return the tables of means over `documents` by name; the tables of omitted quantities are empty."""
+        """Return the page's tables of means over `documents` by name; those of derivatives and parts are empty."""
         texts = len(documents)
         samples = BOOTSTRAP_SAMPLES if texts > 1 else 1  # an interval needs at least two texts
         corpus = CorpusMeasures(
@@ -302,11 +302,11 @@ class TextMeasurer:
 
 
 def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
-    """Return a measurer of typed texts in the models of `checkpoints` (folders by name), for interactive use.
+    """Return a measurer of texts that users type, with the models in the folders `checkpoints` (by name).
 
     Value Zeroing, the slowest measure, is omitted, and tokens are exchanged with `TYPED_DONORS` neutral texts. `names`
-    are the names of two arbitrary models to compare; if None, the models are the checkpoints of a run, and classes are
-    predicted if the fine-tuned classifier is among them. Raise `InputError` for a folder whose model cannot be
+    are the names of two models to compare. If it is None, the models are the checkpoints of a run; the fine-tuned
+    classifier, if present, then predicts classes. Raise `InputError` for a folder whose model cannot be
     measured, and for two models with different tokenizers or numbers of layers.
     """
     first_folder = next(iter(checkpoints.values()))
@@ -404,11 +404,12 @@ def _add_sums(engine: Engine, measurements: Measurements, detailed: Collection[i
 def _choose_own_share_sample(engine: Engine, texts: Texts) -> OwnShareSample:
     """Return the sample for the page's mean own share.
 
-    If the page displays own shares of tokens for all texts, and the donors are neutral texts, the mean is over these
-    tokens, and no further own shares are computed. Otherwise, the sample is that of `Measures.own_share`.
+    If the page displays own shares of tokens for all texts, and tokens are exchanged with those of neutral texts, the
+    mean is over these tokens, and no further own shares are computed. Otherwise, the sample is that of
+    `Measures.own_share`.
     """
     lengths = texts.lengths.tolist()
-    has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
+    has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0  # a single text has no other texts as donors
     if has_neutral_donors and len(choose_detailed_texts(lengths)) == len(texts):
         return OwnShareSample(max_length=max(lengths))
     return OwnShareSample()
@@ -447,10 +448,11 @@ class Layouts(NamedTuple):
 
 
 def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
-    """Return maps of the residual stream, their scores, and the nearest vectors in the full space.
+    """Return maps of the residual stream, their scores and principal components, and the nearest vectors.
 
     `stream` contains the vectors `[tokens, width]` of each site (a layer and a capture point). Each site has a separate
-    map in each of the layouts of `_select_layouts`.
+    map in each of the layouts of `_select_layouts`. A score is the share of neighbours that a map preserves, with the
+    share expected by chance. Neighbours are searched among the vectors themselves, not on a map.
     """
     umap = UmapParameters(stability_seeds=[])  # without maps of further seeds
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
@@ -478,9 +480,9 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 def _select_layouts(
     vectors: Mapping[Site, Vectors], tokens: int, umap: UmapParameters
 ) -> dict[str, Mapping[Site, Vectors]]:
-    """Return the vectors `[tokens, width]` that each layout maps, by site: UMAP (`separate`), then `pca` for all sites.
+    """Return the vectors `[tokens, width]` of each site to map, by layout: `LAYOUT` (UMAP), and principal components.
 
-    UMAP is omitted if there are too few `tokens`, and for sites with too few distinct vectors.
+    UMAP is omitted if there are too few `tokens`; `points_for` omits sites with too few distinct vectors for UMAP.
     """
     vectors_by_layout: dict[str, Mapping[Site, Vectors]] = {}
     if tokens >= MIN_TYPED_UMAP_TOKENS:

@@ -197,7 +197,7 @@ def _create_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return two tables: the texts (`documents`, with the numbers of tokens), and all tokens.
 
-    `documents` is changed: pairs of texts are joined into one text.
+    `documents` is modified: each pair of texts is joined into one text.
     """
     counts = pd.DataFrame([text.counts for text in tokenized])
     table = pd.concat([text.table for text in tokenized], ignore_index=True)

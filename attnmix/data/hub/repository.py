@@ -1,7 +1,7 @@
 """A hub repository at one commit: the listing of its files, and downloads verified against this listing.
 
-`huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing at every run and needs
-network access. Requests of `huggingface_hub` have no total time limit, so `RetryingClient` sends them instead.
+`huggingface_hub` does not verify downloads, and its `verify_repo_checksums` requests the listing in every run, which
+needs network access. Requests of `huggingface_hub` have no total time limit, so `RetryingClient` sends them instead.
 """
 
 import hashlib
@@ -161,7 +161,7 @@ def _create_git_hash(size: int, content: bytes = b"") -> Any:
 
 
 def _create_progress_bar(size: float = inf, **fixed: Any) -> type[tqdm]:
-    """Return a subclass of the client's progress bar with the options `fixed`.
+    """Return a subclass of the client's progress bar that always has the options `fixed`.
 
     The bar raises an error if more than `size` bytes are received.
     """

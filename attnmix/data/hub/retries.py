@@ -123,7 +123,7 @@ class RetryingClient(httpx2.Client):
 
 
 class TimedBody(httpx2.SyncByteStream):
-    """A short body, such as a page of a listing, which must end within the time limit."""
+    """A short body, such as a page of a listing; it must be complete within the time limit."""
 
     def __init__(self, stream: Any, backoff: Backoff) -> None:
         self._stream = stream
@@ -142,7 +142,7 @@ class TimedBody(httpx2.SyncByteStream):
 class ResumedBody(httpx2.SyncByteStream):
     """The body of a file download, which is resumed after an interruption.
 
-    The time limit restarts only after bytes beyond the furthest previous position.
+    The time limit restarts only when bytes beyond the furthest previous position are received.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ResumedBody(httpx2.SyncByteStream):
     def _request_rest(self, position: int) -> httpx2.Response:
         """Request the body from byte `position` onwards, set `self._stream` to it, and return the response.
 
-        Raise `OSError`, which `Repository` handles like a file of the wrong size, if the server refuses.
+        If the server refuses, raise `OSError`, which `Repository` handles like a file of the wrong size.
         """
         response = self._client.begin(self._request, self._backoff, position, **self._options)
         self._stream = response.stream
