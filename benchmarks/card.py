@@ -292,7 +292,7 @@ def out_of_memory(stage: str) -> Callable[[Card], str]:
 
 
 def capture_speed(index: int) -> Callable[[Card], str]:
-    """Return a function that compares the speed of `capture` with bare forward passes, and measures the disk's speed.
+    """Return a function that compares the speed of `capture` with that of bare forward passes, and measures the disk.
 
     `index` selects one of the batch sizes.
     """
@@ -511,7 +511,7 @@ def lay_out(root: Path, size: Size) -> None:
 
 
 def pack(folder: Path, file: Path) -> None:
-    """Compress the checkpoint in `folder` to a `file` with about a quarter of the checkpoint's size.
+    """Compress the checkpoint in `folder` to a `file` of about a quarter of its size.
 
     Matrices are rounded to int8, with a scale for each row; other tensors are unchanged.
     """

@@ -177,10 +177,10 @@ def peak_memory() -> float:
 
 
 def table(timings: Mapping[str, Sequence[Timing]], references: Sequence[str]) -> str:
-    """Return a Markdown table with the median time and peak memory of each variant, and its ratios to `references`.
+    """Return a Markdown table with the median time, the peak memory and the time ratios of each variant.
 
-    The ratios are those of the times. `timings` contains the runs by variant. Without `references`, ratios are relative
-    to the first variant.
+    `timings` contains the runs by variant. A time ratio is the time of the variant divided by that of one of the
+    `references`, or of the first variant if `references` is empty.
     """
     medians = {way: statistics.median(run.seconds for run in runs) for way, runs in timings.items()}
     if len(timings) == 1:
@@ -284,7 +284,7 @@ def _lay_out_measured_corpus(folder: Path, reviews: list[str], size: Size, arith
 
 
 def _lay_out_captured_corpus(folder: Path, reviews: list[str], size: Size, arithmetic: str) -> None:
-    """Write many long texts, each of several joined reviews, and a wide model, for the stage `capture`."""
+    """Write a wide model and many long texts for the stage `capture`; each text consists of several joined reviews."""
     run = Run(folder)
     random_bert(run.finetuned, **WIDE)
     reviews = real_reviews(max(size.documents)) or reviews
@@ -324,7 +324,7 @@ def _lay_out_texts(name: str, folder: Path, reviews: list[str], size: Size, arit
 
 
 def joined(reviews: list[str], first: int, count: int) -> str:
-    """Return `count` reviews as one text, starting at the index `first`; the first review follows the last one."""
+    """Return `count` reviews from the index `first` on as one text; after the last review, the first one follows."""
     return " ".join((reviews[first:] + reviews)[:count])
 
 
@@ -942,7 +942,8 @@ def run_case(name: str, made_by: str, arguments: argparse.Namespace) -> str:
         lay_out(case.folder, folder, size, arguments.arithmetic)
         for way in warm_up:
             run_way(name, way, folder, threads)
-        # The check needs the results of all variants. If some of them do not run before timing, it runs after timing.
+        # The check needs the results of all variants. If some variants do not run before timing, the check runs after
+        # timing.
         if warm_up == ways:
             compared = check(name, folder, threads)
             timings = _time_ways(name, ways, arguments.repeats, folder, threads)

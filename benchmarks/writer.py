@@ -1,4 +1,4 @@
-"""Compare the speed of several programs that write new shard files, in GB per processor second and per second.
+"""Compare the speed of several programs that write new shard files: GB per second of processor and wall time.
 
     pip install --target FOLDER --no-deps tensorstore ml_dtypes    # optional
     PYTHONPATH=FOLDER python -m benchmarks.writer                  # replaces the section in benchmarks/RESULTS.md

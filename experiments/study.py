@@ -131,7 +131,7 @@ def _read_class_share(tables: Path) -> pd.DataFrame:
 
 
 def evaluate_plan(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a row for each planned test and equivalence, and its outcome.
+    """Return a table with the outcome of each planned test and equivalence test.
 
     `runs` contains the tables of `read_run` for all runs.
     """
@@ -184,7 +184,7 @@ def fitted_seeds(runs: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def change_by_seed(runs: pd.DataFrame, metric: str) -> dict[str, pd.Series]:
-    """Return the change in a metric by fine-tuning (after minus before) for each setting, as a series by seed.
+    """Return the change of a metric during fine-tuning (after minus before) by setting, as a series indexed by seed.
 
     Ratios are averaged over layers; other metrics are those of the last layer. For `CLASS_SHARE`, the plan compares the
     values after fine-tuning, so these are returned instead of changes.
@@ -211,7 +211,7 @@ def sign_flip_p(differences: Doubles) -> float:
 
 
 def _find_outcome(row: pd.Series) -> str:
-    """Return the outcome of a planned test or equivalence as text; a row without a p value is an equivalence.
+    """Return the outcome of a planned test or equivalence test as text; a row without a p value is an equivalence test.
 
     A test with an expected sign is confirmed, refuted or undecided; a test without an expected sign is significant or
     not significant.

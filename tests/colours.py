@@ -58,7 +58,8 @@ def distance(one: Doubles, other: Doubles) -> float:
     mean_hue = (h_1 + turn / 2) % 360 if c_1 * c_2 else h_1 + h_2
     mean_l, mean_c = (l_1 + l_2) / 2, (c_1 + c_2) / 2
     hue = 2 * np.sqrt(c_1 * c_2) * np.sin(np.radians(turn / 2))
-    # Weights S_L, S_C and S_H of the publication; `harmonics` contains (multiple of the hue, offset, amplitude).
+    # Weights S_L, S_C and S_H of the publication; each item of `harmonics` is a multiple of the hue, an offset and an
+    # amplitude.
     harmonics = ((1, -30, -0.17), (2, 0, 0.24), (3, 6, 0.32), (4, -63, -0.20))
     hue_weight = 1 + sum(size * np.cos(np.radians(times * mean_hue + offset)) for times, offset, size in harmonics)
     scale_l = 1 + 0.015 * (mean_l - 50) ** 2 / np.sqrt(20 + (mean_l - 50) ** 2)

@@ -195,7 +195,10 @@ def few_samples() -> Iterator[None]:
 
 @few_samples()
 def run_tokenized(*stages: Any) -> None:
-    """Run `tokenize` and the modules `stages` in the current folder; write labels as predictions if there are none."""
+    """Run `tokenize` and the modules `stages` in the current folder.
+
+    If there are no predictions, write the labels as predictions.
+    """
     run = Run(Path())
     if not run.test_predictions_file.exists():
         labels = read_split("test", run.reviews, ["label"])["label"]

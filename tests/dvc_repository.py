@@ -35,7 +35,7 @@ class Repository(NamedTuple):
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables that select the programs next to this Python and the user settings in `home`."""
+        """Return environment variables that select the programs in this Python's folder and the settings in `home`."""
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         homes = {"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home / ".config")}
         return {"PATH": programs, "DVC_SITE_CACHE_DIR": str(self.home / "site"), "NO_PROXY": "127.0.0.1", **homes}

@@ -63,7 +63,9 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 
 
 def one_of_each_algebra() -> list[str]:
-    """Return the first family of each layer algebra, preferring models with an independent head width.
+    """Return one family for each set of families whose layers compute the same equations.
+
+    It is the first family, or the first one whose models have an independent head width.
 
     The concatenated heads of these models are wider or narrower than the residual stream.
     """
@@ -133,7 +135,7 @@ def unigram(special: list[str]) -> Tokenizer:
 
 
 def pair_encoding(special: list[str], unknown: str | None) -> Tokenizer:
-    """Return a BPE tokenizer: byte-level if `unknown` is None, otherwise with spaces marked as by SentencePiece."""
+    """Return a BPE tokenizer: byte-level if `unknown` is None, otherwise with spaces marked as in SentencePiece."""
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     if unknown is None:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

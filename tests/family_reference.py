@@ -168,7 +168,7 @@ def read(name: str, config: Any, state: dict[str, Array], prefix: str, names: di
         if weight is not None:
             if weight.ndim == 2 and name != "gpt2":  # GPT-2's Conv1D stores the transpose
                 weight = weight.T
-            # Gemma's norms store the difference from one.
+            # Gemma's norms store the difference between each scale and 1.
             weight = weight + (weight.ndim == 1 and name in GEMMAS)
             arrays[role] = np.vstack([weight, np.zeros(weight.shape[-1]) if bias is None else bias])
     weights = Weights(name, config, arrays)
@@ -203,7 +203,7 @@ class Weights:
             fused, width = self.arrays["query_key_value"], self.heads * self.head_size
             if self.name in BY_HEAD:  # from [head, role, size] to [role, head, size]
                 fused = fused.reshape(len(fused), self.heads, 3, -1).swapaxes(1, 2).reshape(len(fused), -1)
-            # The outputs after the queries are divided equally between keys and values.
+            # The outputs that follow the queries are keys and values, in equal numbers.
             parts = np.split(fused, [width, (width + fused.shape[1]) // 2], axis=1)
             self.arrays |= zip(("query", "key", "value"), parts, strict=True)
         if "gate_up" in self.arrays:
@@ -269,8 +269,8 @@ def find_position_scores(
 ) -> PositionScores | None:
     """Return a function that computes position-dependent scores [heads, tokens, tokens], or None without such scores.
 
-    The scores are added before scaling. Those of MPNet and BLOOM are multiplied by the root of the head size, because
-    these models add them after scaling.
+    The scores are added before scaling. Those of MPNet and BLOOM are multiplied by the square root of the head size,
+    because these models add them after scaling.
     """
     if name in T5S:
         block = number if name == "umt5" else 0  # T5 and mT5 share the bias of the first layer
@@ -337,8 +337,9 @@ def pairs(query: Array, score: Callable[[int, int], Array]) -> Array:
 def bucket(distance: int, both: bool = True) -> int:
     """Return the index of T5's bias for a relative distance.
 
-    There are 16 buckets for each direction if `both`, otherwise 32 for one direction. The first half of the buckets
-    contain a single distance each; the ranges of the other buckets grow logarithmically up to the distance 128.
+    If `both` is True, there are 16 buckets for each direction, otherwise 32 for a single direction. The first half of
+    the buckets contain a single distance each; the ranges of the other buckets grow logarithmically up to the distance
+    128.
     """
     far = abs(distance)
     exact = 8 if both else 16
@@ -351,7 +352,9 @@ def bucket(distance: int, both: bool = True) -> int:
 
 @dataclass
 class ReferenceLayer:
-    """Reference of one layer with the input `x` [tokens, width]; in a decoder, `memory` is the encoder output.
+    """Reference computation of one layer with the input `x` [tokens, width].
+
+    In a decoder, `memory` is the encoder output.
 
     `visible` [tokens, tokens] is the attention mask, and `rotary` contains the parameters of the rotary embedding. The
     results are the vectors `points` and the contributions [token, source, width]: `F` to the attention output, `R` with
@@ -380,7 +383,8 @@ class ReferenceLayer:
         if w.name not in ("gpt_neo", *T5S):  # these families do not scale scores by the head size
             scores = scores * first_of(config, "query_pre_attn_scalar", default=w.head_size) ** -0.5
         if w.name.startswith("deberta"):
-            # DeBERTa also divides by the root of the number of summed scores: content, and each kind of position score.
+            # DeBERTa also divides by the root of the number of summed scores: the content score, and a score for each
+            # kind of position.
             scores = scores / np.sqrt(1 + len(config.pos_att_type))
         cap = getattr(config, "attn_logit_softcapping", None)
         if cap:
@@ -711,7 +715,10 @@ class Reference:
 
 
 def embedded(w: Weights, state: dict[str, Array], names: dict[str, str], ids: list[int]) -> dict[str, Array]:
-    """Return the vectors at the points of the embedding; `w` contains its norm and projection."""
+    """Return the vectors at the capture points of the embedding.
+
+    `w` contains the weights of its norm and projection.
+    """
     config = w.config
     x = state[f"{names['word']}.weight"][ids]
     if w.name in GEMMAS or getattr(config, "scale_embedding", False):

@@ -32,7 +32,8 @@ DLPACK_CPU, DLPACK_SECOND = 1, 12
 DLPACK_TYPE_OFFSET_BYTES = ctypes.sizeof(ctypes.c_void_p)  # offset of the device type, after the data pointer
 # As on CUDA, these operators allow indices on the CPU for a tensor on the device, but not the reverse.
 INDEXING = ("aten::index", "aten::_index_put_impl_", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
-# On CUDA, the CPU waits for these operators, because their result size depends on values or they call a host library.
+# On CUDA, the CPU waits for these operators, because the size of their result depends on values, or because they call a
+# host library.
 WAITING = {
     *("aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2", "aten::unique_dim"),
     *("aten::unique_consecutive", "aten::repeat_interleave", "aten::linalg_qr", "aten::_linalg_eigh"),
@@ -288,7 +289,7 @@ def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
 
 
 def _as_cpu_does(name: str) -> Any:
-    """Return the CPU version of an operator, for use on both devices; the operator must only change metadata."""
+    """Return the CPU version of an operator, for use on both devices; the operator must change nothing but metadata."""
     packet, _, overload = name.partition(".")
     operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

@@ -114,7 +114,7 @@ def create_class_use() -> pd.DataFrame:
 
 
 class PlantedTexts(PlantedRun, TextResults):
-    """`PlantedRun` for texts in memory and a model before and after fine-tuning."""
+    """A `PlantedRun` for texts in memory, with one model before and after fine-tuning."""
 
 
 class PlantedModels(PlantedTexts):

@@ -39,7 +39,7 @@ def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> t
 
 
 def products(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return results of all matrix products with a portable kernel, for inputs of different layouts."""
+    """Return the results of all matrix products with a portable kernel, for inputs of different layouts."""
     a, b, c = numbers(800, 200, dtype=dtype), numbers(200, 70, seed=1, dtype=dtype), numbers(5, 40, 16, dtype=dtype)
     row, square = numbers(70, seed=2, dtype=dtype), numbers(5, 40, 40, seed=3, dtype=dtype)
     out = torch.empty(800, 70, dtype=dtype)

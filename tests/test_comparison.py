@@ -597,8 +597,8 @@ def test_false_claims_stay_below_five_percent(
 ) -> None:
     """Simulate the means of 24 texts in the 6 cells of each table `a`, `b` and `c`, without any true difference.
 
-    If a side has several training runs, each run deviates at random. With `fixed`, the first side is a single model
-    without deviation.
+    If a side has several training runs, each run deviates at random. If `fixed` is True, the first side is a single
+    model without variance.
     """
     generator = np.random.default_rng(0)
     claims = 0

@@ -164,7 +164,7 @@ def test_page_has_comparison_numbers_and_model_names(compared: attnmix.Compariso
     for checkpoint, column in (("pretrained", "before"), ("finetuned", "after")):
         below = np.array(data["curves"][RATIO][checkpoint]["values"]) - controls[checkpoint]["values"]
         np.testing.assert_allclose(below, less[column], atol=2e-6)
-    # The page contains the ratios of a text's tokens [layers, tokens] as integers of 16 bits.
+    # The page contains the ratios of a text's tokens [layers, tokens] as 16-bit integers.
     first = compared.results[0][0].ratios_by_text[0][methods.index(RATIO)]
     content = base64.b64decode(data["ratios"]["values"]["pretrained"][RATIO])
     codes = np.frombuffer(content, "<u2").reshape(len(first), -1)

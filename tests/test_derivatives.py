@@ -319,7 +319,7 @@ def test_tables_are_means_over_tokens_and_reviews() -> None:
         np.testing.assert_allclose(rows["mean"], expected["finetuned", quantity] - expected["pretrained", quantity])
     keys = ["quantity", "checkpoint", "reference", "layer", "method"]
     row = table.set_index(keys).loc[("agreement", "finetuned", "layer_input", 1, "attention_rollout")]
-    # The ends of the percentile interval of two texts are their values; the interval is widened and clipped to [-1, 1].
+    # For two texts, the percentile interval ends at the values of the texts; it is widened, and clipped to [-1, 1].
     values = [documents["finetuned"][name]["agreement"][1, 0, 2, 0] for name in lengths]
     widening = stats.t.ppf(0.975, 1) / 1.96 * 2**0.5
     interval = np.mean(values) + (np.sort(values) - np.mean(values)) * widening

@@ -1,4 +1,4 @@
-"""One module selects the device, logs it with the reason for unused GPUs, and disables inexact arithmetic."""
+"""One module selects the device, logs it and why a GPU is not used, and disables inexact arithmetic."""
 
 from __future__ import annotations
 

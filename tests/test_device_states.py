@@ -1,6 +1,6 @@
 """Results on a second device match those on the CPU in every tested setting of torch (`STATES`).
 
-They also match if the inputs are on another device than the model, or if the model is moved between calls.
+They also match if inputs and model are on different devices, or if the model is moved between calls.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def keep_input(kept: dict[int, Any], number: int, _module: Any, inputs: tuple[An
 def reference(model: Any, ids: Any, donors: Any, position: int) -> Array:
     """Return four quantities of a token's vector y at each level `[4, levels]`, averaged over donors.
 
-    They are the squared displacements of y when its own token, all other tokens, or all tokens are exchanged, and then
-    |y|^2.
+    They are the squared displacements of y when its own token, all other tokens, or all tokens are exchanged; the last
+    one is |y|^2.
     """
     by_donor = []
     for donor in donors:

@@ -1,4 +1,4 @@
-"""Experiments run the pipeline in one clone per seed, and their tables match independent statistics."""
+"""Experiments run the pipeline in one clone per seed, and their tables match independently computed statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pipeline creates all outputs that a family supports, and the page shows them (one family per set of outputs).
+"""The pipeline creates all outputs that a family supports, and the page shows them.
+
+One family is tested for each set of outputs.
 
 `test_families.py` compares points, ratios, matrices and derivatives of all families with references. For one family of
 each kind of layer, `test_second_device.py` compares the measures on two devices.

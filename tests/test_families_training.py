@@ -127,7 +127,7 @@ def break_padding(folder: Path) -> None:
 
 
 def write_slow_tokenizer(folder: Path) -> None:
-    """Write a model with a tokenizer without fast implementation."""
+    """Write a model whose tokenizer has no fast implementation."""
     write_family("gpt2", folder)
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.json").write_text('{"<unk>": 0, "a</w>": 1}')

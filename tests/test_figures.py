@@ -1,4 +1,4 @@
-"""Figures show the measured values and maps, are reproduced byte by byte, and label tokens with readable text."""
+"""Figures show the measured values and maps, are reproduced byte for byte, and label tokens with readable text."""
 
 from __future__ import annotations
 

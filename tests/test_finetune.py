@@ -1,4 +1,7 @@
-"""Fine-tuning learns, keeps the best epoch and reports its scores, and resumes after a kill with identical bytes."""
+"""Fine-tuning learns, keeps the best epoch and reports its scores.
+
+A killed run resumes, and its results have the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ TRAIN = 56
 
 
 def prepared(folder: Path, checkpoint: Path) -> Path:
-    """Write the reviews and the pretrained model that the stage `finetune` reads to `folder`, and return `folder`."""
+    """Write the inputs of `finetune`, the reviews and the pretrained model, to `folder`, and return `folder`."""
     write_reviews(folder / "data/reviews", test=60, train=TRAIN)
     shutil.copytree(checkpoint, folder / "models/pretrained")
     return folder
@@ -84,7 +87,8 @@ def test_training_learns_and_reports_scores_of_kept_model(finetuned: Path) -> No
     assert test["macro_f1"] == pytest.approx(sum(f1) / 2, abs=1e-6)
     assert test["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, truth)), abs=1e-4)
     assert test["majority_accuracy"] == 0.5
-    # Each end of Wilson's interval is 1.96 standard errors, computed at this end, from the observed share.
+    # Each end of Wilson's interval is 1.96 standard errors from the observed share; the standard error is computed at
+    # this end.
     for edge in ("accuracy_ci_low", "accuracy_ci_high"):
         distance = abs(accuracy - test[edge])
         assert distance == pytest.approx(1.959964 * np.sqrt(test[edge] * (1 - test[edge]) / 60), abs=1e-5), edge

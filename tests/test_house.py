@@ -193,7 +193,7 @@ ALL_KEYS = {key for section in Parameters.model_fields for key in all_keys(secti
 
 
 def declared_keys(stage: str) -> set[str]:
-    """Return the parameters of a stage in dvc.yaml, with sections and the whole file expanded to keys."""
+    """Return the parameters of a stage in dvc.yaml; sections, or the whole file, are replaced by their keys."""
     names = STAGES[stage]["params"]
     if {"params.yaml": None} in names:
         return ALL_KEYS
@@ -227,7 +227,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def observed(folder: Path) -> dict[str, Observed]:
-    """Run all stages in order on tiny input in one folder, and return the observations of each stage."""
+    """Run all stages in order on tiny inputs in one folder, and return what was observed in each stage."""
     checkpoint = write_tiny_bert(folder / "bert", layers=2)
     toy_reviews(40, 0).to_csv(folder / "reviews.csv", index=False)
     capture = {"documents": [0, 1], "max_length": 40}

@@ -81,7 +81,7 @@ class Served(NamedTuple):
 
         Return the folder.
 
-        Tests that compare all bytes of a model can omit the checks of the model, which take a third of the time.
+        Tests that compare all bytes of a model can omit the checks of the model; these take a third of the time.
         """
         folder.mkdir(exist_ok=True)
         defaults = {"dataset": {"name": "owner/reviews"}, "model": {"name": "owner/bert"}}
@@ -103,7 +103,7 @@ class Served(NamedTuple):
         return str(raised.value)
 
     def assert_nothing_is_left(self) -> None:
-        """Assert that the hub cache contains no partial files and no locks are held."""
+        """Assert that the hub cache contains no partial files, and that no locks are held."""
         files = [path for path in self.home.rglob("*") if path.is_file()]
         assert [path for path in files if path.suffix in (".incomplete", ".tmp")] == []
         for path in files:

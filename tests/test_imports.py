@@ -1,4 +1,4 @@
-"""Imported objects are excluded from garbage collection, and the first results import no unneeded packages."""
+"""Imported objects are excluded from garbage collection, and first results are computed without unneeded imports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_python(program: str, *arguments: str) -> Any:
 def test_imported_objects_are_frozen_and_collector_is_restored(
     before: str, frozen: bool, enabled: bool, during: list[bool], inside: str
 ) -> None:
-    """Garbage from before and after the imports is collected unless the user has disabled the collector."""
+    """The garbage collector runs before and after the imports, unless the user has disabled it."""
     result = run_python(IMPORTS.format(before=before, inside=inside))
     assert result == [frozen, enabled, during, enabled, enabled]
 

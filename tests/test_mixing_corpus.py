@@ -1,4 +1,4 @@
-"""`measure` needs constant memory, its results do not depend on blocks, and words are shuffled reproducibly."""
+"""`measure` needs constant memory, its results do not depend on block sizes, and words are shuffled reproducibly."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def test_memory_does_not_grow_with_documents(
     """
     monkeypatch.setattr("attnmix.measures.variance_shares.MAX_TEXTS", FEW)  # all pairs of these texts are in memory
     few = min(peak(workspace, FEW, run) for run in range(2))
-    # The sums of a text (15 kB) are in files. The row of each text in the table of texts, its counts in the
-    # bootstrap samples, and temporary arrays are in memory.
+    # The sums of a text (15 kB) are in files. Memory contains the row of each text in the table of texts, its counts in
+    # the bootstrap samples, and temporary arrays.
     limit = few + (MANY - FEW) * (2500 + BOOTSTRAP_SAMPLES)
     many = peak(workspace, MANY, 0)
     if many >= limit:

@@ -207,8 +207,8 @@ def test_simultaneous_intervals_keep_family_error_rate(documents: int) -> None:
 
 
 def test_simultaneous_intervals_use_documents_per_cell() -> None:
-    # The first cell has 40 texts, and the second 20. Both intervals have the same confidence level. The level of an
-    # interval is computed with Student's t distribution, with the degrees of freedom of its cell.
+    # The first cell has 40 texts, and the second 20. Both intervals have the same confidence level. An interval uses a
+    # quantile of Student's t distribution, with the degrees of freedom of its cell.
     values, counts = np.random.default_rng(1).normal(size=(40, 2)), np.ones((40, 2))
     counts[20:, 1] = values[20:, 1] = 0
     actual = resample(values, counts, 4000, 0)

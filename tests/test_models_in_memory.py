@@ -267,7 +267,7 @@ def test_equivalent_attention_implementation_is_accepted(tiny_bert: Path) -> Non
 
 
 class Recorder:
-    """A hook that stores activations; activations with gradients cannot be copied."""
+    """A hook that stores activations with gradients, which cannot be copied."""
 
     def __init__(self) -> None:
         self.outputs: list[torch.Tensor] = []

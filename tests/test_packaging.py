@@ -123,7 +123,10 @@ def test_table_of_extras_matches_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def printed_without(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Path) -> dict[str, list[str]]:
-    """Return the lines that `TRY_EACH` prints, by the missing extra (`any`: all are missing; `none`: none is)."""
+    """Return the lines that `TRY_EACH` prints, by the missing extra.
+
+    `any` means that all are missing, and `none` that none is.
+    """
     program = TRY_EACH.format(uses=USES, modules=EXTRA_MODULES, tiny=str(tiny_bert))
     run = run_python(program, tmp_path_factory.mktemp("without"))
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""The page is one safe file with complete statements, data, downloads and print layout."""
+"""The page is a single file without unsafe content; its statements, data, downloads and print layout are complete."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ IS_CUT = "box => box.scrollHeight > box.clientHeight + 1"
 
 
 def numbers_in(text: str) -> list[float]:
-    """Return the numbers of a text with one decimal place."""
+    """Return those numbers in a text that have one decimal place."""
     return [float(each) for each in re.findall(r"[-+]?\d+\.\d", text.replace(MINUS, "-"))]
 
 

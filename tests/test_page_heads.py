@@ -95,7 +95,7 @@ def test_default_run_keeps_heads_of_first_text() -> None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Reference]]:
-    """Return a function that returns the page of `TEXT` for a family's tiny model, and the reference."""
+    """Return a function that returns the page of `TEXT` for a family's tiny model, and the reference for this page."""
 
     @cache
     def page_of(name: str) -> tuple[Path, Reference]:

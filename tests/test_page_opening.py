@@ -95,7 +95,7 @@ def printed(page: Any) -> Any:
 
 
 def assert_ready_as_whole(ready: Any, whole: Any) -> None:
-    """Assert that a page with only its first screen looks and prints like the complete page."""
+    """Assert that a page of which only the first screen is rendered looks and prints like the complete page."""
     assert ready.locator(UNDRAWN).count() > 0
     assert whole.locator(UNDRAWN).count() == 0
     assert_alike(pixels(ready), pixels(whole))

@@ -49,7 +49,7 @@ class Saved(NamedTuple):
 
 
 def unfold(shown: Opened) -> Opened:
-    """Unfold all parts, and select the text test/0, a layer and a token."""
+    """Expand all sections, and select the text test/0, a layer and a token."""
     page = shown.page
     choose(page, "document", "0")
     choose(page, "layer", str(LAYER))

@@ -45,7 +45,7 @@ def entering(case: Case, contents: Array) -> Array:
 
 
 def norm(vector: Array) -> Array:
-    """Return LayerNorm of a vector without epsilon, weight and bias."""
+    """Return the LayerNorm of a vector, without epsilon, weight or bias."""
     return (vector - vector.mean()) / np.sqrt(vector.var())
 
 

@@ -1,4 +1,6 @@
-"""Parts and token scores equal relevance propagation, implemented in torch by rules on the modules of transformers.
+"""Parts and token scores equal those of relevance propagation, implemented in torch.
+
+The implementation applies rules to the modules of transformers.
 
 If the standard deviations of norms, the slopes g(p) / p of activations and the attention weights are fixed, one
 backward pass yields input times gradient by CP-LRP (Ali et al., ICML 2022), and the Jacobian of that pass is the

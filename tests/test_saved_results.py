@@ -43,7 +43,7 @@ def result(model: attnmix.Model) -> attnmix.Measures:
 
 
 def saved_and_loaded(result: attnmix.Measures, folder: Path) -> attnmix.Measures:
-    """Save a result in `folder`, and return the result loaded from this file."""
+    """Save a result to a file in `folder`, and return the result loaded from this file."""
     return attnmix.load_result(result.save(folder / "result.zip"))
 
 

@@ -72,7 +72,8 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request with the headers `Host` and `Origin` of the server's own page, and return the answer.
 
-        `headers` contains further headers or other values of these two; headers with an empty value are not sent.
+        `headers` contains further headers, or replaces the values of these two; headers with an empty value are not
+        sent.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         sent = {"Host": f"127.0.0.1:{self.port}", "Origin": self.address} | headers

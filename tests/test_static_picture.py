@@ -37,7 +37,7 @@ def shares(seed: int) -> Any:
 
 
 def cells(root: Any) -> dict[tuple[float, float], float]:
-    """Return the share encoded by each cell's colour, by the position of the cell's corner.
+    """Return the share that each cell's colour encodes, as a dictionary by the position of the cell's corner.
 
     Shares below 0.5 are drawn in a mixture of the colours of 0 and 0.5 (`--m`), and larger shares in a mixture of the
     colours of 0.5 and 1 (`--e`). The percentage of `--m` is 200 share, and that of `--e` is 200 (share - 0.5).

@@ -1,4 +1,7 @@
-"""Pages of typed texts need only the values that they show, and state their limits; curves match a loop over rows."""
+"""Pages of typed texts compute only the values that they show, and state their limits.
+
+Curves match those from a loop over rows.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ TEXTS: dict[str, list[Any]] = {
 
 
 def measure_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pages compute all tables and statistics. Optional controls are excluded because pages would show them."""
+    """Make pages compute all tables and statistics.
+
+    Optional controls are excluded, because pages would otherwise show them.
+    """
     optional = set(RATIO_CONTROL_NAMES) - set(DEFAULT_CONTROL_NAMES)
     statistics = [name for name in STATISTICS if name not in optional]
     monkeypatch.setattr(text_results, "PAGE_QUANTITIES", (*text_results.PAGE_QUANTITIES, *statistics))

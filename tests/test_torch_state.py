@@ -86,7 +86,7 @@ def numbers(model: attnmix.Model) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a one-layer model, which suffices because all layers run in the same state."""
+    """Return the folder of a one-layer model; one layer suffices, because torch's state is the same for all layers."""
     return write_tiny_bert(tmp_path_factory.mktemp("small_bert"), layers=1)
 
 
