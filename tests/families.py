@@ -65,9 +65,8 @@ def layer_algebra(family: Family) -> tuple[frozenset[str], ...]:
 def one_of_each_algebra() -> list[str]:
     """Return one family for each set of families whose layers compute the same equations.
 
-    It is the first family, or the first one whose models have an independent head width.
-
-    The concatenated heads of these models are wider or narrower than the residual stream.
+    It is the first family in which the concatenated heads are wider or narrower than the residual stream; if there is
+    none, the first family.
     """
     own_width = [name for name in FAMILIES if TINY[name]["config"].keys() & {"head_dim", "d_kv"}]
     chosen: dict[Any, str] = {}
