@@ -204,9 +204,14 @@ class SourceChunk:
 
     @cached_property
     def T_JTD(self) -> Tensor:
-        """T_ij: R_ij = F_ij + [i=j] x_i after the norm (without beta) of attention's skip connection, if any."""
+        """T_ij, the contribution of source j to token i after attention's skip connection and the norm that follows.
+
+        R_ij is the contribution before this norm: F_ij, plus the layer's input x_i if i = j. The norm is applied
+        without beta, which is not attributed to any source. T_ij equals R_ij in families without this norm.
+        """
         R_JTD = self.F_JTD.clone()
-        own_DJ = R_JTD.diagonal(self.sources.start, dim1=0, dim2=1)  # a view of R_jj of each source j
+        # A view of R_jj for each source j of the chunk: the source at index 0 is the token at index `sources.start`.
+        own_DJ = R_JTD.diagonal(offset=self.sources.start, dim1=0, dim2=1)
         own_DJ += self.layer_pass.x[self.sources].T
         return self.layer_pass.block.attention_norm.part(R_JTD, self.layer_pass.residual)
 
@@ -246,15 +251,17 @@ class _ComparedMeasures(NamedTuple):
     coherence_LT: Tensor
 
     def correlate(self, others_LT: Tensor, entries_LTT: Tensor) -> Doubles:
-        """Return the rank correlations `[L, M]` of all M ratios and matrices with derivatives, in L layers.
+        """Return the rank correlations `[L, measures]` of derivatives with each ratio, then with each matrix, by layer.
 
-        Each ratio is correlated with `others_LT`, the share of other tokens in a token's derivative. Each row of a
-        matrix is correlated with the same row of `entries_LTT`, the norms of the derivatives by source.
+        A ratio is correlated over the tokens with `others_LT`, the share of other tokens in each token's derivatives.
+        The rows of a matrix, one for each token i, are correlated with the rows of `entries_LTT`, which contain the
+        norms |J_ij| of the derivatives of token i by source j; these correlations are averaged over the rows.
         """
         correlations = []
+        others_L1T = others_LT.unsqueeze(1)
         for ratios_LT in self.ratios_LMT.unbind(1):
-            ratios_L1T = ratios_LT[:, None]  # a single row per layer, so that nothing is averaged over rows
-            correlations.append(_average_spearman(ratios_L1T, others_LT[:, None]))
+            ratios_L1T = ratios_LT.unsqueeze(1)  # `_average_spearman` correlates rows: a single row, all tokens
+            correlations.append(_average_spearman(ratios_L1T, others_L1T))
         for matrix_LTT in self.matrices.values():
             correlations.append(_average_spearman(matrix_LTT, entries_LTT))
         return np.stack(correlations, axis=1)
@@ -292,9 +299,10 @@ class DocumentMeasurer:
         self.starts = [0, *counts[:-1]]  # index of the first layer of each stack
 
     def create_copy(self) -> PreTrainedModel:
-        """Return the copy of the model that the property `base` converts to float64; all calls return the same copy.
+        """Return a copy of the model, created by the first call; later calls return the same copy.
 
-        No other thread may run a forward pass during the first call, because the copy would include that pass's hooks.
+        The property `base` converts this copy to float64. No other thread may run a forward pass during the first
+        call, because the copy would include that pass's hooks.
         """
         if self._copy is None:
             self._copy = copy_with_same_weights(self.base_32)
@@ -351,27 +359,24 @@ class DocumentMeasurer:
         """Return the measures of a text that are based on derivatives, and measures for comparison, by name.
 
         J_ij is the derivative of a layer's output at token i with respect to a vector of token j: its word embedding or
-        the layer's input at j (`REFERENCES`). The share of other tokens in token i's derivatives is others / (others +
-        |J_ii|); the `FORMS` are three ways to combine the J_ij of the other tokens j into the number `others`. F_ij is
-        the contribution of token j to the attention output of token i. A rollout R is the product of the contribution
-        matrices of a layer and of the previous layers of its stack.
+        the layer's input at j (`REFERENCES`). The `FORMS` are three ways to combine the J_ij of the other tokens j into
+        one number, `others`. The share of other tokens in token i's derivatives is others / (others + |J_ii|). The
+        derivatives are estimated with `directions` random directions, drawn with `seed`.
 
-        `level`       [references, layers, forms, tokens]: share of other tokens in a token's derivatives; NaN for a
-                      token with zero derivatives
-        `swap`        [layers, donors * swaps, tokens]: swap ratios, which compare the effects of exchanging the layer
-                      inputs of other tokens and of the token itself with those of each text in `donors`; NaN for tokens
-                      beyond the end of the shorter text
-        `coherence`   [layers, 1, tokens]: |sum_{j != i} F_ij| / sum_{j != i} |F_ij|; 1 if all contributions of
-                      other tokens have the same direction, NaN if there are none
+        `level`       [references, layers, forms, tokens]: share of other tokens in a token's derivatives (`levels`)
+        `swap`        [layers, donors * swaps, tokens]: for each text in `donors`, the two swap ratios `SWAPS` computed
+                      with the layer inputs of this text (`_measure_swaps`)
+        `coherence`   [layers, 1, tokens]: 1 if the contributions of all other tokens to the attention output have the
+                      same direction (`coherence`)
         `ratio`       [layers, methods, tokens]: the mixing ratios of the text's tokens
-        `from_input`  [layers, rollouts and forms, tokens]: share of the other input tokens, first 1 - R_ii of each
-                      rollout R, then `level` for word embeddings in each form
-        `agreement`   [references, layers, methods, 1]: Spearman's correlation of the derivatives with ratios, then with
-                      matrices and rollouts; NaN if undefined
+        `from_input`  [layers, rollouts and forms, tokens]: share of the other input tokens, first according to each
+                      rollout (`_ComparedMeasures.compute_rollout_mixing`), then `level` for word embeddings in each
+                      form
+        `agreement`   [references, layers, ratios and matrices, 1]: rank correlations of the derivatives with ratios,
+                      then with matrices and rollouts (`_ComparedMeasures.correlate`)
 
-        In `agreement`, a ratio is correlated with the form `sum_of_norms` of `level` over the tokens of the text. Each
-        row of a matrix is correlated with the norms |J_ij| of the same token i, and the correlations are averaged over
-        the rows. The derivatives are estimated with `directions` random directions, drawn with `seed`.
+        Values that are undefined are NaN. In `agreement`, a ratio is correlated over the tokens of the text with
+        `level` in the form `sum_of_norms`.
         """
         compared = self._measure_ratios_and_matrices(ids)
         chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])  # recorded layers of each stack
@@ -417,9 +422,9 @@ class DocumentMeasurer:
     def _measure_swaps(self, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
         """Return the swap ratios `[L, swaps, T]` of a text, computed with the layer inputs of a donor text.
 
-        A swap ratio compares the effects of exchanging the layer inputs of the other tokens and of the token itself.
-        The ratios are NaN for positions beyond the end of the donor text. If there is no donor text, `donor_ids` is
-        empty, and all ratios are NaN.
+        A swap ratio compares the effect of exchanging the layer inputs of the other tokens with the effect of
+        exchanging the token's own layer input. The ratios are NaN for positions beyond the end of the donor text. If
+        there is no donor text, `donor_ids` is empty, and all ratios are NaN.
         """
         if not len(donor_ids):
             return np.full((self.layers, len(SWAPS), len(ids)), np.nan)
@@ -440,7 +445,7 @@ class DocumentMeasurer:
         return map_layers(call_for_text, self.base, self._create_batch(ids), points)
 
     def _create_batch(self, ids: npt.NDArray[np.int32]) -> dict[str, Tensor]:
-        """Return the model's inputs `[1, T]` for one text, by name of the argument."""
+        """Return the model's inputs `[1, T]` for one text, keyed by argument name."""
         return padded([ids.tolist()], 0, self.base_32.device)
 
 

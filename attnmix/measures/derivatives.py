@@ -3,8 +3,9 @@
 The measure is |d layer_output_i / d x_j|, the Frobenius norm of a Jacobian (Brunner et al., ICLR 2020, equation 3). The
 norm is computed with the model's own layers and explicitly computed attention weights. Derivatives with respect to word
 embeddings use forward mode: tangents are propagated through all layers once, whereas backward mode would need separate
-passes for each layer. Derivatives within a layer use backward mode. All tokens are backpropagated together through the
-operations after attention, because these are token-wise; attention requires a separate backpropagation for each token.
+passes for each layer. Derivatives within a layer use backward mode. The gradients of all tokens are backpropagated
+together through the operations after attention, because these are token-wise; attention requires a separate backward
+pass for each token.
 
 With fewer random directions than dimensions, the norms are bias-corrected estimates (`_compute_norm`). The norms are
 computed from |J r_k| for random directions r_k of the inputs, or from |r_k J| for random directions of the outputs. All
@@ -56,14 +57,14 @@ class JacobianNorms(NamedTuple):
     """Frobenius norms of the derivatives J_ij = d layer_output_i / d x_j of one text."""
 
     entries_LTT: Tensor  # |J_ij|, token i by token j
-    block_LT: Tensor  # sqrt(sum_{j != i} |J_ij|^2), the norm of the J_ij of all other tokens, concatenated
-    sum_LT: Tensor  # |sum_{j != i} J_ij|, response to a common perturbation of all other sources
+    block_LT: Tensor  # `norm_of_block`: sqrt(sum_{j != i} |J_ij|^2), the norm of the other tokens' J_ij, concatenated
+    sum_LT: Tensor  # `norm_of_sum`: |sum_{j != i} J_ij|, response to a common perturbation of all other tokens
 
 
 class Chain(NamedTuple):
     """The layers of one stack, recorded in the forward pass of a text, for the propagation of tangents."""
 
-    start_TW: Tensor  # the differentiated vectors
+    start_TW: Tensor  # the vectors of width W with respect to which outputs are differentiated
     embed: Callable[[Tensor], Tensor]  # map from these vectors to the input of the first layer
     layers: list[LayerCall]
 
@@ -71,8 +72,9 @@ class Chain(NamedTuple):
 def document_chains(base: PreTrainedModel, ids_1T: Tensor) -> list[Chain]:
     """Run one forward pass of a text, and return one chain per stack (encoder, decoder).
 
-    A chain consists of the vectors at which derivatives start, the modules from these vectors to the first layer, and
-    the recorded calls of the layers, which can be repeated with other vectors.
+    A chain consists of the vectors `[T, W]` at which derivatives start, the modules between these vectors and the first
+    layer, and the recorded layer calls. These calls can be repeated with other vectors. A layer whose activation
+    `torch.func` does not support is replaced by a copy with an equivalent activation.
     """
     calls, features = _record_layers(base, ids_1T)
     chains = []
@@ -103,22 +105,23 @@ def _record_layers(base: PreTrainedModel, ids_1T: Tensor) -> tuple[list[LayerCal
 
 
 def _select_start(first_call: LayerCall, features: Mapping[Site, Tensor], embedding_point: str) -> Tensor:
-    """Return the vectors `[T, W]` at which the chain of a stack starts: the sum of the embeddings.
+    """Return the vectors `[T, W]` of one text from which a stack's layers are computed: the sums of the embeddings.
 
-    In families in which this sum is not a capture point, the chain starts at the input of the first layer.
+    In families in which these sums are not recorded, return the input of the first layer. `first_call` is the recorded
+    call of the first layer, and W is the width of the returned vectors.
     """
-    # A sum of embeddings has the number of the layer before the stack, which is 0 for the first stack.
-    embedding_sum = Site(first_call.number - 1, embedding_point)
-    if embedding_sum in features:
-        return features[embedding_sum][0]
-    return first_call.whole.hidden[0]
+    # Embeddings are recorded under the number of the layer before the stack, which is 0 for the first stack.
+    embedding_sum = Site(layer=first_call.number - 1, point=embedding_point)
+    vectors_1TW = features.get(embedding_sum, first_call.whole.hidden)
+    return vectors_1TW[0]
 
 
 def _with_supported_activation(call: LayerCall) -> LayerCall:
     """Return `call` or, if `torch.func` does not support the family's activation, a call of a copied layer.
 
     The copy has an equivalent activation, and shares the parameters of the layer. It must be created after the end of
-    the recording, because it would otherwise include the hooks of the recording.
+    the recording, because it would otherwise include the hooks of the recording. `call.whole` contains the module of
+    the layer (also available as `call.module`) and the arguments of its call, which the returned call repeats.
     """
     equivalent_name = call.stack.activation
     if equivalent_name is None:  # The activation of the family is supported.
@@ -128,28 +131,32 @@ def _with_supported_activation(call: LayerCall) -> LayerCall:
     layer = copy.deepcopy(call.module, shared_parameters)
     _first_linear, activation_path, _last_linear = call.stack.feed_forward
     layer.set_submodule(activation_path, ACT2FN[equivalent_name])
-    whole = replace(call.whole, module=layer)
-    return replace(call, whole=whole)
+    call_of_copy = replace(call.whole, module=layer)  # the same arguments
+    return replace(call, whole=call_of_copy)
 
 
 def derivative_norms(chains: Sequence[Chain], reference: Reference, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij = d layer_output_i / d x_j of one text, in all layers.
 
+    The fields are |J_ij| (`entries_LTT`), sqrt(sum_{j != i} |J_ij|^2) (`block_LT`) and |sum_{j != i} J_ij| (`sum_LT`).
     For the reference `word_embedding`, x_j is the word embedding of token j; for `layer_input`, it is the layer's input
     at token j. In the decoder of an encoder-decoder model, x_j is a vector of the decoder, and encoder states are
     constant. A norm is estimated from K (`directions`) random orthonormal directions r_k in W dimensions: the
     expectation of sum_k |J r_k|^2 is |J|_F^2 K / W. The estimate is exact if K equals W.
+
+    Args:
+        chains: The result of `document_chains`: the recorded layers of each stack (encoder, decoder).
     """
-    norms: list[JacobianNorms] = []
+    parts: list[JacobianNorms] = []  # consecutive layers
     for chain in chains:
         if reference == "layer_input":
-            norms.extend(_compute_layer_norms(call, directions, seed) for call in chain.layers)
+            parts.extend(_compute_layer_norms(call, directions, seed) for call in chain.layers)
         else:
-            norms.append(_compute_chain_norms(chain, directions, seed))
+            parts.append(_compute_chain_norms(chain, directions, seed))
     return JacobianNorms(
-        entries_LTT=torch.cat([part.entries_LTT for part in norms]),
-        block_LT=torch.cat([part.block_LT for part in norms]),
-        sum_LT=torch.cat([part.sum_LT for part in norms]),
+        entries_LTT=torch.cat([part.entries_LTT for part in parts]),
+        block_LT=torch.cat([part.block_LT for part in parts]),
+        sum_LT=torch.cat([part.sum_LT for part in parts]),
     )
 
 
@@ -161,8 +168,12 @@ def levels(norms: JacobianNorms) -> Tensor:
     """
     own_LT = norms.entries_LTT.diagonal(dim1=-2, dim2=-1)
     others_LTT = norms.entries_LTT - torch.diag_embed(own_LT)
-    sum_of_norms_LT = others_LTT.sum(-1)
-    others_LFT = torch.stack([sum_of_norms_LT, norms.block_LT, norms.sum_LT], dim=1)
+    others_by_form = {
+        "sum_of_norms": others_LTT.sum(-1),  # sum_{j != i} |J_ij|
+        "norm_of_block": norms.block_LT,  # sqrt(sum_{j != i} |J_ij|^2)
+        "norm_of_sum": norms.sum_LT,  # |sum_{j != i} J_ij|
+    }
+    others_LFT = torch.stack([others_by_form[form] for form in FORMS], dim=1)
     total_LFT = others_LFT + own_LT.unsqueeze(1)
     return others_LFT / total_LFT
 
@@ -171,35 +182,36 @@ def _compute_chain_norms(chain: Chain, directions: int, seed: int) -> JacobianNo
     """Return the norms of the derivatives J_ij of all layers' outputs with respect to the start of a chain.
 
     A chain is a stack of layers with the vectors from which tangents are propagated. J_ij is the derivative of a
-    layer's output at token i with respect to the vector of token j. The norms are estimated from |J_ij r_k|^2 and
-    |sum_{j != i} J_ij r_k|^2 for random directions r_k.
+    layer's output at token i with respect to the vector of token j. The squares of the norms |J_ij| (`entries_LTT`),
+    sqrt(sum_{j != i} |J_ij|^2) (`block_LT`) and |sum_{j != i} J_ij| (`sum_LT`) are estimated from the squared lengths
+    of the vectors J_ij r_k, or of their sums over j != i, for K random directions r_k.
     """
     basis_KW = _draw_directions(chain.start_TW, directions, seed)
     width = basis_KW.shape[-1]
     tokens = len(chain.start_TW)
     directions_per_pass = max(1, _get_pass_tokens(basis_KW) // tokens)
-    entries = []
-    sums = []
+    squares = []
+    squares_of_sums = []
     for directions_KW in basis_KW.split(directions_per_pass):
-        entries_of_pass_KLTT, sums_of_pass_KLT = _compute_chain_squares(chain, directions_KW)
-        entries.append(entries_of_pass_KLTT)
-        sums.append(sums_of_pass_KLT)
-    entries_KLTT = torch.cat(entries)
-    sums_KLT = torch.cat(sums)
-    block_KLT = entries_KLTT.sum(-1) - entries_KLTT.diagonal(dim1=-2, dim2=-1)
+        squares_of_pass_KLTT, squares_of_sums_of_pass_KLT = _compute_chain_squares(chain, directions_KW)
+        squares.append(squares_of_pass_KLTT)
+        squares_of_sums.append(squares_of_sums_of_pass_KLT)
+    squares_KLTT = torch.cat(squares)
+    square_of_sum_KLT = torch.cat(squares_of_sums)
+    sum_of_squares_KLT = squares_KLTT.sum(-1) - squares_KLTT.diagonal(dim1=-2, dim2=-1)  # over j != i
     return JacobianNorms(
-        entries_LTT=_compute_norm(entries_KLTT, width),
-        block_LT=_compute_norm(block_KLT, width),
-        sum_LT=_compute_norm(sums_KLT, width),
+        entries_LTT=_compute_norm(squares_KLTT, width),
+        block_LT=_compute_norm(sum_of_squares_KLT, width),
+        sum_LT=_compute_norm(square_of_sum_KLT, width),
     )
 
 
 def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for the directions r_k.
+    """Return |J_ij r_k|^2 `[K, L, T, T]` and |sum_{j != i} J_ij r_k|^2 `[K, L, T]` for K directions r_k of width W.
 
-    J_ij is the derivative of a layer's output at token i with respect to the start of the chain at token j, the source.
-    The vectors J_ij r_k of all layers are computed for one block of sources at a time. The sum over j != i is therefore
-    accumulated block by block, and squared after the last block.
+    J_ij is the derivative of a layer's output at token i, of width D, with respect to the vector of token j, of width
+    W, at the start of the chain. The vectors J_ij r_k of all L layers are computed for one block of S sources j at a
+    time. The sum over j != i is therefore accumulated block by block, and squared after the last block.
     """
     tokens = len(chain.start_TW)
     directions = len(directions_KW)
@@ -207,19 +219,21 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
     squares_KLTT = directions_KW.new_empty(directions, layers, tokens, tokens, dtype=torch.float64)
     sums = []  # by layer, [K, T, D]: sum_{j != i} J_ij r_k over the sources j of all blocks so far
     for call in chain.layers:
-        hidden = call.whole.hidden
-        sums.append(hidden.new_zeros(directions, *hidden[0].shape))
+        input_TD = call.whole.hidden[0]  # the recorded input of the layer
+        sums.append(input_TD.new_zeros(directions, *input_TD.shape))
     # Each block consists of the indices of its sources, and their one-hot encodings.
-    for sources_S, source_ST in _split_tokens(tokens, directions_KW):
+    for sources_S, source_ST in _split_tokens(tokens, directions, like=directions_KW):
         is_other_ST = 1 - source_ST  # 1 for j != i, 0 for j = i
         for layer, moved_SKTD in enumerate(_propagate_tangents(chain, source_ST, directions_KW)):
             # `moved_SKTD` contains J_ij r_k: source j on the axis S, token i on the axis T.
             sums[layer] += torch.einsum("sktd,st->ktd", moved_SKTD, is_other_ST)
             squares_SKT = moved_SKTD.square().sum(-1).double()
-            squares_KLTT[:, layer, :, sources_S] = squares_SKT.permute(1, 2, 0)
-    sum_squares = [sum_KTD.square().sum(-1) for sum_KTD in sums]
-    sum_squares_KLT = torch.stack(sum_squares, dim=1)
-    return squares_KLTT, sum_squares_KLT.double()
+            squares_KTS = squares_SKT.permute(1, 2, 0)
+            squares_of_layer_KTT = squares_KLTT[:, layer]  # a view
+            squares_of_layer_KTT[:, :, sources_S] = squares_KTS
+    squares_of_sums = [sum_KTD.square().sum(-1) for sum_KTD in sums]
+    squares_of_sums_KLT = torch.stack(squares_of_sums, dim=1)
+    return squares_KLTT, squares_of_sums_KLT.double()
 
 
 def _propagate_tangents(chain: Chain, source_ST: Tensor, directions_KW: Tensor) -> Iterator[Tensor]:
@@ -246,21 +260,23 @@ def _propagate_tangents(chain: Chain, source_ST: Tensor, directions_KW: Tensor) 
 def _compute_layer_norms(call: LayerCall, directions: int, seed: int) -> JacobianNorms:
     """Return the norms of the derivatives J_ij of a layer's output at token i with respect to its input at token j.
 
-    The norms are estimated from |r_k J_ij|^2 and |sum_{j != i} r_k J_ij|^2 for K random directions r_k of the output,
-    the same for all tokens i.
+    The squares of the norms |J_ij| (`entries_LTT`), sqrt(sum_{j != i} |J_ij|^2) (`block_LT`) and |sum_{j != i} J_ij|
+    (`sum_LT`) are estimated from the squared lengths of the vectors r_k J_ij, or of their sums over j != i. The K
+    random directions r_k of the output are the same for all tokens i, and are drawn in `width` dimensions.
     """
     graph = _build_layer_graph(call)
     tokens, width = graph.output_1TD.shape[1:]
     basis_KD = _draw_directions(graph.output_1TD[0].detach(), directions, seed)
     directions_K1TD = basis_KD[:, None, None].expand(-1, -1, tokens, -1)
     # Backpropagate r_k from the outputs of all tokens i: to the input of each token j, which yields sum_i r_k J_ij, and
-    # to the outputs of the attention heads.
-    input_K1TD, heads_K1TE = _backpropagate(graph.output_1TD, (graph.x_1TD, graph.heads_1TE), directions_K1TD)
+    # to the outputs of the attention heads, from which `_compute_layer_squares` separates the tokens i.
+    inputs = (graph.x_1TD, graph.heads_1TE)
+    input_K1TD, heads_K1TE = _backpropagate(graph.output_1TD, inputs, output_vectors=directions_K1TD)
     squares = _compute_layer_squares(graph, input_K1TD.squeeze(1), heads_K1TE.squeeze(1))
     return JacobianNorms(
-        entries_LTT=_compute_norm(squares.entries_KTT, width).unsqueeze(0),
-        block_LT=_compute_norm(squares.block_KT, width).unsqueeze(0),
-        sum_LT=_compute_norm(squares.sum_KT, width).unsqueeze(0),
+        entries_LTT=_compute_norm(squares.squares_KTT, width).unsqueeze(0),
+        block_LT=_compute_norm(squares.sum_of_squares_KT, width).unsqueeze(0),
+        sum_LT=_compute_norm(squares.square_of_sum_KT, width).unsqueeze(0),
     )
 
 
@@ -277,18 +293,19 @@ def _build_layer_graph(call: LayerCall) -> _LayerGraph:
 
     A hook records the concatenated outputs of the attention heads: the input of attention's output projection.
     """
-    x_1TD = call.whole.hidden.detach().clone()
+    run_layer = call.whole  # the complete layer as a function of its input
+    x_1TD = run_layer.hidden.detach().clone()  # the recorded input
     x_1TD.requires_grad_()
     heads: list[Tensor] = []
 
     def record_heads(_module: Any, inputs: Any) -> None:
         heads.append(inputs[0])
 
-    path, _side = call.stack.places()["attention_heads"]
-    module = call.module.get_submodule(path)
-    hook = module.register_forward_pre_hook(record_heads)
+    output_projection_path, _side = call.stack.places()["attention_heads"]
+    output_projection = call.module.get_submodule(output_projection_path)
+    hook = output_projection.register_forward_pre_hook(record_heads)
     with torch.enable_grad(), attention_by(explicit()):
-        output_1TD = call.whole(x_1TD)
+        output_1TD = run_layer(x_1TD)
     hook.remove()
     return _LayerGraph(x_1TD, heads[0], output_1TD)
 
@@ -296,54 +313,56 @@ def _build_layer_graph(call: LayerCall) -> _LayerGraph:
 class _LayerSquares(NamedTuple):
     """Squared lengths of vector-Jacobian products r_k J_ij of one layer."""
 
-    entries_KTT: Tensor  # |r_k J_ij|^2
-    block_KT: Tensor  # sum_{j != i} |r_k J_ij|^2
-    sum_KT: Tensor  # |sum_{j != i} r_k J_ij|^2
+    squares_KTT: Tensor  # |r_k J_ij|^2, token i by token j
+    sum_of_squares_KT: Tensor  # sum_{j != i} |r_k J_ij|^2
+    square_of_sum_KT: Tensor  # |sum_{j != i} r_k J_ij|^2
 
 
 def _compute_layer_squares(graph: _LayerGraph, input_KTD: Tensor, heads_KTE: Tensor) -> _LayerSquares:
     """Return the squared lengths of the products r_k J_ij for each token i of the output and j of the input.
 
-    `heads_KTE` contains r_k, backpropagated from the output of each token i to the head outputs of token i. From there,
-    it is backpropagated to the inputs of all other tokens j, separately for each token i. This yields the complete
-    r_k J_ij for j != i, because the output of token i depends on other tokens only through its head outputs.
-    `input_KTD` contains sum_i r_k J_ij for each token j; after subtracting the products of all other tokens i, r_k J_jj
-    remains.
+    `heads_KTE` contains r_k, backpropagated from the output of each token i to the head outputs of token i. The output
+    of token i depends on other tokens only through these head outputs. Backpropagation from them to the inputs of the
+    other tokens j, separately for each token i, therefore yields the complete r_k J_ij for j != i. The product r_k J_jj
+    is obtained by subtraction of the r_k J_ij of all i != j from sum_i r_k J_ij, which `input_KTD` contains.
     """
     directions, tokens, _width = input_KTD.shape
     squares_KTT = input_KTD.new_empty(directions, tokens, tokens, dtype=torch.float64)
-    sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
+    square_of_sum_KT = input_KTD.new_empty(directions, tokens, dtype=torch.float64)
     own_KTD = input_KTD.clone()  # sum_i r_k J_ij; after the loop, only r_k J_jj
     # Each block consists of the indices of its tokens i, and their one-hot encodings.
-    for targets_S, same_ST in _split_tokens(tokens, input_KTD):
+    for targets_S, same_ST in _split_tokens(tokens, directions, like=input_KTD):
         is_other_ST = 1 - same_ST
-        heads_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)  # 0 for all tokens except i
-        products_SKTD = _backpropagate_from_heads(graph, heads_SKTE)  # the axis T contains the tokens j
+        head_vectors_SKTE = torch.einsum("st,kte->skte", same_ST, heads_KTE)  # 0 for all tokens except i
+        products_SKTD = _backpropagate_from_heads(graph, head_vectors_SKTE)  # the axis T contains the tokens j
         others_SKTD = products_SKTD * is_other_ST[:, None, :, None]  # r_k J_ij; 0 for j = i
         own_KTD -= others_SKTD.sum(0)
         squares_SKT = others_SKTD.square().sum(-1).double()
         squares_KTT[:, targets_S] = squares_SKT.transpose(0, 1)
         sum_SKD = others_SKTD.sum(2)
-        sum_KT[:, targets_S] = sum_SKD.square().sum(-1).double().T
-    # The diagonal of `squares_KTT` is still 0.
-    block_KT = squares_KTT.sum(-1)
+        square_of_sum_KT[:, targets_S] = sum_SKD.square().sum(-1).double().T
+    sum_of_squares_KT = squares_KTT.sum(-1)  # over j != i, because the diagonal of `squares_KTT` is still 0
     own_squares_KT = own_KTD.square().sum(-1)
     squares_KTT.diagonal(dim1=-2, dim2=-1).copy_(own_squares_KT)
-    return _LayerSquares(squares_KTT, block_KT, sum_KT)
+    return _LayerSquares(squares_KTT, sum_of_squares_KT, square_of_sum_KT)
 
 
-def _backpropagate_from_heads(graph: _LayerGraph, heads_SKTE: Tensor) -> Tensor:
-    """Backpropagate vectors from the outputs of the attention heads to the layer's input, and return `[S, K, T, D]`."""
-    heads_R1TE = heads_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
-    (products_R1TD,) = _backpropagate(graph.heads_1TE, (graph.x_1TD,), heads_R1TE)
+def _backpropagate_from_heads(graph: _LayerGraph, head_vectors_SKTE: Tensor) -> Tensor:
+    """Return vectors backpropagated from the attention heads' outputs to the layer's input, `[S, K, T, D]`.
+
+    `head_vectors_SKTE` has, for each of S tokens and K directions, the vectors to be backpropagated: one of width E for
+    each of the T tokens. E is the width of all heads' outputs together, and D the width of the layer's input.
+    """
+    head_vectors_R1TE = head_vectors_SKTE.flatten(0, 1).unsqueeze(1)  # R = S * K
+    (products_R1TD,) = _backpropagate(graph.heads_1TE, inputs=(graph.x_1TD,), output_vectors=head_vectors_R1TE)
     products_RTD = products_R1TD.squeeze(1)
-    products_SKTD: Tensor = products_RTD.unflatten(0, heads_SKTE.shape[:2])
+    products_SKTD: Tensor = products_RTD.unflatten(0, head_vectors_SKTE.shape[:2])
     return products_SKTD
 
 
-def _backpropagate(output: Tensor, inputs: Sequence[Tensor], along: Tensor) -> tuple[Tensor, ...]:
-    """Return the vector-Jacobian products of each input for the output vectors `along`, batched over the first axis."""
-    return torch.autograd.grad(output, inputs, along, retain_graph=True, is_grads_batched=True)
+def _backpropagate(output: Tensor, inputs: Sequence[Tensor], output_vectors: Tensor) -> tuple[Tensor, ...]:
+    """Return the vector-Jacobian products of each input for the `output_vectors`, batched over the first axis."""
+    return torch.autograd.grad(output, inputs, output_vectors, retain_graph=True, is_grads_batched=True)
 
 
 def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
@@ -357,17 +376,18 @@ def _draw_directions(vectors: Tensor, directions: int, seed: int) -> Tensor:
     return orthonormal_WK.T.to(vectors)
 
 
-def _split_tokens(tokens: int, vectors_K: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield blocks of token indices `[S]`, each with the one-hot encodings `[S, T]` of these indices.
+def _split_tokens(tokens: int, directions: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of S token indices `[S]`, each with the one-hot encodings `[S, T]` of these indices among T tokens.
 
-    A pass through a layer propagates each of the K vectors at each token of a block, `S * K` tangents in total.
+    The encodings have the dtype and device of `like`. For each index and direction, a pass through a layer propagates
+    one tangent, which has a vector for each of the T tokens. The size of a block limits the number of these vectors.
     """
-    indices = torch.arange(tokens, device=vectors_K.device)
-    tokens_per_index = tokens * len(vectors_K)  # each of the K tangents has a vector for every token
-    indices_per_pass = max(1, _get_pass_tokens(vectors_K) // tokens_per_index)
-    for indices_S in indices.split(indices_per_pass):
-        is_same_ST = indices_S[:, None] == indices
-        yield indices_S, is_same_ST.to(vectors_K)
+    indices_T = torch.arange(tokens, device=like.device)
+    vectors_per_index = directions * tokens
+    indices_per_pass = max(1, _get_pass_tokens(like) // vectors_per_index)
+    for indices_S in indices_T.split(indices_per_pass):
+        is_same_ST = indices_S[:, None] == indices_T
+        yield indices_S, is_same_ST.to(like)
 
 
 def _get_pass_tokens(vectors: Tensor) -> int:
@@ -380,10 +400,10 @@ def _get_pass_tokens(vectors: Tensor) -> int:
 def _compute_norm(squares_K: Tensor, width: int) -> Tensor:
     """Return the estimate `[...]` of |J| from |J r_k|^2 `[K, ...]` for K orthonormal directions in `width` dimensions.
 
-    |J|^2 is estimated by the mean of |J r_k|^2 times `width`. This estimate is unbiased, but its root is too small on
-    average. If e is the relative error of the estimate, with expectation 0 and variance v, the root is |J| sqrt(1 + e).
-    Because sqrt(1 + e) = 1 + e / 2 - e^2 / 8 + ..., the expectation of the root is about |J| (1 - v / 8). The root is
-    therefore multiplied by 1 + v / 8.
+    |J|^2 is estimated by the mean of |J r_k|^2 times `width`. This estimate is unbiased, but its square root is too
+    small on average. If e is the relative error of the estimate, with expectation 0 and variance v, the square root is
+    |J| sqrt(1 + e). Because sqrt(1 + e) = 1 + e / 2 - e^2 / 8 + ..., the expectation of the square root is about
+    |J| (1 - v / 8). The square root is therefore multiplied by 1 + v / 8.
 
     The variance of the mean is estimated as that of K draws without replacement from `width` values:
     s^2 / K * (1 - K / width), where s^2 is the sample variance with the divisor K - 1. It is 0 if K equals `width`. For
@@ -450,20 +470,24 @@ class _Gelu(torch.autograd.Function):
 
 
 class _LeanDerivatives(TorchFunctionMode):
-    """A mode that replaces functions called by modules with equivalents that are differentiated faster."""
+    """A context in which the functions in `EQUIVALENTS` are replaced by equivalents that are differentiated faster."""
 
-    LEAN: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
+    EQUIVALENTS: ClassVar[Mapping[Any, Callable[..., Tensor]]] = {linear: _Linear.apply, gelu: _Gelu.apply}
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `function`, or its equivalent in `LEAN`."""
+        """Call the faster equivalent of `function`, if any, otherwise `function` itself.
+
+        torch calls this method instead of `function`.
+        """
         options = kwargs or {}
-        lean = self.LEAN.get(function)
-        if lean is None:
+        equivalent = self.EQUIVALENTS.get(function)
+        if equivalent is None:
             return function(*args, **options)
-        # Autograd functions accept only positional arguments. `linear` and `gelu` take their keyword arguments last.
-        return lean(*args, *options.values())
+        # The equivalents accept only positional arguments. Keyword arguments are assumed to be in the order of the
+        # parameters that follow the positional ones.
+        return equivalent(*args, *options.values())
 
 
 def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:

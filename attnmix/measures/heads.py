@@ -82,15 +82,18 @@ def record_heads(base: PreTrainedModel, ids: npt.NDArray[np.int32], layers: int)
 
 
 def layer_heads(base: PreTrainedModel, layer_pass: LayerPass, layers: int) -> dict[str, Tensor]:
-    """Return the tensors of the heads of one layer for one text; {} for a model family without queries and keys.
+    """Return tensors of one layer's attention heads for one text, by name, such as queries, keys and attention outputs.
 
-    `layers` is the number of layers of the model.
+    The names are documented in `attnmix/core/store/heads.py`. Return {} for a model family without queries and keys.
+    `layers` is the number of layers of the model, because the size of the tensors of all layers together decides which
+    of them are included.
     """
     if HEADS in family_of(base.config).absent():
         return {}
     heads = len(layer_pass.attention.query)
+    # The number of different keys per token; configurations of models in which each head has its own key may lack it.
     key_heads = getattr(base.config, "num_key_value_heads", None) or heads
-    return _read_parts(layer_pass, checkpoint_name(base), key_heads, layers)
+    return _read_parts(layer_pass, model=checkpoint_name(base), key_heads=key_heads, layers=layers)
 
 
 def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDArray[Any]]:
@@ -113,10 +116,10 @@ def joined_heads(by_layer: Sequence[Mapping[str, Tensor]]) -> dict[str, npt.NDAr
 def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) -> dict[str, Tensor]:
     """Return the tensors of the heads of one layer, by name, for one text.
 
-    f_h(x_j) is the value vector of token j after W_O of head h, and a^h_ij are the attention weights. The vectors
-    (`value` and the following names) are included only if the tensors `given` of all `layers` layers together have at
-    most `VECTOR_BYTES` bytes. `key_heads` is the number of different key heads. Keys and values that several heads
-    share are stored once. `model` is the model's name for messages.
+    f_h(x_j) is the value vector v_j of token j after W_O of head h, and a^h_ij are the attention weights. Texts whose
+    tensors `given` of all `layers` layers together have more than `VECTOR_BYTES` bytes lack the vectors: `value`, the
+    names that follow it, and the parameters of norms. `key_heads` is the number of different key heads; keys and values
+    that several heads share are included once. `model` is the model's name for messages.
     """
     attention = layer_pass.attention
     block = layer_pass.block
@@ -130,9 +133,11 @@ def _read_parts(layer_pass: LayerPass, model: str, key_heads: int, layers: int) 
     parts = {
         "query": attention.query,
         "key": attention.key[first_of_group],
-        "log_sums": attention.log_sums,
-        "reach": _find_reach(attention, f"{model}: layer {layer_pass.call.number}"),
-        "scores": torch.tensor([attention.scaling, attention.softcap or 0.0], dtype=torch.float64),  # 0: no softcap
+        "log_sums": attention.log_sums,  # log of the softmax denominators
+        # The first and the last visible key of each token; messages begin with `where`.
+        "reach": _find_reach(attention, where=f"{model}: layer {layer_pass.call.number}"),
+        # The constants from which scores are computed: the scaling factor of q.k, and the softcap (0: no softcap).
+        "scores": torch.tensor([attention.scaling, attention.softcap or 0.0], dtype=torch.float64),
         "source_norms": source_HTD.norm(dim=-1),
         "given_norms": given_HTD.norm(dim=-1),
     }

@@ -1,6 +1,7 @@
 """Identities that every run checks: the parts of a decomposition must sum to the vectors that the model computes.
 
-Shapes: B texts, T tokens, D hidden, H heads, d head width, I identities, R rows of a block of attention weights.
+Shapes: B texts, T tokens, D hidden, H heads, d head width, E = H * d, I identities, R rows of a block of attention
+weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,16 +40,16 @@ SAMPLED_IDENTITIES = ("attention_rows", "attention_output", "feed_forward")
 def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bool] | None = None) -> Tensor:
     """Return the largest error of each text and identity, `[B, identities]` in the order of `IDENTITIES`.
 
-    Errors of vectors are relative to the largest absolute component of the model's vectors in the text. Tokens outside
-    `mask_BT` are ignored. The error is NaN in three cases: for identities that the layer lacks; for `hidden_states`,
-    which callers check with `vector_errors`; and for `SAMPLED_IDENTITIES` of texts that are not sampled (default: all
-    texts are sampled).
+    An identity is an equation that the vectors of a layer must satisfy. Errors of vectors are relative to the largest
+    absolute component of the model's vectors in the text. Tokens outside `mask_BT` are ignored. Errors that are not
+    computed here are NaN: those of identities that the layer lacks, of `hidden_states` (see `vector_errors`), and of
+    `SAMPLED_IDENTITIES` in texts for which `sampled` is False (default: all texts are sampled).
     """
     texts = len(mask_BT)
-    undefined_B = layer_pass.x.new_full((texts,), torch.nan)
+    undefined_B = layer_pass.x.new_full((texts,), torch.nan)  # the errors of identities that are not checked
     sampled_places = [place for place in range(texts) if sampled is None or sampled[place]]
     # `_check_steps` is fast and checks all texts. `_check_sources` recomputes attention and checks only sampled texts.
-    # Its errors replace those of `_check_steps` with the same name.
+    # Both check `attention_norm`; in sampled texts, the error of `_check_sources` replaces that of `_check_steps`.
     errors = _check_steps(layer_pass, mask_BT)
     if len(sampled_places) == texts:
         errors.update(_check_sources(layer_pass, mask_BT))
@@ -63,7 +64,7 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
 def _replace_errors(errors_BI: Tensor, layer_pass: LayerPass, mask_BT: Tensor, places_P: Tensor) -> None:
     """Replace, in place, errors of the P texts at `places_P` by those of `_check_sources`.
 
-    The errors of identities that `_check_sources` does not check remain.
+    The errors of identities that `_check_sources` does not check are left unchanged.
     """
     sampled_errors_PI = errors_BI[places_P]
     undefined_P = torch.full_like(sampled_errors_PI[:, 0], torch.nan)
@@ -119,7 +120,7 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
 
 
 def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
-    """Return the errors `[B, identities]` in the order of `IDENTITIES`."""
+    """Return the errors `[B, identities]` in the order of `IDENTITIES`; `undefined_B` for identities without errors."""
     return torch.stack([errors.get(name, undefined_B) for name in IDENTITIES], dim=-1)
 
 
@@ -134,14 +135,16 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     residual_BTD = layer_pass.residual  # the layer's input + attention_output
     expected = {"attention_residual": residual_BTD}
     if "attention_norm" in features:
-        # Measures use the weights of this norm. `normalise` also uses them, so that they are checked.
+        # `normalise` computes the norm from gamma, beta and eps, which measures also use. This checks their values.
         expected["attention_norm"] = block.attention_norm.normalise(residual_BTD)
-    # All other norms are called as modules of the model; only the input of the norm is checked.
+    # All other norms are called as modules of the model, so that only their inputs are checked.
     if "cross_attention_norm" in features:
+        # `attended` contains the vectors before cross-attention, to which the output of cross-attention is added.
         cross_residual_BTD = layer_pass.attended + features["cross_attention_output"]
         expected["cross_attention_norm"] = block.cross_attention_norm(cross_residual_BTD)
     # `stream` contains the vectors before the feed-forward network, to which the output of the network is added.
     network_residual_BTD = layer_pass.stream + features["ffn_output"]
+    # In families in which no norm follows, `output_norm` returns its input.
     expected["layer_output"] = block.output_norm(network_residual_BTD)
     return _compare_vectors(expected, features, mask_BT)
 
@@ -149,40 +152,41 @@ def _check_steps(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
 def _check_sources(layer_pass: LayerPass, mask_BT: Tensor) -> dict[str, Tensor]:
     """Return the errors `[B]`, by name, of the identities that contain a sum over source tokens.
 
-    F_ij is the contribution of token j to the attention output of token i. F_ii and the sum of F_ij over the other
-    tokens j are computed from attention weights and values, independently of the model's attention output. Norms are
-    applied to these sums with the standard deviations of the model's own vectors.
+    The contributions of token i itself and of all other tokens to the output of W_O at token i are computed from
+    attention weights and values, independently of the model's attention output. Norms are applied to their sum with the
+    standard deviations of the model's own vectors `whole_BTD`. The attention weights of each token must sum to 1.
     """
     features = layer_pass.features
     block = layer_pass.block
     sums = _sum_sources(layer_pass)
     projected_BTD = sums.others_BTD + sums.own_BTD + block.output.b
-    attention_output_BTD = _apply_norm(block.attention_output_norm, projected_BTD, layer_pass.projected)
+    attention_output_BTD = _apply_norm(block.attention_output_norm, projected_BTD, whole_BTD=layer_pass.projected)
     expected = {"attention_output": attention_output_BTD}
     if "attention_norm" in features:
         residual_BTD = layer_pass.x + attention_output_BTD
-        expected["attention_norm"] = _apply_norm(block.attention_norm, residual_BTD, layer_pass.residual)
+        expected["attention_norm"] = _apply_norm(block.attention_norm, residual_BTD, whole_BTD=layer_pass.residual)
     if PREACTIVATION in features:
         expected["ffn_output"] = _sum_network_output(layer_pass, attention_output_BTD)
     errors = _compare_vectors(expected, features, mask_BT)
-    if "ffn_output" in errors:  # The name of the identity differs from that of the capture point.
+    if "ffn_output" in errors:  # `ffn_output` is the name of the capture point, `feed_forward` that of the identity.
         errors["feed_forward"] = errors.pop("ffn_output")
-    errors["attention_rows"] = (sums.row_errors_BT * mask_BT).amax(-1)
+    errors["attention_rows"] = (sums.row_errors_BT * mask_BT).amax(-1)  # the largest error over the tokens of each text
     return errors
 
 
 def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> Tensor:
     """Return the feed-forward network's output `[B, T, D]` as the sum of the parts of the sources and of the biases.
 
-    In `attention_output_BTD`, the part of the biases consists of b_O and the beta of the norm after W_O, if any. The
-    method `stream` propagates the sources' part to the second skip connection, and `added` propagates the result
-    through the feed-forward network; the methods with the suffix `_with_biases` do the same for the part of the biases.
+    The vectors after attention's skip connection are split into two parts. The part of the biases consists of b_O,
+    after the norm that follows W_O, and the beta of this norm; the part of the sources is the remainder. `stream`
+    propagates a part to the second skip connection, and `added` propagates its result through the feed-forward network.
+    The methods with the suffix `_with_biases` propagate the part of the biases, and add the biases of later steps.
     """
     block = layer_pass.block
     cross_BTD = layer_pass.features.get("cross_attention_output")
     after_attention = block.after_attention(layer_pass.residual, cross_BTD, layer_pass.features[PREACTIVATION])
     output_bias_BTD = block.output.b.expand_as(attention_output_BTD)
-    bias_BTD = _apply_norm(block.attention_output_norm, output_bias_BTD, layer_pass.projected)
+    bias_BTD = _apply_norm(block.attention_output_norm, output_bias_BTD, whole_BTD=layer_pass.projected)
     sources_BTD = layer_pass.x + (attention_output_BTD - bias_BTD)
     by_sources_BTD = after_attention.added(after_attention.stream(sources_BTD))
     by_biases_BTD = after_attention.added_with_biases(after_attention.stream_with_biases(bias_BTD))
@@ -232,14 +236,17 @@ def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
     """Return the sums over the sources of each token, computed from attention weights in blocks of R tokens.
 
     The values are weighted and summed before the output projection W_O `[E, D]`; E is the width of all heads together.
+    The field `row_errors_BT` contains |sum of a token's attention weights - 1|, the largest value over all H heads.
     """
     attention = layer_pass.attention
-    own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)
+    value_BHTd = attention.value
+    value_BTE = layer_pass.value  # the same values, concatenated over heads
+    own_BTE = scaled_heads(attention.diagonal(), value_BTE)
     heads = []
     row_errors = []
     for rows in attention.blocks():
         weights_BHRT = attention.weights(rows)
-        heads_BHRd = weights_BHRT @ attention.value
+        heads_BHRd = weights_BHRT @ value_BHTd
         heads_BRE = heads_BHRd.transpose(-3, -2).flatten(-2)
         heads.append(heads_BRE)
         errors_BHR = (weights_BHRT.sum(-1) - 1).abs()
@@ -254,11 +261,13 @@ def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
 
 
 def largest_errors(documents: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Return the largest error and the number of checked texts for each level and identity, `[2, levels, identities]`.
+    """Return the largest error over all texts, and the number of checked texts, stacked as `[2, levels, identities]`.
 
+    A level is the embeddings or a layer, and an identity is an equation that its vectors must satisfy (`IDENTITIES`).
     `documents` contains the errors `[levels, identities]` of each text; NaN for unchecked identities.
     """
     errors = np.stack(documents)
     largest = np.fmax.reduce(errors)  # ignores NaN
     is_checked = ~np.isnan(errors)
-    return np.stack([largest, is_checked.sum(0)])
+    checked_texts = is_checked.sum(0)
+    return np.stack([largest, checked_texts])

@@ -40,11 +40,11 @@ class Block:
     """The modules and weights of one layer, with the dtype and device of the model."""
 
     def __init__(self, layer: Module, stack: Stack) -> None:
-        """Find the modules of `layer` at the paths in `stack`."""
+        """Read the output projection W_O and the norms of `layer` at the paths in `stack`."""
         self.layer = layer
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
-        self.no_norm = no_norm(self.output.W)
+        self.no_norm = no_norm(like=self.output.W)  # an identity in place of norms that the family does not have
         self.input_norm = self._find_norm(stack.input_norm)
         self.attention_output_norm = self._find_norm(stack.attention_output_norm)
         self.attention_norm = self._find_norm(stack.attention_norm)
@@ -153,11 +153,13 @@ class LayerPass:
     def stream(self) -> Tensor:
         """The vectors `[..., T, D]` before the feed-forward network and before its input norm, if any.
 
-        These vectors are the result of the skip connection of cross-attention or, in layers without cross-attention, of
-        self-attention. The norm that follows this skip connection, if any, is included.
+        In layers with cross-attention, they are the vectors after its skip connection, and after the norm that follows
+        this skip connection, if any. In other layers, they are `attended`, the corresponding vectors of self-attention.
         """
-        if "cross_attention_output" in self.features and not self.block.stack.cross_attention_norm:
+        has_cross_attention = "cross_attention_output" in self.features
+        if has_cross_attention and not self.block.stack.cross_attention_norm:
             return self.attended + self.features["cross_attention_output"]
+        # The norm of cross-attention was captured, or there is no cross-attention.
         return self.features.get("cross_attention_norm", self.attended)
 
     @property
@@ -174,8 +176,8 @@ class LayerPass:
     def output(self) -> Tensor:
         """The layer's output `[..., T, D]`, recomputed from `attention_output` by `Block.rest`.
 
-        `Block.rest` also computes the layer's output without the contribution of a source. If this contribution is 0,
-        that output is therefore bitwise equal to this property.
+        `Block.rest` also computes the layer's output without the contribution of one source. If the contribution is 0,
+        the two outputs are bitwise equal, because they are computed by the same operations.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
@@ -207,7 +209,7 @@ class NetworkPart:
 
     @property
     def paths(self) -> list[Tensor]:
-        """The contributions on the skip connection, and those after each first Linear of the feed-forward network."""
+        """The tensors of all paths: the skip connection, and each first Linear of the feed-forward network."""
         return [self.stream, *self.entering]
 
     def minus(self, other: Self) -> Self:
@@ -221,10 +223,11 @@ class NetworkPart:
         return replace(self, entering=[vectors.clone() for vectors in self.entering])
 
     def weighted(self, weights_BTH: Tensor) -> Self:
-        """Return, for each of B * T tokens, the sum of H contributions with the weights `weights_BTH`.
+        """Return, for each token, the sums of H contributions with the weights `weights_BTH` `[..., B, T, H]`.
 
-        The tensors of `self` contain H contributions `[H, width]`, or H for each of B texts `[B, H, width]`. The
-        weights have shape `[..., B, T, H]`, and the sums `[..., B * T, width]`.
+        `stream` (the contributions on the skip connection) and each tensor of `entering` (those after a first Linear)
+        are summed separately. They contain H contributions `[H, width]`, or H for each of B texts `[B, H, width]`. The
+        sums have shape `[..., B * T, width]`, because the axes of texts and tokens are merged.
         """
         stream = (weights_BTH @ self.stream).flatten(-3, -2)
         entering = []
@@ -240,9 +243,11 @@ class NetworkPart:
         return replace(self, stream=self.stream[1], entering=entering)
 
     def add_own(self, other: Self) -> Self:
-        """Add `other` in place to the contributions of the token itself, at index 0, and return `self`.
+        """Add the contributions `other` to those of the token itself in place, and return `self`.
 
-        The contributions of the other tokens, at index 1, remain unchanged.
+        On the first axis, the tensors of `self` have the contributions of the token itself at index 0, and those of
+        other tokens, which remain unchanged, at index 1. The tensors of `other` do not have this axis. `paths` contains
+        the tensors of both objects in the same order.
         """
         for own_and_others, own in zip(self.paths, other.paths, strict=True):
             own_and_others[0] += own
@@ -270,11 +275,12 @@ class AfterAttention:
     the same for all sources of token i. A LayerNorm is replaced by its linear part, divided by the standard deviation
     of the whole vector. Biases and the output of cross-attention are not attributed to any source.
 
-    There are two routes for a part. `stream` and `added` return the part of the second skip connection and of the
-    feed-forward network's output; together with the part of the biases (`stream_with_biases`, `added_with_biases`), all
-    parts sum to the model's vectors. `network_part` and `output` return the part of the layer's output up to a factor
-    that all parts of a token have in common. This factor cancels in ratios, and omitting it saves operations. W is the
-    width of the feed-forward network.
+    Parts are propagated in two ways. First, `stream` returns the part of the vectors on the second skip connection, and
+    `added` the part of the feed-forward network's output. `stream_with_biases` and `added_with_biases` return the parts
+    of the biases; together with them, the parts of all sources sum to the model's vectors. Second, `network_part` and
+    `output` return the part of the layer's output up to a factor that all parts of a token have in common. This factor
+    cancels in ratios, and omitting it saves operations. W is the width of the feed-forward network. The second skip
+    connection is the one to which the feed-forward network's output is added.
     """
 
     block: Block
@@ -352,7 +358,7 @@ class AfterAttention:
         return last_linear
 
     def _apply_slopes(self, parts: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-        """Return the contributions `[..., N, W]` of sources to W_2's input, from their contributions to its arguments.
+        """Return the contributions `[..., N, W]` of sources to W_2's input, given those to the quantities p and u.
 
         W_2's input is g(p) or, in a gated network, g(p) * u. A slope is the factor by which a contribution to p or u is
         multiplied to obtain its contribution to W_2's input; the products for p and u are added.
@@ -380,8 +386,8 @@ class AfterAttention:
             return self.slopes
         return [slope / self._stream_deviation_N1 for slope in self.slopes]
 
-    # The route for parts that sum to the model's vectors: `stream`, then `added`; for the biases, the methods with the
-    # suffix `_with_biases`.
+    # For parts that sum to the model's vectors, call `stream`, and then `added`. For the part of the biases, call the
+    # methods with the suffix `_with_biases`.
 
     def stream(self, part_ND: Tensor) -> Tensor:
         """Propagate a part `[..., N, D]` of `residual_ND` to the second skip connection.
@@ -392,12 +398,13 @@ class AfterAttention:
         part_ND = self.block.attention_norm.linear(part_ND) / self._attention_deviation_N1
         if self.cross_ND is None:
             return part_ND
-        return self.block.cross_attention_norm.part(part_ND, self._cross_residual_ND)
+        return self.block.cross_attention_norm.part(part_ND, whole=self._cross_residual_ND)
 
     def added(self, stream_ND: Tensor) -> Tensor:
-        """Propagate a part `[..., N, D]` through the feed-forward network and its norms, without adding biases.
+        """Return the part `[..., N, D]` of the feed-forward network's output for one part `stream_ND` of its input.
 
-        `stream_ND` is a result of `stream`.
+        `stream_ND` is a result of `stream`. Biases are not added. The network's norms divide by the standard deviations
+        of the whole vectors, which do not depend on the part. `_apply_slopes` replaces the activation by a product.
         """
         network_input_ND = self.block.feed_forward_norm.linear(stream_ND) / self._stream_deviation_N1
         input_parts = [network_input_ND @ linear.W for linear in self._first_linears]
@@ -405,21 +412,22 @@ class AfterAttention:
         return self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
 
     def stream_with_biases(self, part_ND: Tensor) -> Tensor:
-        """Propagate the bias part `[..., N, D]` of `residual_ND` up to the second skip connection.
+        """Propagate the part of the biases `[..., N, D]` from attention's skip connection to the second one.
 
-        The betas of the norms and the cross-attention output are added to this part, because they are not attributed to
-        any source. Each norm divides all parts by the standard deviation of the whole vectors, so that the parts sum to
-        the output of the norm.
+        The second skip connection is that of the feed-forward network. Betas of norms and the cross-attention output,
+        which are not attributed to any source, are added to the part of the biases. `part` applies a norm without beta
+        to a part, and divides by the standard deviation of the whole vectors, so that all parts sum to the norm's
+        output.
         """
         norm = self.block.attention_norm
-        stream_ND = norm.part(part_ND, self.residual_ND) + norm.beta
+        stream_ND = norm.part(part_ND, whole=self.residual_ND) + norm.beta
         if self.cross_ND is None:
             return stream_ND
         cross_norm = self.block.cross_attention_norm
-        return cross_norm.part(stream_ND + self.cross_ND, self._cross_residual_ND) + cross_norm.beta
+        return cross_norm.part(stream_ND + self.cross_ND, whole=self._cross_residual_ND) + cross_norm.beta
 
     def added_with_biases(self, stream_ND: Tensor) -> Tensor:
-        """Propagate the bias part `[..., N, D]` through the feed-forward network and its norms.
+        """Propagate the part of the biases `[..., N, D]` through the feed-forward network and its norms.
 
         Each step adds its bias to this part: the norms, the Linears, and the activation, whose output is `slopes` times
         its input plus `constant`. `stream_ND` is a result of `stream_with_biases`.
@@ -427,13 +435,13 @@ class AfterAttention:
         input_norm = self.block.feed_forward_norm
         output_norm = self.block.feed_forward_output_norm
         last_linear = self._last_linear
-        network_input_ND = input_norm.part(stream_ND, self._stream_ND) + input_norm.beta
+        network_input_ND = input_norm.part(stream_ND, whole=self._stream_ND) + input_norm.beta
         input_parts = [network_input_ND @ linear.W + linear.b for linear in self._first_linears]
         inner_NW = self._apply_slopes(input_parts, self.slopes) + self.constant
         projected_ND = inner_NW @ last_linear.W + last_linear.b
         return self._propagate_through_output_norm(projected_ND) + output_norm.beta
 
-    # The route for ratios: `network_part`, or `enter_network` for the result of another step, then `output`.
+    # For ratios, call `network_part` (or `enter_network`, for parts on the second skip connection), and then `output`.
 
     def network_part(self, part: Tensor) -> NetworkPart:
         """Propagate parts `[..., D]` of `residual_ND` to the second skip connection and into the feed-forward network.
@@ -465,12 +473,13 @@ class AfterAttention:
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
         return self.block.output_norm.linear(part.stream + network_output_ND)
 
-    # Steps of both routes.
+    # Steps of both ways to propagate parts.
 
     def _propagate_through_output_norm(self, projected_ND: Tensor) -> Tensor:
-        """Propagate a part `[..., N, D]` of W_2's output through the norm that follows, if any.
+        """Propagate a part `[..., N, D]` of the output of W_2, the network's last Linear, through the following norm.
 
-        The norm divides by the standard deviation of the whole output of W_2. This output is recomputed from `inputs`.
+        Without such a norm, return the part. The norm divides by the standard deviation of the whole output of W_2,
+        W_2 g(p) + b_2 or, in a gated network, W_2 (g(p) * u) + b_2. This output is recomputed from p and u (`inputs`).
         """
         norm = self.block.feed_forward_output_norm
         if norm.absent:
@@ -479,9 +488,10 @@ class AfterAttention:
             p_NW, u_NW = self.inputs
             inner_NW = self._activation(p_NW) * u_NW
         else:
-            inner_NW = self._activation(self.preactivation_NW)
+            (p_NW,) = self.inputs
+            inner_NW = self._activation(p_NW)
         whole_ND = inner_NW @ self._last_linear.W + self._last_linear.b
-        return norm.part(projected_ND, whole_ND)
+        return norm.part(projected_ND, whole=whole_ND)
 
     @cached_property
     def _attention_deviation_N1(self) -> Tensor:
@@ -678,8 +688,12 @@ def _compute_values(attention: ModuleCall, hidden: Tensor) -> Tensor:
 
 
 def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
-    """Return the concatenated head outputs `[B, T, E]`, before W_O, for the input vectors `hidden` `[B, T, D]`."""
-    attend = explicit()
+    """Run an attention module on `hidden` `[B, T, D]`; return the concatenated head outputs `[B, T, E]`, before W_O.
+
+    The module calls an attention function once to compute the head outputs from queries, keys and values. This function
+    is replaced by one that records them.
+    """
+    attend = explicit()  # an attention function with explicitly computed weights
     outputs: list[Tensor] = []
 
     def attend_and_record(module: Any, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

@@ -41,7 +41,7 @@ class LayerMatrix(Matrix):
     rollout: Literal["with identity", "as it is"] | None  # kind of product over the layers; None for no rollout
 
     def rolled_out(self) -> Matrix:
-        """Return the declaration of the rollout of this matrix over the layers.
+        """Return the declaration of the matrix that is the rollout of this matrix over the layers.
 
         The rollout R_l is the product of the matrices C of layers 1 to l. If `rollout` is "with identity", C is the
         mean of the attention matrix A and the identity matrix I, which represents the skip connection.
@@ -74,8 +74,8 @@ def _compute_alti(chunk: SourceChunk) -> Tensor:
 def _project_contributions(chunk: SourceChunk) -> Tensor:
     """Return the signed share `[J, T]` of each source in the output o_i of W_O, by projection onto o_i.
 
-    The contributions of the sources include b_V, whereas b_O is not attributed to any source. A row therefore sums to
-    1 - <b_O, o_i> / |o_i|^2.
+    The contributions of the sources include b_V, whereas b_O is not attributed to any source. The shares of all sources
+    of the text, not only of the J sources of the chunk, therefore sum to 1 - <b_O, o_i> / |o_i|^2 for each token i.
     """
     output_TD = chunk.layer_pass.projected
     products_JT = (chunk.projected_JTD * output_TD).sum(-1)

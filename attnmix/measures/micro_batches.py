@@ -61,7 +61,7 @@ class MicroBatch:
         return rows_BTG * self.mask_BT.unsqueeze(-1)
 
     def members_within(self, names: Collection[str]) -> Tensor:
-        """Return `members_BTG`, each token's one-hot group, with zeros for texts whose names are not in `names`."""
+        """Return `members_BTG`, each token's group as one-hot encoding; 0 for texts whose names are not in `names`."""
         is_named = [name in names for name in self.names]
         if all(is_named):
             return self.members_BTG
@@ -101,8 +101,8 @@ class MicroBatch:
     def special_positions(self, shifted: bool) -> Tensor:
         """Return the positions `[S, B]` of each text's special tokens, padded with -1.
 
-        If `shifted` is True, positions are those in the inputs of a decoder. These inputs are the text's tokens without
-        the last one, shifted right by one, after a start token, which is also a special token.
+        If `shifted` is True, positions are those in the inputs of a decoder. These inputs are a start token, followed
+        by the text's tokens without the last one. The start token is also a special token.
         """
         position_SB = self._special_SB
         if not shifted:

@@ -69,9 +69,9 @@ def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
 def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]) -> Tensor:
     """Return the `SINK_MEASURES` `[B, measures]` of each text in one layer.
 
-    They are the mean attention of the other tokens to the last token; the lengths of the value vectors of the first and
-    of the last token, relative to the mean length of those between them; and the relative size of the largest
-    activation.
+    They are: the mean attention of the other tokens to the last token; the lengths of the first and the last token's
+    value vectors, each divided by the mean length of the value vectors between them; and the largest absolute
+    activation, divided by the median absolute activation.
 
     `mask_BT` is False for padding, which follows the tokens, and `lengths` contains the number of tokens of each text.
     The measure of attention is NaN for texts of one token; measures of values are NaN for texts of one or two tokens.
@@ -94,10 +94,10 @@ def sink_measures(layer_pass: LayerPass, mask_BT: Tensor, lengths: Sequence[int]
 
 
 def _compare_value_lengths(value_BTE: Tensor, last_B: Tensor, is_between_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lengths `[B]` of the first and of the last token's value vector, relative to the tokens between them.
+    """Return the relative lengths `[B]` of the value vectors of the first and of the last token.
 
-    `last_B` contains the position of the last token. `is_between_BT` selects the tokens over whose lengths the divisor
-    is a mean.
+    They are relative to the mean length of the value vectors between them, which `is_between_BT` selects. `last_B`
+    contains the position of the last token.
     """
     length_BT = value_BTE.double().norm(dim=-1)
     first_length_B = length_BT[:, 0]
