@@ -115,7 +115,8 @@ def choose_donors(
         The indices of the other documents of the same class and of other classes or, if `classes` is None, of all other
         documents. Kinds without documents are omitted.
     """
-    others = _create_generator(documents[number], seed + 1).permutation(len(documents))
+    order_seed = seed + 1  # different from the seed of `choose_positions`
+    others = _create_generator(documents[number], order_seed).permutation(len(documents))
     others = others[others != number]
     if classes is None:
         by_kind = {OTHER_TEXTS: others}
@@ -194,8 +195,8 @@ def measure_exchange(
 ) -> Displacements:
     """Return the mean squared displacements and squared lengths of the vectors at `positions` of a document.
 
-    A displacement is the change of a vector if words of the document are replaced by those of a donor. An exchanged
-    text (X) is the document with all words replaced.
+    An exchanged text is the document after all its words have been replaced by those of a donor. A displacement is the
+    change of a token's vector if the token itself, all other tokens or all tokens are taken from an exchanged text.
 
     Args:
         base: The model without a task head, in eval mode.
@@ -205,8 +206,9 @@ def measure_exchange(
         batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
-        For each kind, means over the exchanged texts that differ from the document at the position and at another
-        position; NaN if there is no such text.
+        For each kind of donor, level (the embeddings, then each layer) and token, `[K, L, T]`: the means over the
+        exchanged texts that differ from the document at the token's position and at another position; NaN if there is
+        no such text, and for tokens that are not measured.
     """
     exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -214,7 +216,8 @@ def measure_exchange(
     kind_X = np.repeat(np.arange(len(donors)), donors_per_kind)  # index of each exchanged text's kind of donor
     squares_XLS4 = _measure_squares(base, document.ids, exchanged_XT, positions, batch_tokens)
 
-    # The axis of length 4 contains the fields of `Displacements`. Positions that are not measured remain NaN.
+    # Axes: X exchanged texts, L levels, S measured positions, 4 fields of `Displacements`, K kinds of donors, T tokens.
+    # Positions that are not measured remain NaN.
     fields = len(Displacements._fields)
     levels = squares_XLS4.shape[1]
     means_4KLT = np.full((fields, len(donors), levels, len(document)), np.nan)
@@ -238,8 +241,8 @@ def exchange_matrix(
         batch_tokens: Maximum number of tokens in a forward pass.
 
     Returns:
-        The root mean square over all donors with a different token at the source's position, `[L, T, T]`, token by
-        source; NaN for sources that were not exchanged.
+        The relative displacement `[L, T, T]` of each token's vector (rows) by each source token (columns), as root mean
+        square over all donors with a different token at the source's position; NaN for sources that were not exchanged.
     """
     ids_T = document.ids
     tokens = len(document)
@@ -280,9 +283,9 @@ def _exchange_single_tokens(
 def exchange_sums(displacements: Displacements, precision: float) -> dict[str, Sums]:
     """Return the sums over tokens `[1 + K, L]` of each of the `QUANTITIES`, for K kinds of donors and L levels.
 
-    The levels are the embeddings and the output of each layer. The first row covers all donors: values are averaged
-    over the kinds of donors before the sum over tokens, but total and first-order effects are summed over the kinds. If
-    there is only one kind, this row is omitted, and the shape is `[1, L]`.
+    The levels are the embeddings and the output of each layer. The first row covers all kinds of donors. Values of
+    single tokens are averaged over the kinds, and then summed over tokens. The total and first-order effects are summed
+    over the kinds and over tokens. If there is only one kind, this row is omitted, and the shape is `[1, L]`.
 
     Args:
         displacements: Displacements of one text.
@@ -299,31 +302,37 @@ def exchange_sums(displacements: Displacements, precision: float) -> dict[str, S
 def _compute_token_quantities(displacements: Displacements) -> dict[str, Doubles]:
     """Return those of the `QUANTITIES` that are defined for each token, `[K, L, T]`, by name.
 
-    They are the own share, its counterpart for squared displacements, and displacements relative to the vector length.
+    They are computed from the displacements o, a and j of a token's vector y if the token itself, all other tokens or
+    all tokens are replaced: the shares o / (o + a) and o^2 / (o^2 + a^2), and o / |y|, a / |y| and j / |y|.
     """
-    own, others, joint, length = displacements  # squares
+    own_squared, others_squared, joint_squared, length_squared = displacements
     return {
         OWN_SHARE: _compute_own_share(displacements),
-        "own_share_squared": _divide(own, own + others),
-        "own": np.sqrt(_divide(own, length)),
-        "others": np.sqrt(_divide(others, length)),
-        "joint": np.sqrt(_divide(joint, length)),
+        "own_share_squared": _divide(own_squared, own_squared + others_squared),
+        "own": np.sqrt(_divide(own_squared, length_squared)),
+        "others": np.sqrt(_divide(others_squared, length_squared)),
+        "joint": np.sqrt(_divide(joint_squared, length_squared)),
     }
 
 
 def _sum_total_effects(displacements: Displacements) -> dict[str, Sums]:
-    """Return the total and first-order effects, as sums of squared displacements over tokens `[1 + K, L]`, by name.
+    """Return the total effects o^2 / j^2 and a^2 / j^2 and the first-order effect (j^2 - a^2) / j^2, by name.
 
-    The sums are divided by the sum of the joint displacements instead of a number of tokens, so the counts of the
-    `Sums` contain the joint displacements. See `exchange_sums` for the first row.
+    o, a and j are the displacements if a token itself, all other tokens or all tokens are replaced. The `Sums`
+    `[1 + K, L]` (K kinds of donors, L levels) contain the numerators, summed over tokens, as values. Their divisors
+    (`counts`) are the sums of j^2 instead of numbers of tokens. For K > 1, the first row is the sum over all kinds.
     """
-    own, others, joint, _length = displacements  # squares
-    effects = {"total_own": own, "total_others": others, "first_order_own": joint - others}
-    joint_KL = np.nansum(joint, -1)
+    own_squared, others_squared, joint_squared, _length_squared = displacements
+    numerators = {
+        "total_own": own_squared,
+        "total_others": others_squared,
+        "first_order_own": joint_squared - others_squared,
+    }
+    divisors_KL = np.nansum(joint_squared, -1)
     sums = {}
-    for name, squares_KLT in effects.items():
-        values_KL = np.nansum(squares_KLT, -1)
-        sums[name] = Sums(_prepend_total(values_KL), _prepend_total(joint_KL))
+    for name, numerators_KLT in numerators.items():
+        values_KL = np.nansum(numerators_KLT, -1)
+        sums[name] = Sums(_prepend_sum_over_donors(values_KL), _prepend_sum_over_donors(divisors_KL))
     return sums
 
 
@@ -340,10 +349,11 @@ def _compute_own_share(displacements: Displacements) -> Doubles:
     """Return the own share o / (o + a) of each token, `[K, L, T]`.
 
     o is the displacement if the token itself is replaced, and a is the displacement if all other tokens are replaced.
+    `displacements` contains o^2 and a^2, for K kinds of donors, L levels and T tokens.
     """
-    own = np.sqrt(displacements.own)
-    others = np.sqrt(displacements.others)
-    return _divide(own, own + others)
+    own_KLT = np.sqrt(displacements.own)
+    others_KLT = np.sqrt(displacements.others)
+    return _divide(own_KLT, own_KLT + others_KLT)
 
 
 def _remove_rounding_errors(displacements: Displacements, precision: float) -> Displacements:
@@ -364,7 +374,7 @@ def _prepend_mean_over_donors(values_KLT: Doubles) -> Doubles:
     return np.concatenate([mean_LT[None], values_KLT])
 
 
-def _prepend_total(values_KL: Doubles) -> Doubles:
+def _prepend_sum_over_donors(values_KL: Doubles) -> Doubles:
     """Prepend the sum over the kinds of donors, `[1 + K, L]`; for a single kind, return the values unchanged."""
     if len(values_KL) == 1:
         return values_KL
@@ -373,11 +383,11 @@ def _prepend_total(values_KL: Doubles) -> Doubles:
 
 
 class _Hybrids(NamedTuple):
-    """Texts that combine a text with its exchanged texts (hybrids), for the measured positions.
+    """Hybrids of a text and its exchanged texts, for the measured positions.
 
-    A hybrid takes the token at one position from one of two texts, the text or an exchanged text, and all other tokens
-    from the other one. There are no hybrids for a position at which the two texts have the same token. There are also
-    none if all other tokens of the two texts are equal, because exchanging them has no effect.
+    A hybrid consists of the token at one position of the text and all other tokens of an exchanged text, or vice versa.
+    There are no hybrids for a position at which the two texts have the same token. There are also none if all other
+    tokens of the two texts are equal, because exchanging them has no effect.
     """
 
     ids_RT: Ids
@@ -391,23 +401,25 @@ class _Hybrids(NamedTuple):
     """True for each exchanged text and position with hybrids."""
 
     def arrange(self, values_LR: Doubles) -> tuple[Doubles, Doubles]:
-        """Return values of all hybrids as two arrays `[L, X, S]`: first hybrids, and second hybrids of each position.
+        """Return values of R hybrids at L levels as two arrays `[L, X, S]`, by exchanged text X and position S.
 
-        Values are NaN for exchanged texts and positions without hybrids.
+        The first array contains the values of the hybrids in which only the token at the position is exchanged; the
+        second those in which all other tokens are exchanged. Both kinds alternate in `values_LR`, in the order of the
+        exchanged texts and then of the positions. Values are NaN where there are no hybrids.
         """
         shape = (len(values_LR), *self.has_hybrids_XS.shape)
-        first_LXS = np.full(shape, np.nan)
-        second_LXS = np.full(shape, np.nan)
-        first_LXS[:, self.has_hybrids_XS] = values_LR[:, 0::2]
-        second_LXS[:, self.has_hybrids_XS] = values_LR[:, 1::2]
-        return first_LXS, second_LXS
+        own_LXS = np.full(shape, np.nan)
+        others_LXS = np.full(shape, np.nan)
+        own_LXS[:, self.has_hybrids_XS] = values_LR[:, 0::2]
+        others_LXS[:, self.has_hybrids_XS] = values_LR[:, 1::2]
+        return own_LXS, others_LXS
 
 
 def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
     """Return two hybrids per exchanged text and position, if the text and the exchanged text differ at this position.
 
-    A hybrid takes the token at the position from one of the two texts, and all other tokens from the other text. There
-    are none if the two texts differ only at this position.
+    A hybrid consists of the token at the position of the text and all other tokens of the exchanged text, or vice
+    versa. There are no hybrids if the two texts differ only at this position.
     """
     differs_XT = exchanged_XT != ids_T
     has_others_X = differs_XT.sum(-1) > 1
@@ -430,53 +442,56 @@ def _build_hybrids(ids_T: Ids, exchanged_XT: Ids, positions: Ids) -> _Hybrids:
 def _measure_squares(
     base: PreTrainedModel, ids_T: Ids, exchanged_XT: Ids, positions: Ids, batch_tokens: int
 ) -> Doubles:
-    """Return the squared displacements and lengths of a text's vectors at `positions`, `[X, L, S, 4]`.
+    """Return the squared displacements and lengths of a text's vectors at S `positions`, `[X, L, S, 4]`.
 
-    The last axis contains the fields of `Displacements`. A hybrid takes one token from the text and all other tokens
-    from an exchanged text, or vice versa. Values are NaN at positions without hybrids: those at which the two texts
-    have the same token or do not differ elsewhere.
+    The axes are the exchanged texts X, the levels L (the embeddings, then each layer), the positions S, and the fields
+    of `Displacements`. A hybrid consists of one token of the text and all other tokens of an exchanged text, or vice
+    versa. Values are NaN at positions without hybrids: positions at which the two texts have the same token, and a
+    position that is the only difference between them.
     """
     hybrids = _build_hybrids(ids_T, exchanged_XT, positions)
     texts_per_pass = max(1, batch_tokens // len(ids_T))
     squares = _run_passes(_Reader(base, positions), ids_T, exchanged_XT, hybrids, texts_per_pass)
-    own_LXS, others_LXS = hybrids.arrange(squares.hybrids_LR)
+    own_LXS, others_LXS = hybrids.arrange(squares.hybrids_LR)  # by the token itself, and by all other tokens
     joint_LXS = squares.joint_LXS
     joint_LXS[:, ~hybrids.has_hybrids_XS] = np.nan
     length_LXS = np.where(hybrids.has_hybrids_XS, squares.length_L1S, np.nan)
-    squares_LXS4 = np.stack([own_LXS, others_LXS, joint_LXS, length_LXS], -1)
+    squares_LXS4 = np.stack([own_LXS, others_LXS, joint_LXS, length_LXS], -1)  # in the order of `Displacements`
     return np.ascontiguousarray(squares_LXS4.swapaxes(0, 1))
 
 
 class _Squares(NamedTuple):
-    """Squared displacements and lengths of a text's vectors."""
+    """Squared displacements and lengths of a text's vectors, by level L (the embeddings, then each layer)."""
 
-    hybrids_LR: Doubles  # the displacement in each hybrid, at the measured position of the hybrid
-    joint_LXS: Doubles  # the displacements in each exchanged text
+    hybrids_LR: Doubles  # the displacement in each of R hybrids, at the measured position of the hybrid
+    joint_LXS: Doubles  # the displacements in X exchanged texts, at S measured positions
     length_L1S: Doubles  # the lengths in the unmodified text
 
 
 def _run_passes(reader: _Reader, ids_T: Ids, exchanged_XT: Ids, hybrids: _Hybrids, texts_per_pass: int) -> _Squares:
-    """Run forward passes of a text, its exchanged texts and its hybrids, and compare their vectors.
+    """Return the squared displacements in the exchanged texts and hybrids of a text, from several forward passes.
 
-    The first pass contains all complete texts (the text and its exchanged texts) and the first hybrids, because short
-    passes take almost as long as full ones. The remaining hybrids are read in further passes.
+    A hybrid consists of one token of the text and all other tokens of an exchanged text, or vice versa; it is measured
+    at the position of this token. The first pass contains all complete texts (the text and its exchanged texts) and the
+    first hybrids, because short passes take almost as long as full ones. The other hybrids are read in further passes.
     """
     complete_ids = np.stack([ids_T, *exchanged_XT])
     in_first_pass = max(0, texts_per_pass - len(complete_ids))  # number of hybrids
-    places_R = hybrids.places_R[:in_first_pass]
-    # By level, `complete` contains the vectors [1 + X, S, D] of the complete texts, and `hybrid_vectors` the vectors
-    # [R, D] of the hybrids.
-    complete, hybrid_vectors = reader.read(complete_ids, hybrids.ids_RT[:in_first_pass], places_R)
+    first_ids_RT = hybrids.ids_RT[:in_first_pass]
+    first_places_R = hybrids.places_R[:in_first_pass]
+    # By level, `complete` contains the vectors [1 + X, S, D] of the text and its X exchanged texts at the S measured
+    # positions, and `first_vectors` one vector [R, D] of each of the first hybrids.
+    complete, first_vectors = reader.read(complete_ids, first_ids_RT, first_places_R)
     originals = [level[0] for level in complete]
     joint_LXS = _copy_to_host([_compute_squared_distance(level[1:], level[:1]) for level in complete])
     length_L1S = _copy_to_host([_compute_squared_length(level[:1]) for level in complete])
-    displaced = [_compute_hybrid_displacements(hybrid_vectors, originals, places_R)]
+    squares_by_pass = [_compute_hybrid_displacements(first_vectors, originals, first_places_R)]
     for start in range(in_first_pass, len(hybrids.ids_RT), texts_per_pass):
         batch = slice(start, start + texts_per_pass)
         places_R = hybrids.places_R[batch]
         hybrid_vectors = reader.read_hybrids(hybrids.ids_RT[batch], places_R)
-        displaced.append(_compute_hybrid_displacements(hybrid_vectors, originals, places_R))
-    return _Squares(np.concatenate(displaced, 1), joint_LXS, length_L1S)
+        squares_by_pass.append(_compute_hybrid_displacements(hybrid_vectors, originals, places_R))
+    return _Squares(np.concatenate(squares_by_pass, 1), joint_LXS, length_L1S)
 
 
 def _compute_hybrid_displacements(
@@ -503,13 +518,14 @@ class _LevelCollector:
     `take` receives the vectors of each capture point as soon as they are computed.
     """
 
-    features: Recording
-    """The recording that calls `take`; set before the forward pass starts."""
+    recording_state: Recording
+    """The recording that calls `take`: its current layer, and a switch to pause; set before the forward pass starts."""
 
     def __init__(self, rows: Tensor, columns: Tensor, last_layer: int | None) -> None:
-        """Store the text (`rows`) and the position (`columns`) of each of the N vectors.
+        """Store the indices of each of the N vectors in the batch: its text (`rows`) and its position (`columns`).
 
-        `last_layer` is the number of the layer after whose attention the forward pass ends, or None.
+        `last_layer` is the number of the layer in which the forward pass ends, directly after attention; None if the
+        forward pass is not ended early.
         """
         self.rows = rows
         self.columns = columns
@@ -518,16 +534,17 @@ class _LevelCollector:
         self.levels: list[Tensor] = []  # the collected vectors [N, D]
 
     def take(self, site: Site, vectors_RTD: Tensor) -> None:
-        """Collect the selected vectors of a level; after attention in the last layer, compute its output and stop.
+        """Collect the selected vectors of a level. After attention in `last_layer`, compute its output, and stop.
 
-        The layer's output is computed from the attention output `vectors_RTD`, at the N selected positions only.
+        This layer's output is computed from the attention output `vectors_RTD`, at the N selected positions only.
         """
         if site.point == DECODER_INPUT:
             self.is_in_decoder = True  # All later vectors are those of decoder layers.
         elif site.point == ATTENTION_OUTPUT:
             if site.layer == self.last_layer:
                 attention_output_ND = vectors_RTD[self.rows, self.columns]
-                self.levels.append(_finish_layer(self.features, attention_output_ND, self.rows, self.columns))
+                output_ND = _finish_layer(self.recording_state, attention_output_ND, self.rows, self.columns)
+                self.levels.append(output_ND)
                 raise _LastLayerError
         elif self.is_in_decoder:
             # The inputs of this decoder follow a start token, so each token is one position further right.
@@ -544,24 +561,32 @@ class _Reader:
     """
 
     def __init__(self, base: PreTrainedModel, positions: Ids) -> None:
-        """Store the measured `positions` `[S]`."""
+        """Store the measured `positions` `[S]`, and the number of the layer in which forward passes end.
+
+        They end after attention in the last layer, and `_finish_layer` computes the output of this layer.
+        """
         self.base = base
         self.positions = torch.as_tensor(positions.astype(np.int64), device=base.device)
+        # In encoder-decoder models, forward passes are complete (None), because `_finish_layer` does not support
+        # cross-attention in a batch of texts.
         has_decoder = len(family_of(base.config).stacks) > 1
         self.last_layer = None if has_decoder else layer_counts(base)[0]
 
     def read_complete(self, ids_RT: Ids) -> list[Tensor]:
-        """Return the vectors of texts at all measured positions, `[R, S, D]`, by level."""
-        no_places = np.zeros(0, np.int64)
-        vectors, _no_hybrids = self.read(ids_RT, ids_RT[:0], no_places)
+        """Return, for each level, the vectors `[R, S, D]` of R texts at all S measured positions."""
+        no_hybrids_RT = ids_RT[:0]
+        no_places_R = np.zeros(0, np.int64)
+        vectors, _no_vectors = self.read(ids_RT, no_hybrids_RT, no_places_R)
         return vectors
 
     def read_hybrids(self, ids_RT: Ids, places_R: npt.NDArray[np.int64]) -> list[Tensor]:
-        """Return one vector per hybrid, `[R, D]`, by level.
+        """Return, for each level (the embeddings, then each layer), one vector `[R, D]` of each of R hybrids.
 
-        `places_R` contains the measured position of each hybrid, as an index into the array of all measured positions.
+        It is the vector at the hybrid's measured position. `places_R` contains this position as an index into the array
+        of all measured positions.
         """
-        _no_texts, hybrid_vectors = self.read(ids_RT[:0], ids_RT, places_R)
+        no_complete_texts = ids_RT[:0]
+        _no_vectors, hybrid_vectors = self.read(no_complete_texts, ids_RT, places_R)
         return hybrid_vectors
 
     def read(
@@ -569,9 +594,9 @@ class _Reader:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the results of `read_complete` and `read_hybrids`, from a single forward pass.
 
-        The first result contains the vectors of the texts `ids_XT` at all S measured positions, `[X, S, D]`. The second
-        contains one vector of each text in `hybrid_ids_RT` (two texts combined), `[R, D]`, at the measured position
-        whose index is in `places_R`. Both are lists by level: the embeddings, then each layer.
+        The first result contains the vectors `[X, S, D]` of the texts `ids_XT` at all S measured positions. The second
+        result contains one vector `[R, D]` of each hybrid text in `hybrid_ids_RT`: the vector at the measured position
+        with the index in `places_R`. Both are lists by level: the embeddings, then each layer.
         """
         device = self.base.device
         texts = len(ids_XT)
@@ -602,10 +627,12 @@ class _Reader:
         """
         ids = torch.as_tensor(ids_RT.astype(np.int64), device=self.base.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        # The levels are collected at the first and the last point. The two others tell the collector that the decoder
+        # begins, and that the forward pass can be ended early.
         points = ["embedding_output", DECODER_INPUT, ATTENTION_OUTPUT, "layer_output"]
         collector = _LevelCollector(rows, columns, self.last_layer)
-        with recording(self.base, points, taken=collector.take) as features, suppress(_LastLayerError):
-            collector.features = features
+        with recording(self.base, points, taken=collector.take) as recording_state, suppress(_LastLayerError):
+            collector.recording_state = recording_state  # The vectors themselves are only passed to `take`.
             self.base(**inputs)  # The collector may end the forward pass by raising a `_LastLayerError`.
         return collector.levels
 
@@ -621,19 +648,21 @@ def _select_shifted(vectors_RTD: Tensor, rows: Tensor, columns: Tensor) -> Tenso
     return torch.where(is_input, shifted, torch.nan)
 
 
-def _finish_layer(features: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _finish_layer(recording_state: Recording, attention_output: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return the output `[N, D]` of the current layer at N positions, from its attention output `[N, D]`.
 
-    `features` is the recording of the forward pass; its attribute `layer` is the current layer's call. `rows` and
-    `columns` `[N]` contain the text and the position of each vector in the batch.
+    The steps after attention (skip connections, norms, feed-forward network) are applied by `Block.rest`. The attribute
+    `layer` of `recording_state` is the call of the current layer. `rows` and `columns` `[N]` contain the text and the
+    position of each vector in the batch.
     """
-    call = features.layer
+    call = recording_state.layer
     assert call is not None
-    x_ND = call.whole.hidden[rows, columns]
-    # Modules expect a batch of texts, so all positions are passed as one text.
+    layer_input_RTD = call.whole.hidden
+    x_ND = layer_input_RTD[rows, columns]
+    # Modules expect a batch of texts, so all positions are passed as one text. After attention, they are independent.
     x_1ND = x_ND.reshape(1, -1, x_ND.shape[-1])
     attention_output_1ND = attention_output.reshape(x_1ND.shape)
-    with features.pause():  # The calls of the layer's modules must not be recorded.
+    with recording_state.pause():  # The calls of the layer's modules must not be recorded.
         block = Block(call.module, call.stack)
         output_1ND = block.rest(call, x_1ND, attention_output_1ND)
     return output_1ND.reshape(x_ND.shape)

@@ -58,13 +58,17 @@ POINTS = ("attention_output", PROJECTED, "layer_output")
 
 
 class Tangents(AfterAttention):
-    """`AfterAttention` for the rule `tangent`: g(p) = g'(p) p + remainder, and the remainder belongs to the biases."""
+    """`AfterAttention` for the rule `tangent`: g(p) = g'(p) p + remainder.
+
+    The remainder is assigned to the biases.
+    """
 
     @cached_property
     def slopes(self) -> tuple[Tensor, ...]:
-        """The derivatives `[N, W]` of the activation's output g(p) with respect to each of the `inputs`.
+        """The derivative g'(p) `[N, W]` of the activation's output g(p) with respect to its input p.
 
-        In a gated network with the inputs p and u, they are those of g(p) u: u g'(p) and g(p).
+        A gated network computes g(p) u from two inputs p and u. The derivatives with respect to p and u are u g'(p) and
+        g(p).
         """
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
@@ -75,9 +79,10 @@ class Tangents(AfterAttention):
 
     @cached_property
     def constant(self) -> Tensor:
-        """The remainder `[N, W]` of the linear approximation, which belongs to the biases: g(p) - g'(p) p.
+        """The remainder `[N, W]` of the linear approximation of g(p), which is assigned to the biases: g(p) - g'(p) p.
 
-        In a gated network, it is g(p) u - (u g'(p) p + g(p) u) = -u g'(p) p.
+        g is the activation, and p is its input. A gated network computes g(p) u from two inputs p and u. The product
+        has the linear part u g'(p) p + g(p) u, and thus the remainder -u g'(p) p.
         """
         if not self.block.stack.gated:
             (p_NW,) = self.inputs
@@ -152,10 +157,11 @@ class _AffineLayer:
     """The affine map that replaces a layer in the forward pass of one text. It returns outputs at the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
-        """Store the attention weights and the standard deviations of the norms, which are constants of the map.
+        """Store the attention weights `[H, R, T]` and the norms' standard deviations, which the map treats as fixed.
 
-        `values` is the `value_map` of the layer, and `rule` is one of `RULES`. `rest` propagates parts through the
-        steps after attention.
+        `layer_pass` contains the forward pass of a text of T tokens. `rows` selects R of them, `values` contains W_V
+        and b_V, and `rule` is one of `RULES`. The attribute `rest` propagates parts through the steps after attention:
+        skip connections, norms and the feed-forward network.
         """
         block = layer_pass.block
         self.block = block
@@ -164,32 +170,37 @@ class _AffineLayer:
         self.weights_HRT = layer_pass.attention.weights(rows)
         self.input_deviation_T1 = block.input_norm.deviation(layer_pass.x)
         self.attention_deviation_R1 = block.attention_output_norm.deviation(layer_pass.projected[rows])
-        # The input of a feed-forward network parallel to attention is the layer's input.
+        # The input of a feed-forward network parallel to attention is the layer's input. `rest` is for N tokens; here,
+        # these are the R tokens.
         before_network_RD = layer_pass.x[rows] if block.stack.parallel else layer_pass.residual[rows]
         preactivation_RW = _compute_preactivation(block, before_network_RD)
         after_attention_class = RULES[rule]
         self.rest = after_attention_class(
             block, residual_ND=before_network_RD, cross_ND=None, preactivation_NW=preactivation_RW
         )
-        self.output_deviation_R1 = before_network_RD.new_ones(())
-        if not block.output_norm.absent:
+        if block.output_norm.absent:
+            self.output_deviation_R1 = before_network_RD.new_ones(())  # A missing norm does not divide.
+        else:
             output_norm_input_RD = self._compute_output_norm_input(layer_pass.residual[rows])
             self.output_deviation_R1 = block.output_norm.deviation(output_norm_input_RD)
 
     def _compute_output_norm_input(self, residual_RD: Tensor) -> Tensor:
-        """Return the input `[R, D]` of the layer's output norm for the vectors after attention's skip connection.
+        """Return the sum `[R, D]` of the vectors before the feed-forward network and of the network's output.
 
-        The methods with the suffix `_with_biases` propagate the part of the biases. Applied to whole vectors, they
-        return whole vectors.
+        This sum is the input of the layer's output norm. `residual_RD` contains the vectors after attention's skip
+        connection. The methods with the suffix `_with_biases` add all biases. They usually receive the part of the
+        biases, but here whole vectors, for which they return the vectors of the model.
         """
         stream_RD = self.rest.stream_with_biases(residual_RD)
-        return stream_RD + self.rest.added_with_biases(stream_RD)
+        network_output_RD = self.rest.added_with_biases(stream_RD)
+        return stream_RD + network_output_RD
 
     def propagate(self, parts_JTD: Tensor, are_biases: bool = False) -> Tensor:
-        """Propagate the parts `[J, T, D]` of the layer's input to its output, `[J, R, D]`.
+        """Propagate J parts `[J, T, D]` of the layer's input to its output `[J, R, D]` at the R tokens `rows`.
 
-        The parts of sources are propagated by the linear part of the layer's affine map. If `are_biases` is True,
-        `parts_JTD` is the part of the biases, and the layer's biases are added to it.
+        A part is a contribution of source tokens or, if `are_biases` is True, that of the biases. The biases of this
+        layer are only added to the part of the biases. `rest.stream` propagates parts to the skip connection of the
+        feed-forward network, and `rest.added` through this network.
         """
         propagate_to_stream = self.rest.stream
         propagate_through_network = self.rest.added
@@ -208,9 +219,10 @@ class _AffineLayer:
         return _apply_norm(self.block.output_norm, output_JRD, self.output_deviation_R1, are_biases)
 
     def _propagate_through_attention(self, parts_JTD: Tensor, are_biases: bool) -> Tensor:
-        """Propagate the parts `[J, T, D]` of the layer's input to the attention output, `[J, R, D]`.
+        """Propagate J parts `[J, T, D]` of the layer's input to the attention output `[J, R, D]` at R tokens, `rows`.
 
-        If `are_biases` is True, the biases of the linear maps and norms are added, because `parts_JTD` is their part.
+        A part is a contribution of source tokens or, if `are_biases` is True, that of the biases. The biases of linear
+        maps and norms are only added to the part of the biases. E = H * d is the width of all H heads together.
         """
         block = self.block
         heads = len(self.weights_HRT)
@@ -224,7 +236,11 @@ class _AffineLayer:
 
 
 def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
-    """Return parts `[..., D]` after an affine map. Its bias is added if `are_biases` is True."""
+    """Return parts of vectors, `[..., D]`, after an affine map.
+
+    A vector is the sum of the parts of source tokens and of the biases. The map's bias is only added to the part of the
+    biases (`are_biases`), so that the results sum to the output of the map.
+    """
     products = parts @ affine.W
     if not are_biases:
         return products
@@ -232,10 +248,14 @@ def _apply_linear(affine: Linear, parts: Tensor, are_biases: bool) -> Tensor:
 
 
 def _apply_norm(norm: Norm, parts: Tensor, deviation: Tensor, are_biases: bool) -> Tensor:
-    """Return parts `[..., D]` after a norm with the divisor `deviation`. Its beta is added if `are_biases` is True."""
+    """Return parts of vectors, `[..., D]`, after a norm; `deviation` is the norm's divisor for the whole vectors.
+
+    A vector is the sum of the parts of source tokens and of the biases. The norm's beta is only added to the part of
+    the biases (`are_biases`), so that the results sum to the output of the norm.
+    """
     if norm.absent:
         return parts
-    divided = norm.linear(parts) / deviation
+    divided = norm.linear(parts) / deviation  # `linear` applies centring, if any, and gamma
     if not are_biases:
         return divided
     return divided + norm.beta
@@ -255,15 +275,17 @@ def _apply_in_threads(function: Callable[[Tensor], Tensor], blocks: Sequence[Ten
     return list(executor.map(without_derivatives, blocks))
 
 
-def _split_sources(parts_JRD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
-    """Split the parts of sources into blocks whose activations `[J, R, W]` fit into the cache of a CPU.
+def _split_sources(parts_JTD: Tensor, preactivation_RW: Tensor) -> tuple[Tensor, ...]:
+    """Split the parts of J sources in the vectors of T tokens into blocks of sources that fit into the cache of a CPU.
 
-    On other devices, return a single block.
+    For each source, the feed-forward network computes activations of the shape of `preactivation_RW`: R tokens by its
+    width W. On other devices, return a single block.
     """
-    if not parts_JRD.is_cpu:
-        return (parts_JRD,)
-    sources_per_block = max(1, CACHED_NUMBERS // preactivation_RW.numel())
-    blocks: tuple[Tensor, ...] = parts_JRD.split(sources_per_block)
+    if not parts_JTD.is_cpu:
+        return (parts_JTD,)
+    activations_per_source = preactivation_RW.numel()
+    sources_per_block = max(1, CACHED_NUMBERS // activations_per_source)
+    blocks: tuple[Tensor, ...] = parts_JTD.split(sources_per_block)
     return blocks
 
 
@@ -307,16 +329,21 @@ class _Level:
         self.length_TT = whole_TD.new_zeros(tokens, tokens)  # |P_ij|, token by source
         self.projection_TT = whole_TD.new_zeros(tokens, tokens)  # signed shares, token by source
         self.own_TD = torch.zeros_like(whole_TD)  # P_ii
-        self.sources_TD = torch.zeros_like(whole_TD)  # sum of the parts of all sources added so far
+        self.sources_sum_TD = torch.zeros_like(whole_TD)  # sum of the parts of all sources added so far
 
     def add(self, parts_JTD: Tensor, sources: slice) -> None:
-        """Add the parts of the source tokens `sources` to the measures; row i of a part belongs to token i."""
-        self.length_TT[:, sources] = parts_JTD.norm(dim=-1).T
-        self.projection_TT[:, sources] = projection(parts_JTD, self.whole_TD).T
-        self.sources_TD += parts_JTD.sum(0)
+        """Add the parts of the J source tokens `sources` to the measures: lengths, signed shares, sum and own parts.
+
+        `parts_JTD` contains the part of each of these sources (first axis) in the vector of each token (second axis).
+        """
+        length_JT = parts_JTD.norm(dim=-1)
+        self.length_TT[:, sources] = length_JT.T
+        projection_JT = projection(parts_JTD, self.whole_TD)
+        self.projection_TT[:, sources] = projection_JT.T
+        self.sources_sum_TD += parts_JTD.sum(0)
         positions = torch.arange(sources.start, sources.stop, device=parts_JTD.device)
-        indices = positions - sources.start
-        self.own_TD[positions] = parts_JTD[indices, positions]  # the row of each source token in its own part
+        indices = positions - sources.start  # of the sources on the axis J
+        self.own_TD[positions] = parts_JTD[indices, positions]  # the part of each source token in its own vector
 
     def compute_bias_cosine(self) -> Tensor:
         """Return the cosine `[T]` between the other tokens' summed parts and the part of the biases.
@@ -332,14 +359,17 @@ class _Level:
     @property
     def others_TD(self) -> Tensor:
         """The sum of the parts of all other tokens."""
-        return self.sources_TD - self.own_TD
+        return self.sources_sum_TD - self.own_TD
 
 
 class PartsReader:
     """Decomposition of a model's vectors into parts, one text at a time."""
 
     def __init__(self, base: PreTrainedModel, rule: str = "chord") -> None:
-        """Store the model and the rule; raise `InputError` for an unknown rule or an unsupported family."""
+        """Store the model and the rule; raise `InputError` for an unknown rule or an unsupported family.
+
+        `rule` is one of `RULES`, and determines how an activation's output is attributed to the parts of its input.
+        """
         if rule not in RULES:
             raise InputError(f"rule: {rule!r}; allowed: {', '.join(RULES)}")
         family = family_of(base.config)
@@ -351,8 +381,9 @@ class PartsReader:
         self.stack = family.stacks[0]
         first_layer = find_layers(base, self.stack)[0]
         first_linears, _activation, _last_linear = Block(first_layer, self.stack).feed_forward
-        self.width = first_linears[0].W.shape[1]  # of the feed-forward network; determines the size of blocks
-        self.values: list[Linear] = []  # the `value_map` of each layer, read at first use
+        # The width of the feed-forward network limits the number of sources that are propagated together.
+        self.width = first_linears[0].W.shape[1]
+        self.values: list[Linear] = []  # W_V and b_V of each layer (`value_map`), read at first use
 
     def read(self, batch: Mapping[str, Tensor], advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """Return measures of the parts of one text, by name; `batch` contains this text without padding.
@@ -375,7 +406,7 @@ class PartsReader:
         """
         levels = self._measure_levels(batch, advance)
         for number, level in enumerate(levels):
-            self._check_sum(number, level.sources_TD + level.bias_TD, level.whole_TD)
+            self._check_sum(number, level.sources_sum_TD + level.bias_TD, level.whole_TD)
         length_KTT = torch.stack([level.length_TT for level in levels])
         own_KT = torch.stack([level.own_TD.norm(dim=-1) for level in levels])
         others_KT = torch.stack([level.others_TD.norm(dim=-1) for level in levels])
@@ -394,7 +425,11 @@ class PartsReader:
         }
 
     def _measure_levels(self, batch: Mapping[str, Tensor], advance: Callable[[], None]) -> list[_Level]:
-        """Return the measures of all levels, computed in one forward pass for each block of sources."""
+        """Return the measures of all levels (the embeddings, then each layer), accumulated over blocks of sources.
+
+        The parts of each block of source tokens are propagated in a separate forward pass, which calls `advance` after
+        each layer.
+        """
         levels: list[_Level] = []
         tokens = batch["input_ids"].shape[-1]
         for sources in self._split_into_blocks(tokens):
@@ -422,12 +457,11 @@ class PartsReader:
         """Return the measures `projection` `[K, R, T]` and `bias_projection` `[K, R]` of the R tokens at `positions`.
 
         They are the signed shares of each source token and of the biases in a token's vector (see `read`), at each of
-        K levels: the embeddings, then each layer. Each of the R tokens requires a backward pass through the affine
-        layers at each level. Memory grows linearly with the number of tokens T, because no array of parts `[T, T, D]`
-        is allocated.
+        K levels: the embeddings, then each layer. Each row of each level requires a backward pass (`_compute_row`).
+        Memory grows linearly with the number of tokens T, because no array of parts `[T, T, D]` is allocated.
         """
-        levels = self._propagate_parts(batch, sources=None)  # all sources as a single part
-        input_JTD = levels[0].parts_JTD
+        levels = self._propagate_parts(batch, sources=None)
+        input_JTD = levels[0].parts_JTD  # J = 2 parts: all sources together, and the biases
         shares = []
         biases = []
         for level in levels:
@@ -442,18 +476,19 @@ class PartsReader:
         }
 
     def _compute_row(self, input_JTD: Tensor, level: _DecomposedVectors, position: int) -> Tensor:
-        """Return the signed share `[T]` of each source in the vector at `position`: one row of `projection`.
+        """Return the signed share `[T]` of each source token in the vector of a level at `position`.
 
-        `input_JTD` contains two parts of the first layer's input: all sources together, then the biases. The parts of
-        `level` were propagated from them. The share of all sources is a linear function of the first layer's input
-        vectors x_j, and is therefore the sum over j of x_j . gradient_j. The term for source j is the share of this
-        source.
+        `input_JTD` contains J = 2 parts of the first layer's input: the vectors x_t of all source tokens t, and the
+        biases. `level` contains the vectors of the level (the embeddings or the output of a layer) and their two parts,
+        propagated from `input_JTD`. The share of all sources is linear in the vectors x_t. It thus equals the sum over
+        t of x_t . gradient_t, and the term for t is the share of source t.
         """
         all_sources_TD = level.parts_JTD[0]
         share_T = projection(all_sources_TD, level.whole_TD)
         (gradient_JTD,) = torch.autograd.grad(share_T[position], input_JTD, retain_graph=True)
+        gradient_TD = gradient_JTD[0]
         x_TD = input_JTD[0]
-        products_TD = gradient_JTD[0] * x_TD
+        products_TD = gradient_TD * x_TD
         return products_TD.sum(-1).detach()
 
     def _propagate_parts(
@@ -469,11 +504,14 @@ class PartsReader:
         levels: list[_DecomposedVectors] = []
 
         def append_level(layer_pass: LayerPass, _features: object) -> None:
-            """Propagate the parts of the previous level through a layer."""
+            """Propagate the parts of the layer's input to its output, and append the output and its parts to `levels`.
+
+            Call `advance` after this layer. In the first layer, also append the layer's input (the embeddings).
+            """
             if layer_pass.call.number > len(self.values):
-                return  # Layers of the decoder are not decomposed.
-            document = layer_pass.document(0)
-            with torch.set_grad_enabled(sources is None):
+                return  # Layers of the decoder are not decomposed, and have no entry in `self.values`.
+            document = layer_pass.document(0)  # the only text of the batch
+            with torch.set_grad_enabled(sources is None):  # `_compute_row` differentiates the sum of all sources.
                 if not levels:  # The first layer's input is the level of the embeddings.
                     embeddings = _DecomposedVectors(document.x, _create_first_parts(document.x, sources))
                     levels.append(embeddings)
@@ -536,8 +574,8 @@ def by_token(parts: dict[str, Tensor]) -> Tensor:
     projection_KTT = parts["projection"]  # by level, token and source
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
-    # True if the other tokens' summed parts are nearly opposite to the part of the biases; False if the cosine is NaN
-    # because either is 0.
+    # True if the sum of the other tokens' parts is nearly opposite to the part of the biases; False if one of these two
+    # vectors is 0, because the cosine is then NaN.
     is_ill_conditioned_KT = parts["bias_cosine"] < OPPOSITE_COSINE
     quantities = parts | {
         "own_projection": own_projection_KT,

@@ -60,9 +60,9 @@ def swap_ratio(layer: Callable[[Tensor], Tensor], x_BTD: Tensor, donor_BTD: Tens
         outputs_TBTD = torch.stack(outputs)  # outputs of the whole texts for each measured token
         return _select_own_rows(outputs_TBTD) - y_BTD
 
-    others_moved_BTD = measure_displacement(others_TT & ~own_TT)
-    own_moved_BTD = measure_displacement(own_TT)
-    return _compute_share(others_moved_BTD, own_moved_BTD, y_BTD)
+    others_displacement_BTD = measure_displacement(others_TT & ~own_TT)
+    own_displacement_BTD = measure_displacement(own_TT)
+    return _compute_share(others_displacement_BTD, own_displacement_BTD, y_BTD)
 
 
 def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | None]:
@@ -84,17 +84,19 @@ def next_donors(number: int, classes: npt.NDArray[np.integer]) -> list[int | Non
 
 
 def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids: npt.NDArray[np.int32]) -> Doubles:
-    """Return the `SWAPS` `[L, swaps, T]` of a text in all layers, computed with layer inputs taken from a donor text.
+    """Return the ratios `swap` and `swap_derivative` (`SWAPS`), `[L, 2, T]`, of a text in all layers.
 
-    They are the shares of the other tokens in the displacement of a token's output if layer inputs are exchanged, as
-    measured (`swap`) and in linear approximation (`swap_derivative`). Both texts are truncated to the length of
-    the shorter one; the ratios are NaN for tokens beyond this length.
+    A token's output is displaced by a if the layer inputs of all other tokens are replaced by those of a donor text,
+    and by o if the token's own input is replaced. `swap` is a / (a + o), and `swap_derivative` uses linear
+    approximations of a and o. Both texts are truncated to the length of the shorter one; the ratios are NaN for tokens
+    beyond this length.
     """
     tokens = min(len(ids), len(donor_ids))
     common_ids = ids[:tokens].tolist()
     common_donor_ids = donor_ids[:tokens].tolist()
-    batch = padded([common_ids], 0, base.device)
-    donor_batch = padded([common_donor_ids], 0, base.device)
+    # A batch of one text needs no padding, so the padding ID 0 is not used.
+    batch = padded([common_ids], pad_token_id=0, device=base.device)
+    donor_batch = padded([common_donor_ids], pad_token_id=0, device=base.device)
     chains = document_chains(base, batch["input_ids"])
     donors = document_chains(base, donor_batch["input_ids"])
     with attention_by(explicit(), base):
@@ -105,12 +107,12 @@ def document_swaps(base: PreTrainedModel, ids: npt.NDArray[np.int32], donor_ids:
 
 
 def layer_swap_ratios(chains: Sequence[Chain], donors: Sequence[Chain]) -> Tensor:
-    """Return the two `SWAPS` `[L, 2, T]` of a text in all layers, computed with layer inputs taken from a donor text.
+    """Return the ratios `swap` and `swap_derivative` (`SWAPS`), `[L, 2, T]`, of a text in all layers.
 
-    For each token, either the layer inputs of the other tokens or the token's own input are exchanged with those of the
-    donor text. `swap` is the share of the other tokens in the two displacements of the token's output, and
-    `swap_derivative` is this share with derivatives instead of displacements. `chains` and `donors` contain the
-    recorded layer calls of each stack, for the text and for the donor. Both texts must have the same number of tokens.
+    A token's output is displaced by a if the layer inputs of all other tokens are replaced by those of a donor text,
+    and by o if the token's own input is replaced. `swap` is a / (a + o), and `swap_derivative` uses linear
+    approximations of a and o. `chains` and `donors` contain the recorded layer calls of each stack, for the text and
+    for the donor. Both texts must have the same number of tokens.
     """
     ratios = []
     for chain, donor_chain in zip(chains, donors, strict=True):
@@ -147,12 +149,11 @@ class _SplitLayer:
 
 
 def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
-    """Return the two `SWAPS` `[2, T]` of one layer, where `donor_1TD` are the layer inputs of the donor text.
+    """Return the ratios `swap` and `swap_derivative` `[2, T]` of one layer; `donor_1TD` are the donor's layer inputs.
 
-    For each token, the inputs of the other tokens and of the token itself are exchanged separately, and only the output
-    of this token is used. `swap` compares the displacements of the output by the two exchanges. `swap_derivative`
-    compares their linear approximations: the derivatives of the output along the changes of the exchanged inputs, from
-    those of the text to those of the donor.
+    A token's output is displaced by a if the inputs of all other tokens are replaced by those of the donor, and by o if
+    the token's own input is replaced. `swap` is a / (a + o). `swap_derivative` uses linear approximations of a and o:
+    derivatives of the output along the changes of the replaced inputs.
     """
     layer = _SplitLayer(call, Block(call.module, call.stack))
     heads_1TE = layer.compute_heads(layer.x_1TD)
@@ -167,7 +168,7 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
 def _compute_exchanged_outputs(
     layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's output `[1, T, D]` unchanged, with the other tokens exchanged, and with itself exchanged.
+    """Return each token's output `[1, T, D]`: unchanged, with the other tokens exchanged, and with itself exchanged.
 
     Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer only
     for the token of each exchange.
@@ -180,15 +181,15 @@ def _compute_exchanged_outputs(
 
 
 def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each token's head outputs `[1, T, E]` with the other tokens exchanged, and with the token exchanged.
+    """Return two head outputs `[1, T, E]` of each token: with the other tokens exchanged, and with itself exchanged.
 
-    In arrays with two axes T, the first axis contains one exchange for each token, and the other axis the vectors of
-    all tokens in this exchange.
+    An exchange replaces layer inputs of the text by those of the donor. In arrays `[T, 1, T, ...]`, the first axis
+    contains one exchange for each token, and the other axis T contains the vectors of all tokens in this exchange.
     """
-    own_T1T1 = _mark_own_tokens(donor_1TD)
+    own_T1T1 = _mark_own_tokens(donor_1TD)  # True for the vector of the token to which the exchange belongs
     others_exchanged_T1TD = torch.where(own_T1T1, layer.x_1TD, donor_1TD)
     own_exchanged_T1TD = torch.where(own_T1T1, donor_1TD, layer.x_1TD)
-    exchanged_X1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])  # X = 2 T exchanges
+    exchanged_X1TD = torch.cat([others_exchanged_T1TD, own_exchanged_T1TD])  # X = 2 T exchanges, [X, 1, T, D]
     heads_X1TE = vmap(layer.compute_heads)(exchanged_X1TD)
     others_heads_T1TE, own_heads_T1TE = heads_X1TE.chunk(2)
     return _select_own_rows(others_heads_T1TE), _select_own_rows(own_heads_T1TE)
@@ -197,15 +198,16 @@ def _compute_exchanged_heads(layer: _SplitLayer, donor_1TD: Tensor) -> tuple[Ten
 def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, change_1TD: Tensor) -> tuple[Tensor, Tensor]:
     """Return two derivatives `[1, T, D]` of each token's output.
 
-    They are the derivative for the changes of the other tokens' inputs, and that for the change of its own input.
-    `change_1TD` contains the change of each token's input.
+    They are the derivatives along the changes of the other tokens' inputs, and along the change of the token's own
+    input; `change_1TD` contains these changes. `heads_1TE` contains the head outputs for the unchanged inputs.
     """
-    others_moved_1TE, own_moved_1TE = _differentiate_heads(layer, change_1TD)
+    others_derivative_1TE, own_derivative_1TE = _differentiate_heads(layer, change_1TD)
+    # Both derivatives are computed together, as a batch of two texts with the same inputs but different changes.
     inputs_2TD = torch.cat([layer.x_1TD, layer.x_1TD])
     heads_2TE = torch.cat([heads_1TE, heads_1TE])
     # A change of other tokens' inputs reaches a token only through its heads; its own skip connection does not change.
     input_changes_2TD = torch.cat([torch.zeros_like(change_1TD), change_1TD])
-    head_changes_2TE = torch.cat([others_moved_1TE, own_moved_1TE])
+    head_changes_2TE = torch.cat([others_derivative_1TE, own_derivative_1TE])
     with forward_derivatives():
         inputs = (inputs_2TD, heads_2TE)
         changes = (input_changes_2TD, head_changes_2TE)
@@ -217,17 +219,17 @@ def _differentiate_outputs(layer: _SplitLayer, heads_1TE: Tensor, change_1TD: Te
 def _differentiate_heads(layer: _SplitLayer, change_1TD: Tensor) -> tuple[Tensor, Tensor]:
     """Return two derivatives `[1, T, E]` of each token's head outputs.
 
-    They are the derivative for the changes of the other tokens' inputs, and that for the change of its own input.
-    Derivatives are linear in the direction, so the derivative for the changes of the other tokens is that for all
-    changes minus that for the token's own change.
+    They are the derivatives along the changes of the other tokens' inputs, and along the change of the token's own
+    input. Derivatives are linear in the direction, so the derivative along the other tokens' changes is the derivative
+    along all changes minus the derivative along the token's own change.
     """
     own_T1T1 = _mark_own_tokens(change_1TD)
     own_changes_T1TD = torch.where(own_T1T1, change_1TD, 0)
     changes_M1TD = torch.cat([change_1TD[None], own_changes_T1TD])  # M = 1 + T: all tokens, then each token alone
-    moved_M1TE = differentials(layer.compute_heads, layer.x_1TD, changes_M1TD)
-    own_moved_1TE = _select_own_rows(moved_M1TE[1:])
-    others_moved_1TE = moved_M1TE[0] - own_moved_1TE
-    return others_moved_1TE, own_moved_1TE
+    derivatives_M1TE = differentials(layer.compute_heads, layer.x_1TD, changes_M1TD)
+    own_derivative_1TE = _select_own_rows(derivatives_M1TE[1:])
+    others_derivative_1TE = derivatives_M1TE[0] - own_derivative_1TE
+    return others_derivative_1TE, own_derivative_1TE
 
 
 def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
@@ -238,7 +240,7 @@ def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
 
 
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
-    """Return the vector `[B, T, x]` of each token in the exchange that measures this token.
+    """Return, for each token, its vector `[B, T, x]` in the exchange in which this token is measured.
 
     The first axis of `exchanged_TBTx` contains one exchange for each token, and the third axis the tokens' vectors.
     """
@@ -247,10 +249,11 @@ def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
 
 
 def _compute_share(others_BTD: Tensor, own_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-    """Return a / (a + o) `[T]` for the lengths a and o of the displacements by other tokens and by the token itself.
+    """Return a / (a + o) `[T]` for the lengths a of the displacements `others_BTD`, and o of `own_BTD`.
 
-    Displacements of the output `y_BTD` within its rounding error count as 0. If both displacements are 0, the share
-    is 0.
+    These are displacements of each token's output `y_BTD`, caused by the other tokens and by the token itself. a and o
+    are root mean squares over the B texts; they count as 0 if they do not exceed the rounding error of the output. If
+    both are 0, the share is 0.
     """
     precision = torch.finfo(y_BTD.dtype).eps
     rounding_error_T = ROUNDING * precision * _measure_length(y_BTD)

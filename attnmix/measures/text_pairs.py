@@ -25,21 +25,22 @@ SEGMENTS = (0, 1, -1)  # first text, second text, special tokens
 
 
 def source_ratios(methods: Sequence[str], layer_pass: LayerPass, splits: LayerSplits, segments_BT: Tensor) -> Tensor:
-    """Return the ratios of all tokens by group of sources (`PAIR_SOURCES`), `[sources, methods, B, T]`.
+    """Return the M ratios `methods` of all tokens for S groups of sources (`PAIR_SOURCES`), `[S, M, B, T]`.
 
     The groups of sources are the other tokens of the token's own text, the other text, and the special tokens. A ratio
-    compares the contribution of one group with the contribution of the token itself.
-    Ratios are meaningful for tokens of texts, but not for special tokens and padding. `segments_BT` contains one of
-    `SEGMENTS` for each token, and another number for padding.
+    compares the contribution of one group with that of the token itself. Ratios are meaningful for tokens of texts, but
+    not for special tokens and padding. `splits` contains the vectors of the layer, split into the parts from the token
+    itself and from other tokens. `segments_BT` contains one of `SEGMENTS` for each token, another number for padding.
     """
     heads_SBTE, weights_SBT = _sum_by_source(layer_pass, segments_BT)
-    # Propagate each sum through W_O and the rest of the layer; the contribution of the token itself is unchanged.
+    # Replace the part from all other tokens by the part from each group of sources: first in W_O's output, from which
+    # the splits after later steps are derived. The part from the token itself is the same for all groups.
     heads_SNE = heads_SBTE.flatten(1, -2)  # N = B * T
-    others_SND = heads_SNE @ layer_pass.block.output.W
-    projected = Split(splits.projected.own, others_SND)
-    by_source = splits.with_others(projected, weights_SBT.flatten(1))
-    if PREACTIVATION in ratio_points(methods):  # A ratio includes the feed-forward network.
-        # The part from the token itself is the same for all groups of sources, so it is not propagated again.
+    group_parts_SND = heads_SNE @ layer_pass.block.output.W
+    projected = Split(own=splits.projected.own, others=group_parts_SND)
+    by_source = splits.with_others(projected, mixed_weight=weights_SBT.flatten(1))
+    if PREACTIVATION in ratio_points(methods):  # Some of the ratios take the feed-forward network into account.
+        # The token's own part of the layer's output is known, so only the parts from the groups are propagated.
         layer = by_source.layer_with_own(splits.layer.own)
         by_source = replace(by_source, known_layer=layer)
     ratios_MSN = apply_formulas(methods, by_source)
