@@ -40,7 +40,10 @@ class Cloud:
     """
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Compute the quantities. `mask` `[..., T]` is False for padding (default: no padding)."""
+        """Compute lengths, centred vectors, their Gram matrix, and its HSIC with itself (attribute `own_hsic`).
+
+        `mask` `[..., T]` is False for padding (default: no padding).
+        """
         self.mask = torch.ones_like(vectors[..., 0], dtype=torch.bool)
         if mask is not None:
             self.mask = mask
@@ -73,17 +76,17 @@ class Cloud:
         else:
             self.gram_NN = self.centred_TD.mT @ self.centred_TD
         self.varies = self.centred_norm > ROUNDING * self.norm  # False if tokens differ only by rounding errors
-        self.own_hsic = self._compute_own_hsic()
+        self.own_hsic = self._compute_own_hsic()  # before the Gram matrix is changed
         is_constant = ~self.varies
         self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
 
     def _compute_own_hsic(self) -> Tensor:
-        """Return the result of `_compute_hsic` for the cloud with itself.
+        """Return the HSIC (`_compute_hsic`) of these vectors with themselves.
 
         The result is NaN if the tokens differ only by rounding errors, or if the HSIC is not larger than such errors.
         """
-        square = self.gram_NN.norm(dim=(-2, -1)).square()
-        hsic = _compute_hsic(square, self, self)
+        square = self.gram_NN.norm(dim=(-2, -1)).square()  # |X^T X|_F^2
+        hsic = _compute_hsic(square, first=self, second=self)
         is_precise = hsic > ROUNDING * square
         return hsic.where(self.varies & is_precise, torch.nan)
 
@@ -295,11 +298,11 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
     """Return the linear CKA `[...]` of two clouds: a similarity of two sets of vectors of the same tokens."""
-    # |X^T Y|_F^2 equals the sum of the elementwise product of the Gram matrices X X^T and Y Y^T.
-    if cloud.by_tokens and start.by_tokens:
+    if cloud.by_tokens and start.by_tokens:  # both Gram matrices, X X^T and Y Y^T, are T x T
+        # |X^T Y|_F^2 equals the sum of the elementwise product of these matrices.
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        # The dtype of the vectors is sufficient, because a sum of squares has no cancellation.
+        # The dtype of the vectors suffices for X^T Y, because a sum of squares has no cancellation.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product_DD = (first_TD.mT @ second_TD).double()
@@ -334,6 +337,8 @@ def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
 def step_measures(layer_pass: LayerPass) -> Tensor:
     """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
+    The S steps of a layer, `STEP_POINTS`, are the capture points after attention, norms and feed-forward network.
+
     `cosine_previous` compares the vector after a step with the vector after the previous step, and `cosine_input` with
     the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. Cosines with
     vectors of the step `heads` are not meaningful, because the concatenated heads have a different basis from the
@@ -343,7 +348,7 @@ def step_measures(layer_pass: LayerPass) -> Tensor:
     vectors_by_step = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
     measures_STm = _compare_steps(layer_pass.x, list(vectors_by_step.values()))
     measures_by_step = dict(zip(vectors_by_step, measures_STm, strict=True))
-    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=layer_pass.x[..., 0])
+    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=layer_pass.x[..., 0])  # NaN for each of the m measures
     in_order = [measures_by_step.get(step, undefined_Tm) for step in STEP_POINTS]
     return torch.stack(in_order, dim=-2)
 

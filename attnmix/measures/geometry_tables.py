@@ -36,11 +36,11 @@ PERMUTED = "share_class_permuted"
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the table `geometry`: means over texts, attention gains, cosines across texts, shares of contributions.
 
-    The attention to the first token is averaged over all texts; all other statistics of texts cover the sampled texts.
+    `_add_means` averages the attention to the first token over all texts; all other statistics cover the sampled texts.
     """
     sampled = measured.sampled
     tables = MeanTables(sampled.sums, sampled.draws)
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # measures of attention, not of vectors
+    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # labels of measures of attention
     _add_means(tables, measured, attention)
     frames = [tables.tables()["geometry"]]
     for checkpoint, gains_L in measured.gains.items():
@@ -66,8 +66,8 @@ def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) 
     `attention` contains the values of the columns `layer` and `point` for measures of attention.
     """
     # A `Mean` has a table, label columns, the name of the sums (or a function of all sums) and checkpoints. If no
-    # checkpoints are given, rows for the difference of the checkpoints are added. `complete=False` omits rows without a
-    # value.
+    # checkpoints are given, rows for the difference between the checkpoints are added. `complete=False` omits rows
+    # without a value.
     checkpoints = tuple(measured.sums)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
     tables.add(Mean("geometry", sites, "geometry", checkpoints))
@@ -132,9 +132,9 @@ def _compute_cosines(
         is_usable_N: True for the texts that may be used for pairs by class (see `cosine_rows`).
 
     Returns:
-        An array `[3, 3]` with the mean and the lower and upper bounds of the interval (rows) for each kind of pairs of
-        texts (columns): any two texts, two usable texts of the same class, two usable texts of different classes. The
-        intervals are computed from the means without each text (jackknife).
+        An array `[3, 3]`. The rows are the mean, and the lower and upper bounds of its jackknife interval over texts.
+        The columns are the kinds of pairs: any two texts, two usable texts of the same class, and two usable texts of
+        different classes.
     """
     # The cosine of two vectors of length 1 is their product. Thus the mean products of two texts that `products`
     # returns are mean cosines: `same` for texts of the same class, and `other` for texts of different classes.
@@ -152,7 +152,7 @@ def _compute_cosines(
 
 
 class _JackknifedProducts(NamedTuple):
-    """Mean products of the vectors of two different texts, with the values without each text."""
+    """Mean products of the vectors of two different texts, of all texts and with each text left out."""
 
     same: Jackknifed
     """The mean over pairs of texts of the same class."""
@@ -161,9 +161,9 @@ class _JackknifedProducts(NamedTuple):
 
 
 def _jackknife_products(texts: Moments, classes_N: npt.NDArray[Any]) -> _JackknifedProducts:
-    """Return the mean products of the vectors of two different texts.
+    """Return the mean products of the vectors of two different texts, of all texts and with each text left out.
 
-    Each class must have at least three texts, because a sample without one text needs a pair of texts of each class.
+    Each class must have at least three texts, because a pair of texts must remain if one of them is left out.
     """
     whole, without_one = products(texts, classes_N)
     same = Jackknifed(whole.same, without_one.same)
@@ -172,12 +172,13 @@ def _jackknife_products(texts: Moments, classes_N: npt.NDArray[Any]) -> _Jackkni
 
 
 def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with the shares of corpus, class, text and token in other tokens' contributions.
+    """Yield the rows of `geometry` with the variance shares of corpus, class, text and token.
 
-    The first rows contain, for each checkpoint, the 95 % quantile of the share `class` over random permutations of the
-    texts' classes. The next rows contain the shares of each checkpoint and of the difference between checkpoints. There
-    are no rows if fewer than two classes have three or more texts. `attention` contains the values of the columns
-    `layer` and `point`.
+    They are the shares of the squared length of other tokens' contributions that are common to all texts, to the texts
+    of a class, and to the tokens of a text, and the rest. The first rows contain, for each checkpoint, the 95 %
+    quantile of the share `class` over random permutations of the texts' classes. The next rows contain the shares of
+    each checkpoint and of the difference between checkpoints. There are no rows if fewer than two classes have three or
+    more texts. `attention` contains the values of the columns `layer` and `point`.
     """
     numbers, classes_N = _draw_texts(measured)
     if not _has_usable_classes(measured, numbers, classes_N):
@@ -207,9 +208,9 @@ def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classe
     or more tokens. `numbers` contains the indices of the texts, and `classes_N` their classes.
     """
     known_classes = np.unique(classes_N[classes_N >= 0])
-    if len(known_classes) < 2:  # In this case, the sums of contributions may be missing.
+    if len(known_classes) < 2:  # In this case, the sums `others`, which are read below, may be missing.
         return False
-    # The numbers of tokens are the same for all checkpoints.
+    # The sums of other tokens' contributions count the tokens of each text, which are the same for all checkpoints.
     tokens_N = np.ravel(measured.first["others"].counts[numbers])
     usable_classes = classes_N[usable(classes_N, tokens_N)]
     return len(np.unique(usable_classes)) >= 2
@@ -252,6 +253,6 @@ def part_lengths(sums: CorpusSums) -> Sums:
     The first is |sum_{j!=i} F_ij|, the length of the summed contributions of all other tokens j to token i. The second
     is |F_ii + x_i|, the length of token i's own contribution including the skip connection.
     """
-    # The first of the three columns is the squared length |sum_{j!=i} F_ij|^2, which is omitted.
+    # The first of the three columns, the squared length |sum_{j!=i} F_ij|^2, is omitted.
     lengths_NL3, counts = sums["lengths"]
     return Sums(lengths_NL3[:, :, 1:], counts)

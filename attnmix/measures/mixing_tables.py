@@ -129,7 +129,7 @@ class CorpusMeasures:
 
 
 class Mean(NamedTuple):
-    """The declaration of a mean over texts for each checkpoint, as rows of one table."""
+    """The declaration of a mean over texts, which adds rows for each checkpoint to a table."""
 
     table: str
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
@@ -179,11 +179,11 @@ class MeanTables:
         return self.draws.resample(chunks)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add rows to the table of `mean`: the differences of `means` between two values of the first label column.
+        """Add rows to the table of `mean`: the differences between two values of the first label column, such as donors.
 
-        `means` is the result of `add(mean)`, by checkpoint. The first label column belongs to the second-to-last axis
-        of the means. `places` contains the indices of the minuend and the subtrahend among the values of this column,
-        and `label` is the value of the column in the new rows.
+        `means` is the result of `add(mean)`, by checkpoint; the second-to-last axis of these means has one entry for
+        each value of the first label column. `places` contains the indices of the minuend and the subtrahend among
+        these values, and `label` is the value of the column in the new rows.
         """
         column = next(iter(mean.labels))
         labels = {**mean.labels, column: [label]}
@@ -425,7 +425,7 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
 
 
 def _excludes_texts(control: str, sums: CorpusSums) -> bool:
-    """Return True if the control is undefined in some texts. The number of tokens of these texts in its sums is 0.
+    """Return True if the control excludes some texts, because it is undefined there; their number of tokens is then 0.
 
     Only `corpus_value` can be undefined, because it is a mean over tokens of the same class in other texts.
     """
@@ -449,12 +449,15 @@ def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the ratios by group of source tokens, for pairs of texts."""
+    """Add the ratios by group of source tokens (the own or the other text), for pairs of texts.
+
+    `CorpusMeasures.sources` are the names of these groups, and of their sums.
+    """
     sampled = measured.sampled
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for source in sampled.sources:
-        _add_group(sampled_tables, sampled, "source", [source], ratios, source)
+        _add_group(sampled_tables, sampled, "source", groups=[source], labels=ratios, sums=source)
 
 
 def _add_group(
@@ -534,7 +537,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
     sum_by_layer = ratios_of(subset)
 
     def prepend_mean(sums: CorpusSums) -> Sums:
-        """Return the sums by layer, after their mean over layers."""
+        """Return the sums by layer, preceded by their mean over layers, with the weights of tokens or of texts."""
         values, tokens = sum_by_layer(sums)
         mean_over_layers = values.mean(1, keepdims=True)
         with_mean = Sums(np.concatenate([mean_over_layers, values], axis=1), tokens)
@@ -544,7 +547,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def _weight_texts_equally(sums: Sums) -> Sums:
-    """Return the mean of each text with the count 1; 0 with the count 0 for texts without tokens."""
+    """Return the mean of each text, with a count of 1; for texts without tokens, the value and the count are 0."""
     values, tokens = sums
     means = values / np.maximum(tokens, 1)
     has_tokens = (tokens > 0).astype(np.float64)
@@ -552,7 +555,7 @@ def _weight_texts_equally(sums: Sums) -> Sums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of ratios `[texts, lengths, layers, methods]`; a text has zeros outside its length class.
+    """Return the sums of ratios `[texts, lengths, layers, methods]`, which are 0 for all but the length class of the text.
 
     Axes: D texts, G classes of text lengths, L layers, M methods.
     """
@@ -566,7 +569,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return columns with the rank correlation of the layer means with the layer number, and its interval.
+    """Return columns with the rank correlation between layer means and layer numbers, and with its interval.
 
     Index 0 of the first axis of `means` is the mean over layers, and the layers follow. The columns are NaN except at
     index 0.
@@ -585,7 +588,7 @@ def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubl
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return a function, for `Mean.more`, that creates the columns with true means minus means under a control.
+    """Return a function for `Mean.more`, which creates the columns with the mean ratio minus the mean under a control.
 
     `true_means` contains the means without a control by checkpoint. The differences are paired by text.
     """

@@ -102,7 +102,10 @@ class Split(NamedTuple):
         return _compute_share(self.own.norm(dim=-1), self.others.norm(dim=-1))
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both parts after the linear part of a norm. The omitted standard deviation would cancel in `share`."""
+        """Return both parts multiplied by the linear part of a norm.
+
+        The norm's division by the standard deviation is omitted, because it cancels in `share`.
+        """
         return Split(norm.linear(self.own), norm.linear(self.others))
 
 
@@ -118,15 +121,19 @@ class LayerSplits:
     x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the parts of `projected_ND` without b_O
-    rest: AfterAttention | None  # the computation of the rest of the layer, if a ratio needs it
+    rest: AfterAttention | None  # the steps after attention's skip connection; None if no ratio needs them
     known_layer: Split | None = None  # the value of `layer`, if it was derived from other splits
 
     @cached_property
     def attention(self) -> Split:
-        """F_ii and sum_{j!=i} F_ij: the parts of W_O's output after the norm that follows, if any."""
+        """F_ii and sum_{j!=i} F_ij, the contributions of the token itself and of all other tokens to attention's output.
+
+        They are the parts of W_O's output (`projected`), after the norm that follows in some families. This norm
+        divides by the standard deviation of W_O's output itself (`projected_ND`).
+        """
         norm = self.block.attention_output_norm
-        own_ND = norm.part(self.projected.own, self.projected_ND)
-        others_ND = norm.part(self.projected.others, self.projected_ND)
+        own_ND = norm.part(self.projected.own, whole=self.projected_ND)
+        others_ND = norm.part(self.projected.others, whole=self.projected_ND)
         return Split(own_ND, others_ND)
 
     @cached_property
@@ -141,7 +148,7 @@ class LayerSplits:
 
     @cached_property
     def stream(self) -> Split:
-        """`attention_norm` after the norm of cross-attention, if any.
+        """The parts before the feed-forward network: `attention_norm`, after the norm of cross-attention, if any.
 
         The output of cross-attention is not attributed to any source token.
         """
@@ -149,15 +156,15 @@ class LayerSplits:
 
     @cached_property
     def layer_norm(self) -> Split:
-        """`stream` after the layer's output norm, if any.
+        """The parts in `stream`, after the layer's output norm, if any.
 
-        The output of the feed-forward network is not attributed to any source token.
+        The output of the feed-forward network is omitted, because this split does not attribute it to source tokens.
         """
         return self.stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """The two parts of `stream`, stacked as `[2, N, ...]` and propagated into the feed-forward network."""
+        """Both parts of `stream`, stacked as `[2, N, ...]`, after the first linear maps of the feed-forward network."""
         import torch
 
         assert self.rest is not None
@@ -165,33 +172,35 @@ class LayerSplits:
 
     @cached_property
     def layer(self) -> Split:
-        """The layer's output, split into the parts from the token itself and from other tokens; or `known_layer`.
+        """The layer's output, split into the parts from the token itself and from other tokens.
 
-        Both parts are propagated through the rest of the layer, including the feed-forward network. They lack a factor
-        that they have in common for each token, and that cancels in `share`.
+        Both parts are propagated through the steps after attention, including the feed-forward network. The division by
+        the standard deviation of the last norm is omitted, because it cancels in `share`. If `known_layer` is given, it
+        is returned instead.
         """
         assert self.rest is not None
         if self.known_layer is not None:
             return self.known_layer
-        # The two parts are stacked. `output` overwrites its argument, but the property `network` is cached.
+        # `output` overwrites its argument, so it receives a copy of the cached property `network`.
         own_ND, others_ND = self.rest.output(self.network.copy())
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits of the same layer for other parts `projected` of W_O's output, such as those of a control.
+        """Return the splits of the same layer if W_O's output had the parts `projected`, such as those of a control.
 
         `mixed_weight` is the attention weight on other tokens. `layer` is the split of the layer's output, if known.
         """
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return the same split as `layer`, but only compute the part of other tokens.
+        """Return the same split as `layer`, with the known part `own_layer_ND` of the token itself.
 
-        `own_layer_ND` is the known part of the token itself.
+        Only the part of other tokens is propagated through the steps after attention.
         """
         assert self.rest is not None
         others = self.rest.network_part(self.residual.others)
-        return Split(own_layer_ND, self.rest.output(others))
+        others_layer_ND = self.rest.output(others)
+        return Split(own_layer_ND, others_layer_ND)
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
@@ -220,8 +229,11 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
 
 
 def _compute_shares(splits: Sequence[Split]) -> Tensor:
-    """Return the share of other tokens in each split, `[splits, ..., N]`, with one division for all splits."""
-    import torch
+    """Return the share of other tokens in each split of N tokens, `[splits, ..., N]`, computed for all splits at once.
+
+    Leading axes contain alternatives, such as controls, which may have the token's own part in common.
+    """
+    import torch  # lazy import, because `RATIOS` is also used without torch
 
     own_lengths = []
     others_lengths = []
@@ -229,7 +241,7 @@ def _compute_shares(splits: Sequence[Split]) -> Tensor:
         others_length = split.others.norm(dim=-1)
         others_lengths.append(others_length)
         own_length = split.own.norm(dim=-1)
-        own_lengths.append(own_length.expand_as(others_length))  # Alternative splits can share the token's own part.
+        own_lengths.append(own_length.expand_as(others_length))
     return _compute_share(torch.stack(own_lengths), torch.stack(others_lengths))
 
 
@@ -260,16 +272,17 @@ class _Chunk(NamedTuple):
 
 
 def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: int) -> Iterator[_Chunk]:
-    """Yield chunks of at most `max_tokens` tokens of a layer.
+    """Yield the `LayerSplits` of at most `max_tokens` tokens at a time, counted over all texts of a batch.
 
-    `points` are the capture points whose features the ratios need, in addition to attention's output.
+    The part of the token itself in W_O's output is a_ii v_i W_O, so it only needs the diagonal of attention. `points`
+    are the capture points whose features the ratios need, in addition to attention's output.
     """
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     # The attention tensors may include padding, which `LayerPass.document` removes only from the other tensors.
     diagonal_TH = layer_pass.diagonal[..., :tokens, :]
     value_TE = layer_pass.value[..., :tokens, :]
-    mixed_weight_T = 1 - diagonal_TH.mean(-1)
+    mixed_weight_T = 1 - diagonal_TH.mean(-1)  # attention weight on other tokens, averaged over heads
 
     # The tensors of all N tokens. A chunk contains rows of these tensors.
     mixed_weight_N = mixed_weight_T.flatten()

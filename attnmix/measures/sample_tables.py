@@ -76,8 +76,8 @@ def _add_difference_of_classes(
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
     """Return a table `exchange` of own shares and, if known for all checkpoints, total effects, for all donors.
 
-    `sums` contains the sums `[texts, layers]` by checkpoint and name. Rows without tokens are omitted
-    (`complete=False`). In the rows of total effects, the column `tokens` is empty.
+    `sums` contains the sums `[texts, layers]` by checkpoint and quantity. Rows without tokens are omitted
+    (`complete=False`). In the rows of total effects, which are ratios of sums, the column `tokens` is empty.
     """
     first = next(iter(sums.values()))
     layers = first[OWN_SHARE].values.shape[-1]
@@ -148,9 +148,10 @@ def _declare_derivative_mean(quantity: str, labels: Labels, checkpoints: Sequenc
 def _tabulate_by_review(
     derivatives: Mapping[str, CorpusSums], documents: Sequence[str], labels_by_quantity: Mapping[str, Labels]
 ) -> pd.DataFrame:
-    """Return the table `derivatives_by_review`, with means over the tokens of each text.
+    """Return the table `derivatives_by_review`, with means over the tokens of each text (review).
 
-    `labels_by_quantity` is the result of `_label_derivative_axes`.
+    It contains the share of other tokens in derivatives (`level`), the swap ratios (`swap`) and the correlations of
+    derivatives with ratios and matrices (`agreement`). `labels_by_quantity` is the result of `_label_derivative_axes`.
     """
     frames = []
     for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
@@ -164,7 +165,8 @@ def _tabulate_by_review(
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
     """Return, for each quantity in `derivatives`, the values of the label columns: reference, layer and method.
 
-    The values of the columns correspond to the axes of the quantity's sums. A column with a single value needs no axis.
+    Each column with several values corresponds to one axis of the quantity's sums, and its values to the indices along
+    this axis.
     `REFERENCES` are the vectors with respect to which layer outputs are differentiated. `FORMS` are the ways in which
     the derivatives with respect to the other tokens are combined into one norm. `SWAPS` are ratios of displacements
     after exchanges of layer inputs with those of a donor text; `DONORS` are the kinds of donor texts.

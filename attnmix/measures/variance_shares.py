@@ -40,7 +40,7 @@ def draw_texts(classes_N: npt.NDArray[np.int64], seed: int) -> RowNumbers:
 
 
 class Moments(NamedTuple):
-    """The moments of each text's vectors at each site, the input of the decomposition."""
+    """The moments of each text's vectors at each site; they are the input of the decomposition."""
 
     means_NXD: Doubles
     within_NX: Doubles  # mean product of two different tokens of a text; NaN for texts of one token
@@ -64,19 +64,20 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors `[..., X]`. A leading axis, if present, contains the leave-one-out samples."""
+    """Mean products of vectors at X sites, `[..., X]`. A leading axis, if present, contains leave-one-out samples."""
 
-    square: Doubles  # squared length of a vector
-    within: Doubles  # W
-    same: Doubles  # S
-    other: Doubles  # O; NaN for a single class
-    corpus: Doubles  # C
+    square: Doubles  # a vector with itself: the squared length
+    within: Doubles  # W: two different tokens of a text
+    same: Doubles  # S: the mean vectors of two texts of the same class
+    other: Doubles  # O: the mean vectors of two texts of different classes; NaN for a single class
+    corpus: Doubles  # C: the squared length of the mean vector of all classes
 
     def shares(self) -> Doubles:
         """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative.
 
-        The levels are: same token, same text, same class, whole corpus. Each part is the mean product of two vectors at
-        one level minus the mean product at the next level; the part `corpus` is the mean product at the last level.
+        The mean product of two vectors decreases from one level to the next: the same token (`square`), the same text
+        (`within`), the same class (`same`), the whole corpus (`corpus`). Each part is the difference between the mean
+        products at two consecutive levels; the part `corpus` is the mean product at the last level.
         """
         of_class = self.same - self.corpus
         of_text = self.within - self.same
@@ -135,7 +136,11 @@ def _move_sites_last(means: Products) -> Products:
 def _average_all_texts(
     texts: Moments, sums_in_class_XN: Doubles, sums_over_others_XN: Doubles, class_others_N: Array
 ) -> Products:
-    """Return the mean products `[X]` of all texts; see `_average_products` for the other arguments."""
+    """Return the mean products `[X]` of all N texts (X sites), from sums of the products of each text with others.
+
+    `sums_in_class_XN` and `class_others_N` cover the other texts of the same class, `sums_over_others_XN` all other
+    texts.
+    """
     return _average_products(
         sums_in_class=sums_in_class_XN,
         sums_over_others=sums_over_others_XN,
@@ -177,8 +182,9 @@ def _average_products(
     texts_of_other_classes = number[..., None] - 1 - class_others
     pairs_across_classes = _sum_kept(texts_of_other_classes, is_kept)
 
-    # |sum_k p_k m_k|^2 is the sum of the products of all N^2 pairs of texts, divided by N^2. In this sum, the mean
-    # product with the other texts of the class replaces the product of a text with itself.
+    # The squared length of the corpus mean is the sum of the products of all N^2 pairs of texts, divided by N^2. In
+    # this sum, the mean product with the other texts of the class replaces the (biased) product of a text with itself.
+    # A text therefore contributes this mean product once for each text of its class.
     class_size = class_others + 1
     sum_in_classes = _sum_kept(mean_in_class * class_size, is_kept)
     sum_of_all_pairs = sum_in_classes + sum_across_classes
