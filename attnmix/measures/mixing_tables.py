@@ -179,7 +179,7 @@ class MeanTables:
         return self.draws.resample(chunks)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add rows to the table of `mean`: the differences between two values of the first label column, such as donors.
+        """Add rows with differences between two values of the first label column, such as donors, to the table of `mean`.
 
         `means` is the result of `add(mean)`, by checkpoint; the second-to-last axis of these means has one entry for
         each value of the first label column. `places` contains the indices of the minuend and the subtrahend among
@@ -555,7 +555,7 @@ def _weight_texts_equally(sums: Sums) -> Sums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of ratios `[texts, lengths, layers, methods]`, which are 0 for all but the length class of the text.
+    """Return the sums of ratios `[texts, lengths, layers, methods]`; they are 0 except at the length class of the text.
 
     Axes: D texts, G classes of text lengths, L layers, M methods.
     """

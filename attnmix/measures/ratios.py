@@ -126,7 +126,7 @@ class LayerSplits:
 
     @cached_property
     def attention(self) -> Split:
-        """F_ii and sum_{j!=i} F_ij, the contributions of the token itself and of all other tokens to attention's output.
+        """F_ii and sum_{j!=i} F_ij: the contributions of the token itself and of all others to attention's output.
 
         They are the parts of W_O's output (`projected`), after the norm that follows in some families. This norm
         divides by the standard deviation of W_O's output itself (`projected_ND`).
