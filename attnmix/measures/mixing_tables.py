@@ -179,7 +179,7 @@ class MeanTables:
         return self.draws.resample(chunks)
 
     def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add rows with differences between two values of the first label column, such as donors, to the table of `mean`.
+        """Add rows with differences between two values of the first label column (such as donors) to a table.
 
         `means` is the result of `add(mean)`, by checkpoint; the second-to-last axis of these means has one entry for
         each value of the first label column. `places` contains the indices of the minuend and the subtrahend among
