@@ -375,8 +375,9 @@ class DocumentMeasurer:
         `agreement`   [references, layers, ratios and matrices, 1]: rank correlations of the derivatives with ratios,
                       then with matrices and rollouts (`_ComparedMeasures.correlate`)
 
-        Values that are undefined are NaN. In `agreement`, a ratio is correlated over the tokens of the text with
-        `level` in the form `sum_of_norms`.
+        NaN: `level` of a token with zero derivatives, `swap` beyond the end of the shorter text, `coherence` of a token
+        without contributions of other tokens, and undefined correlations in `agreement`. In `agreement`, a ratio is
+        correlated over the tokens of the text with `level` in the form `sum_of_norms`.
         """
         compared = self._measure_ratios_and_matrices(ids)
         chains = document_chains(self.base_32, self._create_batch(ids)["input_ids"])  # recorded layers of each stack

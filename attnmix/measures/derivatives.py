@@ -380,7 +380,7 @@ def _split_tokens(tokens: int, directions: int, like: Tensor) -> Iterator[tuple[
     """Yield blocks of S token indices `[S]`, each with the one-hot encodings `[S, T]` of these indices among T tokens.
 
     The encodings have the dtype and device of `like`. For each index and direction, a pass through a layer propagates
-    one tangent, which has a vector for each of the T tokens. The size of a block limits the number of these vectors.
+    T vectors: tangents in forward mode, gradients in backward mode. The size of a block limits their number.
     """
     indices_T = torch.arange(tokens, device=like.device)
     vectors_per_index = directions * tokens

@@ -120,7 +120,7 @@ def vector_errors(computed_BTD: Tensor, true_BTD: Tensor, mask_BT: Tensor) -> Te
 
 
 def _stack_errors(errors: Mapping[str, Tensor], undefined_B: Tensor) -> Tensor:
-    """Return the errors `[B, identities]` in the order of `IDENTITIES`; `undefined_B` for identities without errors."""
+    """Return the errors `[B, identities]` in the order of `IDENTITIES`; `undefined_B` for those not in `errors`."""
     return torch.stack([errors.get(name, undefined_B) for name in IDENTITIES], dim=-1)
 
 
@@ -240,8 +240,7 @@ def _sum_sources(layer_pass: LayerPass) -> _SourceSums:
     """
     attention = layer_pass.attention
     value_BHTd = attention.value
-    value_BTE = layer_pass.value  # the same values, concatenated over heads
-    own_BTE = scaled_heads(attention.diagonal(), value_BTE)
+    own_BTE = scaled_heads(attention.diagonal(), layer_pass.value)  # the values, concatenated over heads
     heads = []
     row_errors = []
     for rows in attention.blocks():

@@ -177,7 +177,7 @@ class LayerPass:
         """The layer's output `[..., T, D]`, recomputed from `attention_output` by `Block.rest`.
 
         `Block.rest` also computes the layer's output without the contribution of one source. If the contribution is 0,
-        the two outputs are bitwise equal, because they are computed by the same operations.
+        the two outputs are equal up to rounding errors, because they are computed in the same way.
         """
         return self.block.rest(self.call, self.x, self.features["attention_output"])
 
@@ -691,7 +691,7 @@ def heads_output(attention: ModuleCall, hidden: Tensor) -> Tensor:
     """Run an attention module on `hidden` `[B, T, D]`; return the concatenated head outputs `[B, T, E]`, before W_O.
 
     The module calls an attention function once to compute the head outputs from queries, keys and values. This function
-    is replaced by one that records them.
+    is replaced by one that also records the head outputs.
     """
     attend = explicit()  # an attention function with explicitly computed weights
     outputs: list[Tensor] = []
