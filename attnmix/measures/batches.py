@@ -93,15 +93,15 @@ class DocumentMeasures:
         to_first_L = self.to_first[:, 1:].sum(-1, dtype=np.float64)
         sums["to_first"] = _create_sums(to_first_L, len(self.document) - 1)
         for name, values in self.statistics.items():
-            sums[name] = self._count_statistic(name, values)
+            sums[name] = self._create_statistic_sums(name, values)
         return sums
 
-    def _count_statistic(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
-        """Return the statistic `name` as `Sums`, with the counts by which the sums are divided to obtain means.
+    def _create_statistic_sums(self, name: str, values: npt.NDArray[np.floating]) -> Sums:
+        """Return the statistic `name` as `Sums`: its `values` and the counts by which they are divided to obtain means.
 
-        The count is a number of tokens, or 1 for `geometry` and `sinks`, which measure the whole text. Undefined (NaN)
-        values of `geometry` and `sinks` have a sum and a count of 0. A text with an undefined value of the control
-        `corpus_value` is excluded from this control: all its sums and its count are 0.
+        The values are sums over tokens, and the count is the number of these tokens. `geometry` and `sinks` are values
+        of the whole text; their count is 1, and an undefined (NaN) value is replaced by a sum and a count of 0. A text
+        with an undefined value of the control `corpus_value` is excluded from this control: its sums and count are 0.
         """
         if name in ("geometry", "sinks"):
             is_defined = ~np.isnan(values)
@@ -210,14 +210,18 @@ class BatchMeasurer:
 
     @cached_property
     def layer_constants(self) -> list[LayerConstants]:
-        """The constants of each layer, computed in a forward pass of one token."""
+        """The bias b_V and the `head_factors` of each layer, read in a forward pass of one token.
+
+        `head_factors` are matrices by which `head_ratios` multiplies the output of each head, in place of W_O.
+        """
 
         def read_constants(layer_pass: LayerPass) -> LayerConstants:
             heads = layer_pass.attention.value.shape[-3]
-            factors = head_factors(layer_pass.block, heads)
-            return LayerConstants(layer_pass.value_bias, factors)
+            factors_HdR = head_factors(layer_pass.block, heads)
+            return LayerConstants(value_bias_E=layer_pass.value_bias, head_factors_HdR=factors_HdR)
 
-        one_token = padded([[1]], self.pad_token_id, self.base.device)
+        any_id = 1  # The constants do not depend on the token.
+        one_token = padded([[any_id]], self.pad_token_id, self.base.device)
         return map_layers(read_constants, self.base, one_token)
 
     def measures(
@@ -241,9 +245,11 @@ class BatchMeasurer:
         sampled: Sequence[bool] | None = None,
         statistics: Collection[str] = STATISTICS,
     ) -> "BatchPass":
-        """Run the forward pass of a batch and measure it as `measures` does, without waiting for the results.
+        """Run the forward pass of one padded batch, and start to measure the ratios and `statistics` of each document.
 
-        A GPU may still be computing the measures when this method returns. `BatchPass.wait_for_results` waits for the
+        An identity is an equation that the model's vectors and attention weights must satisfy. All identities are
+        checked in documents for which `sampled` is True (default: all), and some of them also in all other documents. A
+        GPU may still be computing the measures when this method returns. `BatchPass.wait_for_results` waits for the
         measures and returns them.
         """
         batch_pass = BatchPass(self, documents, sampled, statistics)
@@ -253,7 +259,7 @@ class BatchMeasurer:
         return batch_pass
 
     def batch(self, documents: Sequence[Document]) -> dict[str, Tensor]:
-        """Return the model's padded inputs `[B, T]`, by name of the argument."""
+        """Return the model's padded inputs `[B, T]` by argument name."""
         ids = [document.ids.tolist() for document in documents]
         return padded(ids, self.pad_token_id, self.base.device)
 
@@ -338,6 +344,8 @@ class BatchPass:
         self.measurer = measurer
         self.documents = documents
         self.statistics = statistics
+        # Controls are conditions under which the ratios are computed for comparison. Those in `SAME_PASS` reuse this
+        # forward pass.
         self.controls = [name for name in SAME_PASS if name in statistics]
         self.sampled = [True] * len(documents) if sampled is None else list(sampled)
         self.inputs = measurer.batch(documents)
@@ -346,9 +354,12 @@ class BatchPass:
         self.layers: list[list[MicroBatchMeasures]] = []  # by layer and micro-batch
         self.outputs: list[Tensor] = []  # by layer
         self.words: list[Words] = []  # by micro-batch
+        # `unit_sums`, the sums of vectors scaled to norm 1, are computed together with the geometry.
         self.has_geometry = "geometry" in statistics or "unit_sums" in statistics
-        # Sites and constants are determined before this forward pass, because they require separate forward passes.
+        # The sites (layers and capture points) and the constants of the layers are determined before this forward pass,
+        # because they require separate forward passes.
         self.unread_sites = measurer.sites if self.has_geometry else []  # sites not measured yet
+        # Controls and the ratios of single heads (`by_head`) are computed with constants such as b_V.
         needs_constants = bool(self.controls) or "by_head" in statistics
         self.constants = measurer.layer_constants if needs_constants else []
 
@@ -359,7 +370,7 @@ class BatchPass:
         previous layer are measured with this layer.
         """
         if not self.layers:
-            self._read_embedding(layer_pass.call.stack, features)
+            self._store_embedding(layer_pass.call.stack, features)
         self.outputs.append(layer_pass.features["layer_output"])
         new_sites = [site for site in self.unread_sites if site in features]
         self.unread_sites = [site for site in self.unread_sites if site not in features]
@@ -381,11 +392,13 @@ class BatchPass:
     ) -> MicroBatchTasks:
         """Start the tasks that measure the micro-batch with index `number` in one layer.
 
-        A task runs in a thread or, if this is faster, immediately. The task `vectors` includes the geometry of
-        `new_sites`, which are the layers and capture points measured together with this layer.
+        A task runs in a thread or, if this is faster, immediately. `features` contains the vectors of the whole batch
+        by site (layer and capture point). The task `vectors` measures the geometry at `new_sites`, the sites captured
+        since the previous layer. The task `errors_BI` returns the errors of the I identities in each of B texts.
         """
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
+        # The layer's tensors of the texts in the micro-batch, truncated to the length of the longest of these texts.
         pass_of_texts = layer_pass.documents(micro_batch.places, micro_batch.tokens)
         control_values = None
         if self.controls:  # The task `ratios` waits for the result of this task.
@@ -394,23 +407,23 @@ class BatchPass:
             control_values,
             ratios=submit(self._measure_ratios, micro_batch, pass_of_texts, control_values),
             vectors=submit(self._measure_vectors, number, pass_of_texts, features, new_sites),
-            errors_BI=submit(self._measure_identity_errors, micro_batch, layer_pass),
+            errors_BI=submit(self._measure_identity_errors, micro_batch, layer_pass),  # with the batch's padding
         )
 
-    def _read_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
+    def _store_embedding(self, stack: Stack, features: Mapping[Site, Tensor]) -> None:
         """Store the errors of the embeddings' identities and, if the geometry is measured, the word embeddings.
 
-        An identity is an equation that the captured vectors must satisfy. `stack` is the stack (encoder or decoder)
-        that contains the first layer.
+        An identity is an equation that the captured vectors must satisfy. Raise an `InputError` if the word embeddings
+        were not captured. `stack` is the stack (encoder or decoder) that contains the first layer.
         """
         self.first_stack = stack
         ids_BT = self.inputs["input_ids"]
         self.embedding_errors_BI = embedding_errors(self.measurer.base, ids_BT, features, self.mask_BT)
         lacks_words = WORDS not in features
         if lacks_words:
-            # The error of missing word embeddings is infinite, so this call raises an `InputError`. If they are not
-            # missing, the errors are checked after the forward pass, together with those of the layers.
-            self._check_errors(0, self.embedding_errors_BI.double().cpu().numpy())
+            # This call raises an `InputError`, because the error of missing word embeddings is infinite. All other
+            # errors are checked after the forward pass. Layer 0 is the embeddings.
+            self._check_errors(layer=0, errors_BI=self.embedding_errors_BI.double().cpu().numpy())
         if self.has_geometry:
             for micro_batch in self.micro_batches:
                 words_BTD = micro_batch.part(features[WORDS])
@@ -431,12 +444,12 @@ class BatchPass:
         `without_special_sources`   `special_SB`, the positions of the S special tokens of each text
         """
         layer_index = layer_pass.call.number - 1
-        is_decoder = self._is_shifted(layer_pass)  # Its tokens are one position further right, after a start token.
+        is_shifted = self._has_shifted_tokens(layer_pass)  # one position further right, after a start token
         values = ControlValues(
             bias_E=self.constants[layer_index].value_bias_E,
             corpus_BTE=self._average_corpus(micro_batch, layer_pass),
             mean_B1E=micro_batch.means(layer_pass.value),
-            special_SB=micro_batch.special_positions(shifted=is_decoder),
+            special_SB=micro_batch.special_positions(shifted=is_shifted),
         )
         attended = values.attended(layer_pass, self.controls)
         return values, attended
@@ -482,8 +495,8 @@ class BatchPass:
     ) -> dict[str, Tensor]:
         """Return the requested statistics based on `splits`, as sums over the tokens of each text `[B, ...]`, by name.
 
-        They are the contributions of other tokens and the lengths of contributions (`others`, `lengths`), the ratios
-        under controls, and the ratios by group of source tokens in pairs of texts (`PAIR_SOURCES`).
+        They are the contributions of other tokens (`others`); the lengths of contributions (`lengths`); the ratios
+        under controls; and, in pairs of texts, the ratios by group of source tokens (`PAIR_SOURCES`).
         """
         sums: dict[str, Tensor] = {}
         if "others" in self.statistics or "lengths" in self.statistics:
@@ -501,8 +514,9 @@ class BatchPass:
     ) -> VectorMeasures:
         """Return the requested statistics of a layer, and the geometry of the vectors at `new_sites`.
 
-        The statistics are those of the layer's single steps, of its heads and of its attention sinks. `number` is the
-        index of the micro-batch, and `features` contains the vectors of the whole batch by site.
+        The statistics are those of the individual steps of the layer (`steps`), of its heads (`by_head`) and of its
+        attention sinks (`sinks`). `number` is the index of the micro-batch, and `features` contains the vectors of the
+        whole batch by site (layer and capture point).
         """
         micro_batch = self.micro_batches[number]
         statistics = {}
@@ -563,7 +577,8 @@ class BatchPass:
 
         `PAIR_SOURCES` are three groups S of source tokens: the token's own text, the other text, and special tokens.
         """
-        segments_BT = micro_batch.segments(self._is_shifted(layer_pass))
+        # The segments (the text of the pair to which each token belongs) are shifted together with a decoder's tokens.
+        segments_BT = micro_batch.segments(shifted=self._has_shifted_tokens(layer_pass))
         if segments_BT is None:
             return {}
         ratios_SMBT = source_ratios(self.measurer.methods, layer_pass, splits, segments_BT)
@@ -572,8 +587,8 @@ class BatchPass:
         sums_BSM = micro_batch.sums(text_ratios_SMBT.permute(2, 3, 0, 1))
         return dict(zip(PAIR_SOURCES, sums_BSM.unbind(1), strict=True))
 
-    def _is_shifted(self, layer_pass: LayerPass) -> bool:
-        """Return True for the decoder layers of an encoder-decoder model; their inputs are shifted right by one.
+    def _has_shifted_tokens(self, layer_pass: LayerPass) -> bool:
+        """Return True for the decoder layers of an encoder-decoder model; their input tokens are shifted right by one.
 
         The decoder is the second stack of such a model; other models have a single stack.
         """
@@ -589,30 +604,30 @@ class BatchPass:
     ) -> list[SiteMeasures]:
         """Return the geometry of the vectors `[B, T, D]` at each site (layer and capture point) in `vectors`.
 
-        The vectors are compared with reference vectors: the layer's input or, at sites before the first layer of an
-        encoder or decoder, the word embeddings (`words_BTD`). Sites with the same reference vectors and equal shapes
-        form a group; they are measured together, stacked on an axis X. `words` contains the distinct word embeddings of
-        each text.
+        The geometry consists of measures such as the mean cosine. Sites with vectors of equal shape and the same
+        reference vectors, with which the vectors are compared, form a group: they are measured together, stacked on an
+        axis X. `words_BTD` contains the word embeddings of all tokens, and `words` the distinct ones of each text.
         """
         layer = layer_pass.call.number
         is_first_stack = layer_pass.call.stack == self.first_stack  # the encoder, or the only stack
         mask_B1T = micro_batch.mask_BT.unsqueeze(1) if micro_batch.is_padded else None
         measured = []
         for sites in _group_sites(vectors, layer):
-            # The first site represents its group in all that the sites of a group have in common.
-            is_group_in_layer = sites[0].layer == layer  # otherwise, the group is before the first layer
-            has_shape_of_words = vectors[sites[0]].shape == words_BTD.shape
+            # The reference vectors are the layer's input or, before the first layer of an encoder or decoder, the word
+            # embeddings. The first site represents its group, because all sites of a group agree in this respect.
+            is_group_in_layer = sites[0].layer == layer
             reference_BTD = layer_pass.x if is_group_in_layer else words_BTD
-            # The nearest word embedding can be found only for vectors as wide as the word embeddings and at the same
-            # tokens. The tokens of the second stack, a decoder, are shifted.
+            # The nearest word embedding can be found only if the vectors have the width of the word embeddings and
+            # belong to the same tokens. The tokens of the second stack, a decoder, are shifted.
+            has_shape_of_words = vectors[sites[0]].shape == words_BTD.shape
             compared_words = words if is_first_stack and has_shape_of_words else None
             vectors_BXTD = torch.stack([vectors[site] for site in sites], 1)
             cloud = Cloud(vectors_BXTD, mask_B1T)
             reference = Cloud(reference_BTD.unsqueeze(1), mask_B1T)
             site_measures = SiteMeasures(
                 sites=sites,
-                # All measures except the effective rank, which is NaN. `_join_sites` inserts the `ranks_BX`, which may
-                # still be computed in another thread.
+                # All measures, but NaN in place of the effective rank. `_join_sites` inserts the effective ranks
+                # (`ranks_BX`), which may still be being computed in another thread.
                 measures_BXm=geometry_but_rank(cloud, reference, compared_words),
                 ranks_BX=effective_ranks(cloud, micro_batch.lengths),
                 unit_sums_BXD=cloud.unit_sum_D,
@@ -624,10 +639,12 @@ class BatchPass:
     def wait_for_results(self) -> list[DocumentMeasures]:
         """Wait for the measures of each document, and return them.
 
-        Raise `InputError` if the error of an identity is too large or a ratio is not finite.
+        An identity is an equation that the model's vectors must satisfy. Raise `InputError` if the error of one of the
+        I identities is too large or a ratio is not finite.
         """
         start = time.perf_counter()
-        # `_join` concatenates the micro-batches, and stacks the layers along a new axis with the index `axis`.
+        # `_join` concatenates the micro-batches of each layer along the axis B, and inserts an axis of layers (L) with
+        # the index `axis`.
         ratios_BMLT = self._join(lambda measures: self._pad(measures.ratios.ratios_BMT), axis=2)
         errors_BLI = self._join_errors()
         self._check_layers(errors_BLI, ratios_BMLT)
@@ -677,8 +694,8 @@ class BatchPass:
     def _join_sites(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the geometry `[B, X, m]` and the sums of unit vectors `[B, X, largest width]` of all sites.
 
-        A site (axis X) is a layer and a capture point. Sums of vectors that are narrower than the largest width are
-        padded with zeros.
+        The geometry consists of m measures of a text's vectors. A site (axis X) is a layer and a capture point. Sums of
+        vectors that are narrower than the largest width are padded with zeros.
         """
         computed_sites: list[Site] = []
         # The results of each group of sites that were measured together, for the texts of all micro-batches:
@@ -688,27 +705,28 @@ class BatchPass:
         for micro_batches_of_group in self._list_site_groups():
             computed_sites.extend(micro_batches_of_group[0].sites)
             measures.append(torch.cat([part.measures_BXm for part in micro_batches_of_group]))
+            # `result` waits if the effective ranks (one of the m measures) are still being computed in another thread.
             ranks.append(torch.cat([part.ranks_BX.result() for part in micro_batches_of_group]))
             unit_sums.append(torch.cat([part.unit_sums_BXD for part in micro_batches_of_group]))
         measures_BXm = torch.cat(measures, 1).cpu()
-        measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces the NaN of `geometry_but_rank`
+        measures_BXm[..., RANK] = torch.cat(ranks, 1)  # replaces NaN
         unit_sums_BXD = _concatenate_sites(unit_sums).float().cpu()
         # On the axis X, the sites are in order of computation; the result has the order of `measurer.sites`.
         computed_places = [computed_sites.index(site) for site in self.measurer.sites]
         return measures_BXm[:, computed_places].numpy(), unit_sums_BXD[:, computed_places].numpy()
 
     def _list_site_groups(self) -> list[list[SiteMeasures]]:
-        """Return, for each group of sites of each layer, the geometry of the group in each micro-batch.
+        """Return a list for each layer and group of sites: the `SiteMeasures` of the group in each micro-batch.
 
-        A group consists of the sites (layers and capture points) that were measured together.
+        A group consists of the sites (layers and capture points) whose vectors were measured together.
         """
-        groups = []
+        site_groups: list[list[SiteMeasures]] = []
         for micro_batches_of_layer in self.layers:
-            # All micro-batches of a layer have the same groups of sites.
-            number_of_groups = len(micro_batches_of_layer[0].vectors.sites)
-            for group in range(number_of_groups):
-                groups.append([micro_batch.vectors.sites[group] for micro_batch in micro_batches_of_layer])
-        return groups
+            groups_by_micro_batch = [measures.vectors.sites for measures in micro_batches_of_layer]
+            # All micro-batches of a layer have the same groups. `zip` combines the measures of the same group.
+            for micro_batches_of_group in zip(*groups_by_micro_batch, strict=True):
+                site_groups.append(list(micro_batches_of_group))
+        return site_groups
 
     def _join_errors(self) -> npt.NDArray[np.float64]:
         """Return the errors of the identities in the embeddings (index 0) and in each layer, `[B, 1 + L, I]`.
@@ -716,20 +734,22 @@ class BatchPass:
         An identity is an equation that the model's vectors must satisfy.
         """
         layer_errors_BLI = self._stack_layers(lambda measures: measures.errors_BI, axis=1)
-        # The identity `hidden_states` could not be checked layer by layer, because it concerns the model's output.
+        # The identity `hidden_states` (each layer's output equals the hidden states of transformers) is checked here,
+        # because the model returned its hidden states only after the last layer.
         hidden_states_index = list(IDENTITIES).index("hidden_states")
-        layer_errors_BLI[..., hidden_states_index] = torch.stack(self._compare_hidden_states(), 1)
+        hidden_states_errors_BL = torch.stack(self._compare_hidden_states(), 1)
+        layer_errors_BLI[..., hidden_states_index] = hidden_states_errors_BL
         embedding_errors_B1I = self.embedding_errors_BI.unsqueeze(1)
         errors_BLI = torch.cat([embedding_errors_B1I, layer_errors_BLI], 1)
         return np.asarray(errors_BLI.double().cpu().numpy())
 
     def _check_layers(self, errors_BLI: npt.NDArray[np.float64], ratios_BMLT: npt.NDArray[np.float32]) -> None:
-        """Raise an `InputError` if the error of an identity is too large or a ratio is not finite, in layer order.
+        """Check the layers in order; raise `InputError` if an identity's error is too large or a ratio is not finite.
 
         `errors_BLI` is the result of `_join_errors`: index 0 of its axis L is the embeddings, which have no ratios.
         """
         has_broken_ratio_BL = self._find_broken_ratios(ratios_BMLT)
-        self._check_errors(0, errors_BLI[:, 0])
+        self._check_errors(layer=0, errors_BI=errors_BLI[:, 0])
         for layer in range(1, errors_BLI.shape[1]):
             self._check_finite(layer, has_broken_ratio_BL[:, layer - 1])
             self._check_errors(layer, errors_BLI[:, layer])
@@ -777,7 +797,7 @@ class BatchPass:
             )
 
     def _check_errors(self, layer: int, errors_BI: npt.NDArray[np.float64]) -> None:
-        """Raise an `InputError` if an error exceeds the tolerance; it names the document with the largest error.
+        """Raise an `InputError` that names the document with the largest error if this error exceeds the tolerance.
 
         `errors_BI` contains the errors of the identities `IDENTITIES` in `layer`; layer 0 is the embeddings.
         """

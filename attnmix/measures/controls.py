@@ -80,15 +80,16 @@ class CorpusValues:
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Sum the value vectors of each layer and group of tokens over all `batches`, with one forward pass per batch.
 
-        A group is a combination of a token class and a range of positions. Return None if `batches` is empty, so that
-        no text is sampled. The names of the sampled texts are stored, because `mean_over_others` subtracts the values
-        of a text only if the text was sampled. `pad` is the ID of the padding token.
+        A group is a combination of a token class and a range of positions. Return None if `batches` is empty, that is,
+        if no text was sampled. The names of the sampled texts are stored, because `mean_over_others` subtracts the
+        values of a text only if the text was sampled. `pad` is the ID of the padding token.
         """
-        sums_LGE = torch.zeros(())  # replaced by a tensor `[L, G, E]` when the first batch is added
+        # Replaced by a tensor `[L, G, E]` when the first batch is added; E is the width of all heads together.
+        sums_LGE = torch.zeros(())
         counts_G = torch.zeros(())
         names_of_texts = set[str]()
         for documents in batches:
-            batch = MicroBatch(documents, slice(None), base.device)
+            batch = MicroBatch(documents, places=slice(None), device=base.device)  # all documents
             members_NG = batch.members_BTG.flatten(0, 1)
             ids = [document.ids.tolist() for document in documents]
             inputs = padded(ids, pad, base.device)
@@ -104,10 +105,10 @@ class CorpusValues:
     def mean_over_others(self, layer: int, micro_batch: MicroBatch, value_BTE: Tensor) -> Tensor:
         """Return, for each token of `micro_batch`, a layer's mean value vector over the other texts, `[B, T, E]`.
 
-        The mean of a token covers the tokens of its group in the other sampled texts or, if there are none, the tokens
-        of its token class. The mean is NaN if no other sampled text has a token of this class. `value_BTE` contains the
-        values of the micro-batch. To exclude a sampled text from its own means, its values are subtracted from the sums
-        of the sample.
+        The mean of a token covers all tokens of its group (a combination of token class and range of positions) in the
+        other sampled texts. If there are none, `_average_groups` returns the mean over the token class, or NaN if no
+        other sampled text has this class. To exclude a sampled text from its own means, its values, which `value_BTE`
+        contains for the micro-batch, are subtracted from the sums of the sample.
         """
         members_BGT = micro_batch.members_within(self.names).mT  # zeros for texts outside the sample
         sums_of_document_BGE = members_BGT @ value_BTE.double()
@@ -115,7 +116,7 @@ class CorpusValues:
         sums_BGE = self.values_LGE[layer - 1] - sums_of_document_BGE  # layers are numbered from 1
         counts_BG = self.counts_G - counts_of_document_BG
         mean_BGE = _average_groups(sums_BGE, counts_BG.unsqueeze(-1))
-        # Select the mean of each token's group.
+        # Select the mean of each token's group (G).
         group_BT1 = micro_batch.groups_BT.unsqueeze(-1)
         mean_BTE = torch.take_along_dim(mean_BGE, group_BT1, 1).to(value_BTE)
         # NaN in padding would propagate to tokens, even if the attention weights on padding are 0.
@@ -264,18 +265,19 @@ class HeadSums(NamedTuple):
         return (self.weights_BTH @ self.vectors_HD).flatten(-3, -2)
 
     def network(self, splits: LayerSplits) -> NetworkPart:
-        """Propagate the sums to the second skip connection and into the feed-forward network.
+        """Propagate the sums of `projected` to the second skip connection and into the feed-forward network.
 
-        Return the propagated sums as a `NetworkPart`. The few vectors are propagated first, and then summed with each
-        token's weights. `splits` contains the rest of the layer, and the whole output of W_O, from which the divisor of
-        a norm is computed.
+        The result is a `NetworkPart` of N = B * T sums. The H vectors are propagated first, and then summed with each
+        token's weights, because this is faster than propagating N sums. `splits` contains the computation of the rest
+        of the layer, and the whole output of W_O, from which the divisor of a norm is computed.
         """
         rest = splits.rest
         assert rest is not None
         norm = splits.block.attention_output_norm
         weights_BTH = self.weights_BTH
         if not norm.absent:
-            # A norm of the attention output divides each token's sum by the standard deviation of the whole output.
+            # A norm of the attention output divides each token's sum by the standard deviation of the whole output. The
+            # token's weights are divided instead, because the vectors are the same for many tokens.
             weights_NH = weights_BTH.flatten(-3, -2)
             divided_NH = weights_NH / norm.deviation(splits.projected_ND)
             weights_BTH = divided_NH.view_as(weights_BTH)
@@ -293,20 +295,22 @@ def control_ratios(
 ) -> dict[str, Tensor]:
     """Return the ratios `[methods, B, T]` of all tokens under each control in `names`, by name of the control.
 
-    `splits` contains the original splits (without any control) of all tokens. `attended` is the result of
-    `values.attended`. `corpus_value` is omitted if there are no corpus values.
+    The default of `names` is all controls that reuse the forward pass of the ratios; `corpus_value` is omitted if there
+    are no corpus values. A split consists of the parts of a token's vector from the token itself and from other tokens;
+    `splits` contains the splits without any control. `attended`, the result of `values.attended`, contains sums,
+    weighted by attention, of the values that replace the layer's values under a control.
     """
     head_sums = _compute_head_sums(layer_pass, values, attended, names)
     controls = _split_attention(layer_pass, splits, attended, head_sums)
     if not controls:
         return {}
     # All controls are computed together, stacked on a leading axis C in the order of `controls`.
-    layer = None
+    layer = None  # the splits of the layer's output under each control, if a ratio needs them
     if PREACTIVATION in ratio_points(methods):  # A ratio covers the whole layer, including the feed-forward network.
         layer = _stack_layer_splits(splits, controls, head_sums)  # first, because it needs most memory
     projected = _stack_splits([control.projected for control in controls.values()])
-    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])
-    splits_of_controls = splits.with_others(projected, mixed_weight_CN, layer)
+    mixed_weight_CN = torch.stack([control.mixed_weight_N for control in controls.values()])  # on other tokens
+    splits_of_controls = splits.with_others(projected, mixed_weight=mixed_weight_CN, layer=layer)
     ratios_MCN = apply_formulas(methods, splits_of_controls)
     ratios_CMN = ratios_MCN.transpose(0, 1)
     texts_and_tokens = layer_pass.diagonal.shape[:2]
@@ -324,17 +328,20 @@ class _AttentionSplit(NamedTuple):
 def _split_attention(
     layer_pass: LayerPass, splits: LayerSplits, attended: AttendedValues, head_sums: Mapping[str, HeadSums]
 ) -> dict[str, _AttentionSplit]:
-    """Return the split of attention's output under each control. Only `without_special_sources` changes the weights.
+    """Return the split of attention's output under each control, and the attention weight on other tokens.
 
-    A split consists of the parts of each token's vector from the token itself (`own`) and from other tokens. `splits`
-    contains the original splits, and `head_sums` is the result of `_compute_head_sums`.
+    A split consists of the parts of each token's vector from the token itself and from other tokens. `splits` contains
+    the splits without any control, `attended.splits` those under `without_value_bias` and `corpus_value`, and
+    `head_sums` the sums of vectors from which the others are computed (see `_compute_head_sums`).
     """
+    # Only `without_special_sources` changes the attention weights.
+    original_weight_N = splits.mixed_weight
     controls = {}
     for name, projected in attended.splits.items():
-        controls[name] = _AttentionSplit(projected, splits.mixed_weight)
+        controls[name] = _AttentionSplit(projected, original_weight_N)
     if "text_mean_value" in head_sums:
         own_ND, others_ND = head_sums["text_mean_value"].projected()
-        controls["text_mean_value"] = _AttentionSplit(Split(own_ND, others_ND), splits.mixed_weight)
+        controls["text_mean_value"] = _AttentionSplit(Split(own_ND, others_ND), original_weight_N)
     if "without_special_sources" in head_sums:
         heads = layer_pass.diagonal.shape[-1]
         special = head_sums["without_special_sources"]
@@ -343,25 +350,28 @@ def _split_attention(
 
 
 def _subtract_special_sources(splits: LayerSplits, special: HeadSums, heads: int) -> _AttentionSplit:
-    """Return the split of attention's output without special tokens as sources of other tokens.
+    """Return the split of attention's output after removing the contributions of special tokens to other tokens.
 
-    `splits` contains the original splits, and `special` the contributions of special tokens.
+    A split consists of the parts of each token's vector from the token itself and from other tokens. `splits` contains
+    the original splits, and `special` the contributions of special tokens to other tokens. The attention weights on the
+    remaining sources are divided by their sum.
     """
     others_ND = splits.projected.others - special.projected()
     projected = Split(splits.projected.own, others_ND)
     special_weight_N = special.weights_BTH.sum(-1).flatten() / heads  # the mean over heads
-    return _AttentionSplit(projected, _renormalise_weight(splits.mixed_weight, special_weight_N))
+    others_weight_N = _renormalise_weight(splits.mixed_weight, removed_weight_N=special_weight_N)
+    return _AttentionSplit(projected, mixed_weight_N=others_weight_N)
 
 
 def _compute_head_sums(
     layer_pass: LayerPass, values: ControlValues, attended: AttendedValues, names: Collection[str]
 ) -> dict[str, HeadSums]:
-    """Return, by control, weighted sums of vectors that replace the attention output or are subtracted from it.
+    """Return, by control, sums of vectors that replace parts of the attention output or are subtracted from them.
 
-    `text_mean_value` inserts the sums of the mean values. `without_value_bias` subtracts the sums of b_V, and
-    `without_special_sources` subtracts the contributions of special tokens. For `text_mean_value` and
-    `without_value_bias`, the sums for the token itself and for the other tokens are separate (first axis of the
-    weights).
+    A token's attention output has two parts: from the token itself and from other tokens. `text_mean_value` replaces
+    both parts by sums of the text's mean values, and `without_value_bias` subtracts sums of b_V from both; the two
+    parts are on the first axis of the weights. `without_special_sources` subtracts the contributions of special tokens
+    from the part from other tokens.
     """
     own_weights_BTH = layer_pass.diagonal
     others_weights_BTH = attended.row_sums_BTH - own_weights_BTH
@@ -383,12 +393,14 @@ def _stack_layer_splits(
     """Return the `Split` of the layer's output under each of the `controls`, stacked in this order as `[C, N, D]`.
 
     A split consists of the parts of each token's vector from the token itself and from other tokens. All controls
-    except `corpus_value` have `head_sums`, from which the layer's output is computed faster.
+    except `corpus_value` have `head_sums`: sums of a few vectors, which are propagated through the layer in less time
+    than the vectors of all tokens. `splits` contains the splits without any control.
     """
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
     if "corpus_value" in controls:
-        corpus_value = controls["corpus_value"]
-        layers["corpus_value"] = splits.with_others(corpus_value.projected, corpus_value.mixed_weight_N).layer
+        projected, others_weight_N = controls["corpus_value"]
+        corpus_splits = splits.with_others(projected, mixed_weight=others_weight_N)
+        layers["corpus_value"] = corpus_splits.layer  # propagates `projected` through the rest of the layer
     return _stack_splits([layers[name] for name in controls])
 
 
@@ -401,29 +413,33 @@ def _compute_layer_split(name: str, splits: LayerSplits, sums: HeadSums) -> Spli
     """
     rest = splits.rest
     assert rest is not None
-    network = sums.network(splits)  # the contributions that the control inserts or subtracts
+    propagated_sums = sums.network(splits)  # into the feed-forward network
     if name == "without_special_sources":
-        # Only the part from other tokens changes.
-        return Split(splits.layer.own, rest.output(splits.network.others.minus(network)))
+        # The sums are the contributions of special tokens, which are subtracted from the part from other tokens.
+        own_ND = splits.layer.own
+        return Split(own_ND, rest.output(splits.network.others.minus(propagated_sums)))
     if name == "text_mean_value":
-        # The part from the token itself also includes the layer's input, which the skip connection adds.
-        both_parts = network.add_own(rest.network_part(splits.x_ND))
+        # The sums are both parts of the attention output. The skip connection adds the layer's input to the part from
+        # the token itself.
+        both_parts = propagated_sums.add_own(rest.network_part(splits.x_ND))
     else:
-        # `without_value_bias`: the contributions of b_V are subtracted from both original parts.
-        both_parts = splits.network.minus(network)
+        # `without_value_bias`: the sums are the contributions of b_V, which are subtracted from both original parts.
+        both_parts = splits.network.minus(propagated_sums)
     own_ND, others_ND = rest.output(both_parts)
     return Split(own_ND, others_ND)
 
 
 def _compute_special_sources(layer_pass: LayerPass, special_SB: Tensor) -> HeadSums:
-    """Return the contributions of special tokens to other tokens, as weighted sums of V = S * H vectors per text.
+    """Return the contributions of special tokens to other tokens, as sums of vectors weighted by attention.
 
-    `special_SB` contains the positions of each text's special tokens, padded with -1.
+    For each token, the sum covers V = S * H vectors `[D]`: the values of the S special tokens of the text in each of H
+    heads, multiplied by W_O. `special_SB` contains the positions of these tokens in each of B texts, padded with -1.
     """
     weights_SBTH = weights_on_special(layer_pass.attention, special_SB)
     weights_BTV = weights_SBTH.permute(1, 2, 0, 3).flatten(-2)
-    positions_BS1 = special_SB.T.clamp_min(0).unsqueeze(-1)  # the weight of padding (-1) is 0
-    value_BSE = layer_pass.value.take_along_dim(positions_BS1, 1)
+    # `weights_on_special` returns the weight 0 for the padding -1, so any vector may be selected for it.
+    positions_BS1 = special_SB.T.clamp_min(0).unsqueeze(-1)
+    value_BSE = layer_pass.value.take_along_dim(positions_BS1, 1)  # E is the width of all heads together
     heads_BSHD = _project_heads(layer_pass, value_BSE)
     return HeadSums(weights_BTV, heads_BSHD.flatten(1, 2))
 
@@ -456,7 +472,7 @@ def _stack_splits(splits: Sequence[Split]) -> Split:
 
 
 def shuffled_words(document: Document, seed: int) -> Document:
-    """Return a text with its words in random order; special tokens stay in place.
+    """Return a text in which the words are in random order and special tokens stay in place.
 
     The order is determined by `seed` and the name of the text. Words are not exchanged between the two texts of a pair.
     """
@@ -473,7 +489,7 @@ def shuffled_words(document: Document, seed: int) -> Document:
 
 
 def _draw_word_order(word_of_token: npt.NDArray[np.integer], generator: np.random.Generator) -> npt.NDArray[np.integer]:
-    """Return the indices of tokens with their words in random order; the tokens of a word keep their order.
+    """Return token indices in which the words are in random order and the tokens of each word keep their order.
 
     `word_of_token` contains the index of each token's word in the text.
     """

@@ -166,15 +166,16 @@ class Corpus:
         self.labels = self.texts["label"].to_numpy()
         self.predicted = self.texts["predicted_label"].to_numpy()
         self.row_groups = range(ceil(len(self.texts) / store.ROW_GROUP_TEXTS))
-        self._read_group: tuple[int, list[Document]] = (-1, [])  # number and texts of the row group read last
-        self._kept: dict[int, Document] = {}  # texts passed to `keep`, by index
+        # The number (-1: none) and the texts of the most recently read row group.
+        self._last_row_group: tuple[int, list[Document]] = (-1, [])
+        self._kept_texts: dict[int, Document] = {}  # by index; see `keep`
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Keep the texts with the indices `numbers` in memory, for batches that combine texts of many row groups."""
         for number in sorted(numbers):
             document = self.document(number)
             # The text's arrays are views of the arrays of the whole row group, so they are copied.
-            self._kept[number] = document.take(np.arange(len(document)))
+            self._kept_texts[number] = document.take(np.arange(len(document)))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -185,17 +186,21 @@ class Corpus:
         return slice(first, first + store.ROW_GROUP_TEXTS)
 
     def document(self, number: int) -> Document:
-        """Return the text with index `number`. Kept texts, and texts of the row group read last, are not read again."""
-        if number in self._kept:
-            return self._kept[number]
+        """Return the text with index `number`.
+
+        Texts that `keep` keeps in memory, and texts of the most recently read row group, are not read again.
+        """
+        if number in self._kept_texts:
+            return self._kept_texts[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
-        cached_row_group, documents = self._read_group
+        cached_row_group, documents = self._last_row_group
         if cached_row_group != row_group:
             (tokens,) = self.files.token_row_groups(READ_COLUMNS, [row_group])
             texts = self.texts.iloc[self.rows(row_group)]
+            # The last row group may end with texts that are not measured. Their tokens are removed.
             tokens_of_texts = tokens.iloc[: texts["tokens"].sum()]
             documents = documents_of(texts, tokens_of_texts)
-            self._read_group = (row_group, documents)
+            self._last_row_group = (row_group, documents)
         return documents[place]
 
     def __getitem__(self, number: int) -> Document:

@@ -6,8 +6,8 @@ There are three kinds of quantities:
     `OWN_PASSES`    ratios of modified documents, or of a model with random weights, in separate forward passes
     `SAMPLED`       measured in a sample of single texts, because the cost is quadratic in the text length
 
-A `Sink` stores the results and lists the remaining tasks. A sink is a `Measurements` object in memory, or it consists
-of the files of a stage, from which an interrupted run resumes. A new quantity requires an entry in `STATISTICS`,
+A `Sink` stores the results and lists the remaining tasks. A sink is either a `Measurements` object in memory or a set
+of files of a stage, from which an interrupted run can resume. A new quantity requires an entry in `STATISTICS`,
 `OWN_PASSES` or `SAMPLED`.
 """
 
@@ -228,20 +228,24 @@ class Engine:
     ) -> None:
         """Store a model and the settings of its measurement.
 
+        An identity is an equation that the model's vectors must satisfy. A donor is a text whose words replace those of
+        a measured text.
+
         Args:
             base: A model without a task head, in float32 and eval mode, with observable attention.
             methods: Names of the mixing ratios. Ratios that the model's family lacks are ignored.
             padding: ID of the padding token.
             tokenizer: The tokenizer for neutral donor texts. If `pairs` is True, the tokenizer also determines the
-                segments of the inputs of the model with random weights.
+                segments of the inputs of the model with random weights (see `random`).
             pairs: True for pairs of texts.
             batch_tokens: Maximum number of tokens per batch, including padding.
             seed: Seed of all random draws.
-            check_once: True to check `SAMPLED_IDENTITIES` only in the first call of `read_texts`.
+            check_once: True to check `SAMPLED_IDENTITIES` (the identities with slow checks) only in the first call of
+                `read_texts`.
             identity_texts: Number of sampled texts in which `SAMPLED_IDENTITIES` are checked, by default
                 `IDENTITY_TEXTS`. The longest text is always checked, too.
-            neutral_donors: Number of neutral texts that serve as donors. If it is 0, the donors are other texts; if
-                there is only one text, the donors are all available neutral texts.
+            neutral_donors: Number of neutral texts (everyday statements) that serve as donors. If it is 0, the donors
+                are other texts or, for a single text, all available neutral texts.
         """
         self.base = base
         self.tokenizer = tokenizer
@@ -253,7 +257,7 @@ class Engine:
         self.check_once = check_once
         self.identity_texts = IDENTITY_TEXTS if identity_texts is None else identity_texts
         self.neutral_donors = neutral_donors
-        self.is_checked = False
+        self.is_checked = False  # True after the first call of `read_texts`
 
     @cached_property
     def single(self) -> DocumentMeasurer:
@@ -284,8 +288,8 @@ class Engine:
 
         `sample` contains the indices of the sampled texts; None for all texts. Batches of sampled texts combine several
         row groups, because each row group contains only a few sampled texts. An identity is an equation that the
-        model's vectors must satisfy; some identities are checked only in a few texts, and only once if `check_once` is
-        True.
+        model's vectors must satisfy. Some identities are checked only in a few texts; if `check_once` is True, these
+        identities are checked only in the first call of this method.
         """
         if "corpus_value" in statistics:
             self.batches.read_corpus(self._batch_corpus(texts))
@@ -304,10 +308,11 @@ class Engine:
     def _start_passes(
         self, tasks: Iterable[Task], texts: Texts | Corpus, statistics: Collection[str], checked: Collection[int]
     ) -> Iterator[tuple[Task, BatchPass]]:
-        """Yield each task with a forward pass of its texts; on a GPU, the pass may still be running.
+        """Yield each task with the forward pass of its texts; `BatchPass.wait_for_results` returns the measures.
 
-        All identities are checked in the texts whose indices are in `checked`. The `statistics` are not measured in
-        tasks outside the sample.
+        On a GPU, the pass may still be running. The `statistics` are quantities that are measured in addition to the
+        ratios, except in tasks outside the sample. All identities (equations that the model's vectors must satisfy) are
+        checked in the texts whose indices are in `checked`.
         """
         for task in tasks:
             documents = [texts.document(number) for number in task.numbers]
@@ -341,20 +346,22 @@ class Engine:
     def read_single(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
     ) -> None:
-        """Call `measure` for each text whose index is in `numbers`, and store the sums in `sink` under the name `kind`.
+        """Measure single texts, each in a separate task, and store their sums in `sink` under the name `kind`.
 
-        Texts with stored sums are omitted.
+        `numbers` contains the indices of the texts, and `measure` returns the sums of the text with an index. The sink
+        omits texts whose sums it has already stored.
         """
         for task in sink.remaining(kind, text_tasks(numbers)):
-            sink.write(kind, task, [measure(number) for number in task.numbers])
+            (number,) = task.numbers
+            sink.write(kind, task, [measure(number)])
 
     def add_sums(self, measurements: Measurements, names: Collection[str]) -> None:
         """Measure the quantities in `names` that `measurements` lacks, and add their sums.
 
         A name is `MEASURES` (the ratios) or a member of `STATISTICS` (measured in the same forward passes as the
-        ratios, which are then measured, too), of `OWN_PASSES` (measured in separate passes), or of `SAMPLED` (measured
-        in a sample of the texts). The methods called here store their results in `measurements`, from which `read`
-        returns the sums.
+        ratios), `OWN_PASSES` (in separate passes) or `SAMPLED` (in a sample of the texts). The ratios are measured
+        together with any of the `STATISTICS`. Each pass stores the sums of single texts in `measurements`, whose method
+        `read` returns them for all texts.
         """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]
@@ -374,12 +381,12 @@ class Engine:
     def sampled_sums(
         self, measurements: Measurements, name: str, max_texts: int | None = None, max_length: int | None = None
     ) -> dict[str, Sums]:
-        """Measure the quantity `name` of `SAMPLED` in a sample, and return its sums for all texts, by name.
+        """Measure the quantity `name` of `SAMPLED` in a sample of the texts; return its sums by name.
 
-        The counts are 0 for texts outside the sample. The sample has at most `max_texts` texts, stratified by class,
-        and at most `max_length` tokens per text. A quantity that depends on the kind of donor has several sums, whose
-        names may end with this kind. Sums under names other than `name` are omitted if all their counts are 0, for
-        example because the texts have no donors of the kind.
+        The sums have a row for every text; the counts are 0 for texts outside the sample. The sample has at most
+        `max_texts` texts, stratified by class, and at most `max_length` tokens per text. If there are several kinds of
+        donor texts, the names of the sums for one kind end with this kind. Sums under names other than `name` are
+        omitted if all their counts are 0, for example because the texts have no donors of the kind.
         """
         texts = measurements.texts
         quantity = SAMPLED[name]
@@ -404,13 +411,14 @@ class Engine:
     ) -> None:
         """Compute the matrices and rollouts in `names` that `measurements` lacks for the text with index `number`.
 
-        If `with_heads` is True, add the text's attention heads, too. If no heads are computed, the callback `advance`
-        runs after each layer.
+        If `with_heads` is True, also add the tensors of the text's attention heads. `advance` is a callback that shows
+        progress: it runs after each layer, but not if attention heads are computed.
         """
         stored = measurements.matrices.setdefault(number, {})  # the text's matrices by name
+        # `EXCHANGE` requires donor texts. The other matrices are computed by `single`, the measurer of single texts.
         if EXCHANGE in names and EXCHANGE not in stored:
             stored[EXCHANGE] = self._exchange_matrix(measurements.texts, number)
-        missing = [name for name in self._select_present(names) if name not in stored]
+        missing = [name for name in self._select_defined(names) if name not in stored]
         needs_heads = with_heads and number not in measurements.heads
         if not missing and not needs_heads:
             return
@@ -423,7 +431,7 @@ class Engine:
                 matrices = self.single.contributions(ids, missing, advance)
         stored.update({name: matrix.cpu().numpy() for name, matrix in matrices.items()})
 
-    def _select_present(self, matrices: Collection[str]) -> list[str]:
+    def _select_defined(self, matrices: Collection[str]) -> list[str]:
         """Return the names in `matrices` that are defined for the model's family."""
         return family_of(self.base.config).present(matrices)
 
@@ -433,7 +441,7 @@ class Engine:
         If the result is True, also create the copy of the model that `add_matrices` needs. The copy must not be created
         later, when forward passes may run in other threads.
         """
-        required = set(self._select_present(names))
+        required = set(self._select_defined(names))
         for number in range(len(measurements.texts)):
             stored = measurements.matrices.get(number, {})  # the text's matrices by name
             lacks_heads = with_heads and number not in measurements.heads
@@ -467,10 +475,12 @@ class Engine:
         return {INPUT_PARTS: shares_LTT.float().cpu().numpy()}
 
     def parts(self, document: Document, rule: str, positions: Sequence[int] | None) -> dict[str, Array]:
-        """Return the decomposition of a text's vectors into parts from each input token, computed in float64.
+        """Return measures, by name, of the parts from each input token in a text's vectors, computed in float64.
 
-        The result is that of `PartsReader.read_rows` for the tokens at `positions` or, if `positions` is None, of
-        `PartsReader.read` for all tokens.
+        `rule`, one of `RULES`, determines how the output of an activation function is attributed to the parts of its
+        input. If `positions` is None, the result is that of `PartsReader.read`: measures of all tokens, such as the
+        lengths of the parts. Otherwise, it is that of `PartsReader.read_rows`: only projections of the parts, for the
+        tokens at `positions`.
         """
         reader = PartsReader(self.single.base, rule)
         batch = self.batches.batch([document])
@@ -522,24 +532,27 @@ class Engine:
     ) -> dict[str, list[npt.NDArray[np.int32]]]:
         """Return, for each kind of donor, one array of token IDs `[T]` per donor: the document with the donor's words.
 
-        A donor is a text whose words replace those of the document. `number` is the index of a text in `texts`; the
-        document is this text or its first tokens.
+        A donor is a text whose words replace those of the document. `document` is the text with index `number` in
+        `texts`, or the first tokens of this text. Donors are neutral texts (everyday statements) if `neutral_donors` is
+        not 0 or if there are no other texts.
         """
         kinds = self.donor_kinds(texts)
-        if self.neutral_donors or kinds == (NEUTRAL,):
+        has_neutral_donors = self.neutral_donors > 0 or NEUTRAL in kinds
+        if has_neutral_donors:
             return {NEUTRAL: self._exchange_with_neutral_texts(document)}
-        classes = None if kinds == (OTHER_TEXTS,) else texts.predicted
+        has_classes = SAME_CLASS in kinds
+        classes = texts.predicted if has_classes else None
         return draw_exchanged_texts(document, texts.documents, number, classes, donors=1, seed=self.seed)
 
     def _exchange_with_neutral_texts(self, document: Document) -> list[npt.NDArray[np.int32]]:
         """Return the document's token IDs `[T]` with its words replaced by those of a neutral text, for each donor.
 
-        The donors are the `neutral_donors` (if 0: all) neutral texts that have the fewest tokens in common with the
-        document, because equal tokens cannot be exchanged.
+        The donors are the `neutral_donors` neutral texts (0 means all) for which the fewest tokens of the document
+        remain equal, because an exchange of equal tokens has no effect.
         """
         neutral = [self._tokenize_neutral_text(text) for text in NEUTRAL_TEXTS]
         exchanged = exchanged_texts(document, neutral, candidates=range(len(neutral)), number=len(neutral))
-        exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))
+        exchanged.sort(key=lambda ids_T: np.count_nonzero(ids_T == document.ids))  # number of equal tokens
         donors = self.neutral_donors or len(neutral)
         return exchanged[:donors]
 
@@ -567,29 +580,37 @@ class Engine:
         return (SAME_CLASS, OTHER_CLASS) if has_classes else (OTHER_TEXTS,)
 
     def _tokenize_neutral_text(self, text: str) -> Document:
-        """Return a sentence as a document without special tokens, in which each token counts as a word."""
+        """Return a neutral text (an everyday statement that serves as a donor) as a document without special tokens.
+
+        An exchange uses only the IDs of the donor's tokens and the information which of them are special. The classes
+        are therefore arbitrary, and each token counts as a word.
+        """
         encoded = self.tokenizer(text, add_special_tokens=False)
         ids = np.array(encoded["input_ids"], np.int32)
-        tokens = len(ids)
-        return Document("neutral", ids, classes=np.zeros(tokens, np.int8), words=np.arange(tokens, dtype=np.int32))
+        any_class_T = np.zeros(len(ids), np.int8)
+        word_of_token_T = np.arange(len(ids), dtype=np.int32)
+        return Document("neutral", ids, classes=any_class_T, words=word_of_token_T)
 
     def add_own_share(self, measurements: Measurements, sample: OwnShareSample) -> dict[str, Sums]:
-        """Return the sums of own shares and total effects in a sample of the texts, by name; compute unknown sums.
+        """Return the sums of own shares in a sample of the texts, by name; compute them unless `measurements` has them.
 
-        The own share of a token is the share of the token's own input in its vector. `sample` determines the sampled
-        texts and how the shares are computed. Only the computation by exchange also yields total effects.
+        The own share is the share of a token's vector that comes from the token's own input. It is computed from
+        displacements of the vector by an exchange of words (`sample.by` is `exchange`), or from a decomposition of the
+        vector (`parts`). With an exchange, the result also contains the sums of the `TOTAL_EFFECTS`: squared
+        displacements relative to that by an exchange of all words.
         """
         if sample not in measurements.own_share:
-            quantity = OWN_SHARE_WAYS[sample.by]
+            quantity = OWN_SHARE_WAYS[sample.by]  # the name in `SAMPLED`
             sums = self.sampled_sums(measurements, quantity, sample.max_texts, sample.max_length)
             measurements.own_share[sample] = sums
         return measurements.own_share[sample]
 
     def add_token_shares(self, measurements: Measurements, number: int) -> None:
-        """Add the own share of each token of a text after each layer, unless `measurements` has it.
+        """Add the own shares of the text with index `number` for each token and layer, unless `measurements` has them.
 
-        The own share compares the displacements of the token's vector if the token itself and if all other tokens are
-        exchanged with those of donor texts. In long texts, the own share is NaN except at sampled positions.
+        The own share is o / (o + a), where o and a are displacements of the token's vector: o if only the token itself
+        is exchanged with that of a donor text, and a if all other tokens are. In long texts, the own share is NaN
+        except at sampled positions.
         """
         if number in measurements.token_shares:
             return
@@ -690,18 +711,18 @@ def _exchange_tokens(
 ) -> tuple[list[str], Displacements]:
     """Return the result of `Engine.exchange` for the text with index `number`, truncated to `max_length` tokens.
 
-    At most `EXCHANGE_POSITIONS` positions are measured, or `TOKEN_POSITIONS` with neutral donors. If the donors are
-    neutral and the text is not truncated, the result is also stored in `measurements`, from which
-    `Engine.add_token_shares` computes the own share of each token.
+    The tokens of the text are exchanged with those of donors: either neutral texts (everyday statements) or other
+    texts. At most `TOKEN_POSITIONS` tokens are measured with neutral donors, and `EXCHANGE_POSITIONS` with other texts.
     """
     texts = measurements.texts
     document = texts.document(number)
     truncated = document.cut(max_length)
     is_complete = len(truncated) == len(document)
-    # The engine replaces the tokens of a single text by those of neutral texts, because there is no other text.
+    # The donors of a single text are neutral texts, because there is no other text.
     has_neutral_donors = len(texts) == 1 or engine.neutral_donors > 0
     if has_neutral_donors and is_complete:
-        return engine.token_exchange(measurements, number)  # calls `exchange` as below, and stores the result
+        # The result is the same as below, but is also stored in `measurements` for `Engine.add_token_shares`.
+        return engine.token_exchange(measurements, number)
     max_positions = TOKEN_POSITIONS if has_neutral_donors else EXCHANGE_POSITIONS
     positions = choose_positions(truncated, max_positions, engine.seed)
     return engine.exchange(texts, number, truncated, positions)
@@ -720,7 +741,7 @@ def _measure_own_share_by_parts(
 ) -> DocumentSums:
     """Return the sums of the own share after each layer `[layers]`, computed by decomposing the vectors into parts.
 
-    The own share is the share of the part from the token's own input in the token's vector. The shares of all input
+    The own share is the share of a token's vector that comes from the token's own input. The shares of all input
     tokens are stored in `measurements` if the text has at most `max_length` and `MAX_PARTS_TOKENS` tokens, because the
     page also displays these shares.
     """
@@ -735,21 +756,27 @@ def _measure_own_share_by_parts(
 
 
 def _read_own_shares(engine: Engine, document: Document) -> Array:
-    """Return the share of each token's own input in the token's vector after each layer, `[layers, T]`."""
+    """Return the share of each token's own input in the token's vector after each layer, `[layers, T]`.
+
+    The vectors are decomposed into parts from each input token. `chord` is the rule by which the output of an
+    activation function is attributed to the parts of its input. K is the number of levels: the input of the first layer
+    and the output of each layer.
+    """
     batch = engine.batches.batch([document])
     parts = engine.readers["chord"].read(batch)
-    quantities_QKT = by_token(parts)
-    own_KT = quantities_QKT[QUANTITIES.index(OWN_SHARE)]  # K levels, the input of the first layer first
-    own_LT: Array = own_KT[1:].double().cpu().numpy()
+    quantities_QKT = by_token(parts)  # in the order of `QUANTITIES`
+    own_KT = quantities_QKT[QUANTITIES.index(OWN_SHARE)]
+    own_LT: Array = own_KT[1:].double().cpu().numpy()  # without the input of the first layer
     return own_LT
 
 
 def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, number: int) -> DocumentSums:
-    """Return the sums of the swap ratio `[layers]` by kind of donor; counts are 0 if there is no such donor.
+    """Return the sums of the swap ratio `[layers]` by kind of donor; sums and counts are 0 if there is no such donor.
 
-    The swap ratio compares the displacements of a token's output if the layer inputs of the other tokens, and that of
-    the token itself, are replaced by those of a donor text. The donors are the next text of the same class and the next
-    text of another class. Without predicted classes, the only donor is the next text.
+    The swap ratio compares two displacements of the layer's output at a token: one if the layer inputs of the other
+    tokens are replaced by those of a donor text, and one if the token's own layer input is replaced. The donors are the
+    next text of the same class and the next text of another class. Without predicted classes, the only donor is the
+    next text.
     """
     texts = measurements.texts
     next_of_class, next_of_other_class = next_donors(number, texts.predicted)
@@ -765,8 +792,9 @@ def _measure_swaps(engine: Engine, measurements: Measurements, max_length: int, 
         sums[name] = Sums(zeros_L, zeros_L)
         if donor is not None:
             donor_ids = texts.document(donor).cut(max_length).ids
-            ratios_LST = document_swaps(engine.base, ids, donor_ids)
-            sums[name] = Sums.over_tokens(ratios_LST[:, SWAPS.index("swap")])
+            ratios_LST = document_swaps(engine.base, ids, donor_ids)  # S: the two ratios in `SWAPS`
+            swap_LT = ratios_LST[:, SWAPS.index("swap")]
+            sums[name] = Sums.over_tokens(swap_LT)
     return sums
 
 
