@@ -241,7 +241,7 @@ class Engine:
             batch_tokens: Maximum number of tokens per batch, including padding.
             seed: Seed of all random draws.
             check_once: True to check `SAMPLED_IDENTITIES` (the identities with slow checks) only in the first call of
-                `read_texts`.
+                `measure_texts`.
             identity_texts: Number of sampled texts in which `SAMPLED_IDENTITIES` are checked, by default
                 `IDENTITY_TEXTS`. The longest text is always checked, too.
             neutral_donors: Number of neutral texts (everyday statements) that serve as donors. If it is 0, the donors
@@ -257,7 +257,7 @@ class Engine:
         self.check_once = check_once
         self.identity_texts = IDENTITY_TEXTS if identity_texts is None else identity_texts
         self.neutral_donors = neutral_donors
-        self.is_checked = False  # True after the first call of `read_texts`
+        self.is_checked = False  # True after the first call of `measure_texts`
 
     @cached_property
     def single(self) -> DocumentMeasurer:
@@ -277,7 +277,7 @@ class Engine:
         """Objects that decompose the model's vectors into parts from each input token, by name of the rule."""
         return {rule: PartsReader(self.base, rule) for rule in RULES}
 
-    def read_texts(
+    def measure_texts(
         self,
         texts: Texts | Corpus,
         statistics: Collection[str],
@@ -322,7 +322,7 @@ class Engine:
                 batch_pass = self.batches.start(documents, has_all_identities, task_statistics)
             yield task, batch_pass
 
-    def read_control(
+    def measure_control(
         self,
         name: str,
         texts: Texts | Corpus,
@@ -343,7 +343,7 @@ class Engine:
                 sums = self.batches.control_sums(name, documents)
             sink.write(name, task, sums)
 
-    def read_single(
+    def measure_single_texts(
         self, kind: str, numbers: Iterable[int], sink: Sink, measure: Callable[[int], DocumentSums]
     ) -> None:
         """Measure single texts, each in a separate task, and store their sums in `sink` under the name `kind`.
@@ -367,7 +367,7 @@ class Engine:
         missing = [name for name in names if name not in measurements.measured]
         statistics = [name for name in STATISTICS if name in missing]
         if statistics or MEASURES in missing:
-            self.read_texts(texts, statistics, measurements)
+            self.measure_texts(texts, statistics, measurements)
             measurements.sums.update(measurements.read(MEASURES, batch_tasks(texts, self.batch_tokens)))
             measurements.measured.add(MEASURES)
         for name in missing:
@@ -392,7 +392,7 @@ class Engine:
         quantity = SAMPLED[name]
         numbers: list[int] = stratified_draw(texts.labels, max_texts or quantity.max_texts, self.seed).tolist()
         measure = partial(quantity.measure, self, measurements, max_length or quantity.max_length)
-        self.read_single(name, numbers, measurements, measure)
+        self.measure_single_texts(name, numbers, measurements, measure)
         sums_of_sample = measurements.read(name, text_tasks(numbers))
         sums_of_all_texts = {}
         for key, sums in sums_of_sample.items():
@@ -647,17 +647,17 @@ class Engine:
             yield [texts.document(drawn[place]) for place in batch]
 
 
-def _read_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
-    engine.read_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
+def _measure_shuffled_words(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    engine.measure_control("shuffled_words", texts, sink, partial(shuffled_words, seed=engine.seed))
 
 
-def _read_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
-    engine.random.read_control("random_weights", texts, sink)
+def _measure_random_weights(engine: Engine, texts: Texts | Corpus, sink: Sink) -> None:
+    engine.random.measure_control("random_weights", texts, sink)
 
 
 OWN_PASSES: dict[str, Callable[[Engine, Texts | Corpus, Sink], None]] = {
-    "random_weights": _read_random_weights,
-    "shuffled_words": _read_shuffled_words,
+    "random_weights": _measure_random_weights,
+    "shuffled_words": _measure_shuffled_words,
 }
 """The controls that require a separate forward pass."""
 

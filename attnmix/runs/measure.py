@@ -267,7 +267,7 @@ def _measure_checkpoint(name: str, plan: _Plan) -> _MeasuredCheckpoint:
     single = DocumentMeasurer(base, plan.methods, plan.matrices)
     work = plan.open_work(name)
     start = time.perf_counter()
-    engine.read_texts(plan.corpus, plan.statistics, work, plan.samples.controls)
+    engine.measure_texts(plan.corpus, plan.statistics, work, plan.samples.controls)
     plan.times.seconds += time.perf_counter() - start
     plan.times.device_seconds += engine.batches.waiting_seconds
     # The reported speed is that of the ratios only, so the times of slower quantities are stored separately.
@@ -286,14 +286,16 @@ def _measure_slow_quantities(
     """
     if "shuffled_words" in plan.parameters.controls:
         shuffle = partial(shuffled_words, seed=plan.seed)
-        engine.read_control("shuffled_words", plan.corpus, work, shuffle, plan.samples.controls)
-    engine.read_single(EXCHANGE, plan.samples.exchange, work, partial(_compute_exchange_sums, base, plan))
-    engine.read_single(GRADIENTS, plan.samples.derivatives, work, partial(_compute_derivative_sums, single, plan))
+        engine.measure_control("shuffled_words", plan.corpus, work, shuffle, plan.samples.controls)
+    engine.measure_single_texts(EXCHANGE, plan.samples.exchange, work, partial(_compute_exchange_sums, base, plan))
+    engine.measure_single_texts(
+        GRADIENTS, plan.samples.derivatives, work, partial(_compute_derivative_sums, single, plan)
+    )
     obstacle = parts_obstacle(family_of(base.config))
     if obstacle is not None:
         logging.info("parts: not available in the model family %s (%s)", base.config.model_type, obstacle)
         return False
-    engine.read_single(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
+    engine.measure_single_texts(PARTS, plan.samples.parts, work, partial(_compute_parts_sums, engine, plan))
     return True
 
 
@@ -362,7 +364,7 @@ def _measure_random_model(folder: Path, plan: _Plan) -> "CheckpointWork":
     """Measure the control `random_weights`, in a model with the architecture of the checkpoint in `folder`."""
     work = plan.open_work(RANDOM)
     engine = plan.create_engine(random_base(folder, plan.seed))
-    engine.read_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
+    engine.measure_control("random_weights", plan.corpus, work, sample=plan.samples.controls)
     return work
 
 
