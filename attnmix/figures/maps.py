@@ -110,7 +110,7 @@ class Scene(NamedTuple):
     """Lines from the labelled tokens to their labels."""
     title: Any
     marker: Any
-    """The current capture point on the time line."""
+    """The current capture point on the timeline."""
 
 
 def places_by_site(table: pd.DataFrame) -> dict[Site, Places]:
@@ -144,13 +144,15 @@ def example_text(
     places = places_by_site(rows)
     last_site = list(places)[-1]
     last_places = places[last_site]
-    positions = rows["position"].to_numpy()[: len(last_places)]  # equal at all sites
-    # The first entry is for the inputs of the encoder; the second, if any, is for the inputs of the decoder.
-    labels_by_stack = []
+    positions = rows["position"].drop_duplicates().to_numpy()  # all sites have the same positions
+    labels_by_stack = []  # for the inputs of the encoder and, if there is one, of the decoder
     for labels in captured.word_labels(document, positions):
         distant_labels = style.spread_out(last_places, labels, max_labels)
         labels_by_stack.append(distant_labels)
-    labels_by_site = {site: labels_by_stack[captured.reading(site)] for site in places}
+    labels_by_site = {}
+    for site in places:
+        stack = captured.reading(site)  # 0 for the inputs of the encoder, 1 for those of the decoder
+        labels_by_site[site] = labels_by_stack[stack]
     return ExampleText(document, places, labels_by_site)
 
 
@@ -267,7 +269,7 @@ def _describe_atlas(layout: str, documents: Sequence[str]) -> str:
 
 
 def text_colours(documents: Sequence[str]) -> dict[str, str]:
-    """Return the page's colours of the captured texts; if there are too many texts, only that of the first text.
+    """Return the page's colour of each captured text; if there are too many texts, only the colour of the first text.
 
     The first text is the result of `first_text`.
     """
@@ -341,7 +343,7 @@ def _add_legend(grid: Grid, marks: Sequence[Mark]) -> None:
     axes = grid.figure.add_subplot(grid.legend_cell)
     axes.axis("off")
     axes.legend(
-        handles=style.legend_handles(marks, 4),
+        handles=style.legend_handles(marks, size=4),
         loc="center",
         ncols=2,
         handletextpad=0.2,
@@ -358,8 +360,9 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
     """Return a figure of the joint map: a grid of panels, layers by capture points, with common axes.
 
     The tokens of one text are dark grey, and those of other texts light grey. A few words of the text have the same
-    colour in all panels, so that readers can follow them through the layers. Each axis is limited to the central
-    `AXES_SHARE` of the vectors; the title contains the number of vectors outside the axes.
+    colour in all panels of a stack (encoder or decoder), so that readers can follow them through the layers; the legend
+    contains the words of the last panel. Each axis is limited to the central `AXES_SHARE` of the vectors; the title
+    contains the number of vectors outside the axes.
     """
     example = example_text(
         table,
@@ -367,7 +370,8 @@ def draw_joint(table: pd.DataFrame, captured: CapturedTexts) -> Figure:
         max_labels=TRACKED_WORDS,
         points=[*POINTS, DECODER_INPUT],
     )
-    words_by_site = {site: _keep_distinct(words) for site, words in example.labels.items()}
+    # By site, the tracked words by the indices of their tokens.
+    words_by_site = {site: _omit_repeated_words(words) for site, words in example.labels.items()}
     all_places = table[["x", "y"]].to_numpy(np.float64)
     is_inside = _find_central_places(all_places)
     is_other_text = table["document"] != example.document
@@ -458,8 +462,8 @@ def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
     return marks
 
 
-def _keep_distinct(words: Mapping[int, str]) -> dict[int, str]:
-    """Return `words` (by token index) without repeated words; the first token of each word is kept."""
+def _omit_repeated_words(words: Mapping[int, str]) -> dict[int, str]:
+    """Return `words`, a dictionary from token index to word, with only the first token of each word."""
     distinct_words: dict[int, str] = {}
     for index, word in words.items():
         if word not in distinct_words.values():
@@ -558,10 +562,10 @@ def write_joint_pages(table: pd.DataFrame, encoder: int | None, path: Path, dpi:
 def _add_point_legend(axes: Any, points: Set[str]) -> None:
     """Add a legend of the markers of the capture points, and of the dark edge that marks the newest point of a page."""
     newest_mark = Mark("this page's point", "black", "o")
-    (newest_handle,) = style.legend_handles([newest_mark], 4)
+    (newest_handle,) = style.legend_handles([newest_mark], size=4)
     newest_handle.set_markerfacecolor("none")
     point_marks = [mark for point, mark in POINT_MARKS.items() if point in points]
-    handles = [*style.legend_handles(point_marks, 5), newest_handle]
+    handles = [*style.legend_handles(point_marks, size=5), newest_handle]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0)
 
 
@@ -597,7 +601,8 @@ def write_animation(table: pd.DataFrame, captured: CapturedTexts, path: Path) ->
 def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | None) -> Scene:
     """Return the scene of an animation: the drawn background, and the moving artists, which have no data yet.
 
-    The background contains the name of the text (`document`), all places in grey, and the time line.
+    The background contains the name of the text (`document`), all places in grey, and the timeline. `encoder` is the
+    number of encoder layers in an encoder-decoder model.
     """
     all_places = np.concatenate(list(places.values()))
     figure = Figure(figsize=ANIMATION_SIZE, dpi=ANIMATION_DPI)
@@ -634,8 +639,12 @@ def _create_scene(document: str, places: Mapping[Site, Places], encoder: int | N
 
 
 def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) -> Any:
-    """Add the time line of an animation, with ticks at capture points and labels at layers, and return its axes."""
-    length = max(len(sites) - 1, 1)
+    """Add the timeline of an animation, with ticks at capture points and labels at layers, and return its axes.
+
+    The position of a capture point on the timeline is its index in `sites`. `encoder` is the number of encoder layers
+    in an encoder-decoder model.
+    """
+    length = max(len(sites) - 1, 1)  # an axis must have a length
     timeline: Any = figure.add_axes(
         TIMELINE,
         frame_on=False,
@@ -653,7 +662,7 @@ def _add_timeline(figure: Figure, sites: Sequence[Site], encoder: int | None) ->
     )
     starts = _find_layer_starts(sites)
     step = ceil(len(starts) / MAX_TICKS)
-    labelled = starts[::step]
+    labelled = starts[::step]  # at most `MAX_TICKS`
     names = [layer_label(sites[number].layer, encoder) for number in labelled]
     timeline.set_xticks(labelled, names, fontsize=7, ha="left")
     first_label = timeline.get_xticklabels()[0]
@@ -674,7 +683,7 @@ def _find_layer_starts(sites: Sequence[Site]) -> list[int]:
 
 
 def _mark_site(scene: Scene, site: Site, number: int, encoder: int | None) -> None:
-    """Set the title, the colours and the position on the time line for a site.
+    """Set the title, the colours of the title and the dots, and the marker's position on the timeline for a site.
 
     `number` is the index of the site, and `encoder` the number of encoder layers in an encoder-decoder model.
     """

@@ -106,8 +106,8 @@ def draw_by_layer(mixing: pd.DataFrame, xlabel: str) -> Figure:
 def draw_controls(mixing: pd.DataFrame, controls: pd.DataFrame, xlabel: str) -> Figure:
     """Return a one-column figure of the preferred ratio by layer, with a curve per checkpoint and per control.
 
-    The controls are those of the last checkpoint, and random weights if they were measured. Bands are 95 % intervals
-    over texts.
+    The controls are those of the last checkpoint and, if it was measured, the control with random weights. Bands are
+    95 % intervals over texts.
 
     Args:
         mixing: The table `mixing.csv`.
@@ -359,7 +359,7 @@ def _create_mean_handle() -> Line2D:
 
 
 def _select_review_means(weighted: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Return the means of one ratio over reviews of equal weight and over all their tokens, by checkpoint and layer.
+    """Return the means of one ratio over all tokens, with equal weights for reviews, by checkpoint and layer.
 
     `weighted` is the table `mixing_weighted.csv`; its rows with means over all layers are omitted.
     """

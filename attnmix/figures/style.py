@@ -297,7 +297,8 @@ def _separate_labels(
     Positions and heights are fractions of the panel's height. `curve_ends` are sorted from bottom to top, and `heights`
     are those of the labels.
     """
-    stacked = np.cumsum(heights) - heights / 2  # centres of labels without gaps, from the bottom of the panel
+    # The centres of the labels if they are stacked without gaps from the bottom of the panel.
+    stacked = np.cumsum(heights) - heights / 2
     # Labels do not overlap if their displacements from these centres do not decrease from bottom to top. Isotonic
     # regression minimises the squared distances between labels and curve ends under this condition.
     displacements = fit_increasing(curve_ends - stacked)
@@ -504,8 +505,8 @@ def _count_covered_points(
 def spread_out(xy: npt.NDArray[np.float64], labels: Mapping[int, str], number: int) -> dict[int, str]:
     """Return at most `number` labels of points that are far from each other, by farthest-point sampling.
 
-    The first chosen point is the one nearest to the centre. Each further point has the largest distance to the chosen
-    points. `labels` contains the labels by the indices of their points in `xy` `[points, 2]`.
+    The first chosen point is the one nearest to the centre. Each further point is the one whose distance to the nearest
+    chosen point is largest. `labels` contains the labels by the indices of their points in `xy` `[points, 2]`.
     """
     indices = list(labels)
     points = xy[indices]

@@ -367,7 +367,7 @@ def _draw_sides(axes: Axes, shares: npt.NDArray[np.float32], part: range, is_las
 
 
 def _label_side_column(axes: Axes, middle: float, bottom: float, values: npt.NDArray[np.float32], name: str) -> None:
-    """Write the mean of the known `values` in % below a column and, unless it is empty, the column's name.
+    """Write below a column the mean of its known `values` in % and, if `name` is not empty, the column's name.
 
     `middle` and `bottom` are the horizontal centre and the lower end of the column in data coordinates.
     """

@@ -39,7 +39,10 @@ class DisplayToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The part of the text that the token covers, without surrounding spaces; the label if this part is empty."""
+        """The label without `SPACE` at both ends and, for a token that is attached to a preceding token, without `##`.
+
+        If nothing remains, this is the unchanged label.
+        """
         text = self.label.strip(SPACE)
         if not self.begins:
             text = text.removeprefix(WORDPIECE_PREFIX)
@@ -85,7 +88,7 @@ class CapturedTexts(NamedTuple):
 
     tokens: pd.DataFrame
     readings: list[list[DisplayToken]]
-    """The input tokens of the encoder and, if any, of the decoder; each list has a token for every row of `tokens`."""
+    """Lists of the input tokens of the encoder and, if there is one, of the decoder, in the row order of `tokens`."""
     encoder: int | None
     """The number of encoder layers in an encoder-decoder model; otherwise None."""
 
@@ -98,9 +101,12 @@ class CapturedTexts(NamedTuple):
         return 0
 
     def class_label(self, token_class: str) -> str:
-        """Return the distinct labels of a token class, such as `<s>`, joined by spaces."""
+        """Return the labels of the tokens in a class, without repetition and joined by spaces.
+
+        For the class `cls`, for example, the result is `[CLS]` in BERT and `<s>` in RoBERTa.
+        """
         labels: list[str] = []
-        for input_tokens in self.readings:
+        for input_tokens in self.readings:  # the encoder's and, if there is one, the decoder's
             for token in input_tokens:
                 if token.token_class == token_class and token.label not in labels:
                     labels.append(token.label)
@@ -142,14 +148,14 @@ class CapturedTexts(NamedTuple):
         """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.
 
         Only the tokens at `positions` are labelled. The result contains a dictionary for the inputs of the encoder and,
-        if any, for the inputs of the decoder; its keys are indices into `positions`. If the tokens include no special
-        tokens and no single-token words, all of them are labelled.
+        if there is a decoder, one for its inputs; the keys of each dictionary are indices into `positions`. If the
+        tokens include no special tokens and no single-token words, all of them are labelled.
         """
-        rows_of_text = self.rows(document)
+        rows_of_text = self.rows(document)  # row numbers in `self.tokens`
         positions_of_text = self.tokens["position"].to_numpy()[rows_of_text]
         rows = rows_of_text[np.searchsorted(positions_of_text, positions)]
         labels_by_stack = []
-        for input_tokens in self.readings:
+        for input_tokens in self.readings:  # those of one stack, for all rows of `self.tokens`
             starting_words = words(input_tokens)  # for each input token, the word that starts with it
             all_labels = {}
             word_labels = {}
@@ -165,14 +171,14 @@ class CapturedTexts(NamedTuple):
         """Return masks `[T]` of the special tokens among T captured tokens, by class of special tokens.
 
         `tokens` contains the `document` and the `position` of these tokens. Each class has a list of one or two masks:
-        for the inputs of the encoder and, if any, for the inputs of the decoder, which are shifted right by one.
+        for the inputs of the encoder and, if there is a decoder, for its inputs, which are shifted right by one.
         Classes that do not occur are omitted.
         """
         keys = ["document", "position"]
         captured = pd.MultiIndex.from_frame(self.tokens[keys])
         rows = captured.get_indexer(pd.MultiIndex.from_frame(tokens[keys]))  # row numbers in `self.tokens`
         classes_by_stack = []
-        for input_tokens in self.readings:  # the encoder's and, if any, the decoder's, for all rows of `self.tokens`
+        for input_tokens in self.readings:  # those of one stack, for all rows of `self.tokens`
             all_classes = np.array([token.token_class for token in input_tokens])
             classes_by_stack.append(all_classes[rows])
         masks_by_class = {}
@@ -192,20 +198,21 @@ def read_captured(tokens: pd.DataFrame, steps: pd.DataFrame) -> CapturedTexts:
     """Return the captured texts for the rows of `features/tokenize/tokens.parquet`.
 
     `steps` contains the rows of the table `geometry.csv` that describe the steps within layers. In an encoder-decoder
-    model, the first layer that has cross-attention is the first layer of the decoder.
+    model, all layers before the first layer with cross-attention belong to the encoder.
     """
     texts = [_create_tokens(rows) for _, rows in tokens.groupby("document", sort=False)]
     encoder_inputs = list(chain.from_iterable(texts))
-    readings = [encoder_inputs]
+    inputs_by_stack = [encoder_inputs]
     # This column exists only for encoder-decoder models. Each text of the column begins with the decoder's start token.
     if DECODER_TOKEN in tokens:
         start_label = tokens[DECODER_TOKEN].iloc[0]
-        readings.append(_shift_right(texts, start_label))
+        inputs_by_stack.append(_shift_right(texts, start_label))
     cross_attention_layers = steps.loc[steps["step"] == "cross_attention", "layer"]
-    encoder = None
-    if len(readings) > 1 and len(cross_attention_layers):
-        encoder = int(cross_attention_layers.min()) - 1
-    return CapturedTexts(tokens, readings, encoder)
+    encoder_layers = None
+    if len(inputs_by_stack) > 1 and len(cross_attention_layers):
+        first_decoder_layer = int(cross_attention_layers.min())
+        encoder_layers = first_decoder_layer - 1
+    return CapturedTexts(tokens, readings=inputs_by_stack, encoder=encoder_layers)
 
 
 def _create_tokens(rows: pd.DataFrame) -> list[DisplayToken]:

@@ -37,8 +37,8 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
     """Return the summary of a run: its `headline`, `sentences`, `notes` and `chart`.
 
     The headline reports the own share of a token's vector after the last layer (`OWN_SHARE_DEFINITION`), or the mixing
-    ratio if own shares were not measured. `notes` contains a sentence on the sample size of each measure; the keys are
-    the measures' terms in the glossary.
+    ratio if own shares were not measured. `notes` contains a sentence on the sample size of each measure, by the
+    measure's term in the page's glossary.
 
     Args:
         run: The results of the run.
@@ -59,9 +59,9 @@ def answer(run: Results, *, finetuned: bool = True, synthetic: bool = False) -> 
 def own_shares(run: Results, donor: str = ALL_DONORS) -> pd.DataFrame:
     """Return the rows of `exchange.csv` with the own share after each layer, for one kind of donor text.
 
-    The own share compares the displacements of a token's vector if the token itself and if all other tokens are
-    replaced by tokens of a donor text. For the donor `SAME_MINUS_OTHER`, the values are differences between two kinds
-    of donors. Rows of layer 0 (the embeddings) are omitted.
+    The own share compares two displacements of a token's vector: one when tokens of a donor text replace the token
+    itself, and one when they replace all other tokens (see `OWN_SHARE_DEFINITION`). For the donor `SAME_MINUS_OTHER`,
+    the values are differences between two kinds of donors. Rows of layer 0 (the embeddings) are omitted.
     """
     table: Any = run.table("measure/exchange")
     is_own_share = table["quantity"] == OWN_SHARE
@@ -175,7 +175,7 @@ def _format_count(run: Results, number: float) -> str:
 
 
 def _write_notes(run: Results, shares: pd.DataFrame) -> dict[str, str]:
-    """Return a sentence on the sample size of each measure; the keys are the measures' terms in the page's glossary.
+    """Return a sentence on the sample size of each measure, by the measure's term in the page's glossary.
 
     The result is empty for one model or one text, because the sentences of the summary then contain the sample size.
     """
@@ -240,7 +240,9 @@ def _describe_share_change(run: Results, shares: pd.DataFrame) -> str:
 def _describe_shares_by_class(run: Results) -> str:
     """Return a sentence on the difference between the own shares with donors of the same and of another class.
 
-    Donors are texts whose words replace those of the measured text. The sentence is empty if there are no such donors.
+    The own share is defined in `OWN_SHARE_DEFINITION`; donors are texts whose words replace those of the measured text.
+    The sentence begins with “Its”, because it follows that of `_describe_share_change`. It is empty if there are no
+    such donors.
     """
     differences = _select_last_layer(own_shares(run, SAME_MINUS_OTHER))
     if differences.empty:

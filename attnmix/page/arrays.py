@@ -80,9 +80,10 @@ def largest_sources(matrices: Mapping[str, Array], keep: int) -> dict[str, Any]:
 
     Returns:
         Encoded 16-bit arrays: `counts` `[..., T]`, the number of kept sources of each row, and `sources`, the
-        concatenated indices of the kept sources of all rows. For each checkpoint, `checkpoints` contains two arrays:
-        `shares` (the square roots of the kept shares, in the order of `sources`) and `own` `[..., T]` (each token's own
-        share). Square roots preserve the precision of small shares. Shares are missing in rows with NaN or a sum of 0.
+        concatenated indices of the kept sources of all rows. `checkpoints` contains two arrays for each checkpoint.
+        `shares` contains the square roots of the kept shares, in the order of `sources`; `own` `[..., T]` contains each
+        token's own share. Square roots preserve the precision of small shares. Shares are missing in rows with NaN or a
+        sum of 0.
     """
     shares = {checkpoint: row_shares(matrix) for checkpoint, matrix in matrices.items()}
     is_kept = _select_sources(list(shares.values()), keep)

@@ -47,22 +47,23 @@ def page_text(run: Results, subject: Subject) -> str:
     """Return the page of `run` as self-contained HTML; `subject` describes the model and the data of the run.
 
     The template receives the files and the data of the interactive views, and the parts of the page that are readable
-    without JavaScript: notes, the answer, and facts about the run.
+    without JavaScript: notes, the answer, and facts about the run. Each dictionary below contains variables of the
+    template by name.
     """
     tokens, documents_left_out = shown_tokens(run.tokens)
-    sentences_and_facts = describe(subject, tokens, run)  # by name in the template
+    sentences_and_facts = describe(subject, tokens, run)
     wording = wording_of(run)
-    labels = sentences_and_facts["checkpoints"]
+    checkpoint_labels = sentences_and_facts["checkpoints"]
     cautions = list_cautions(subject, run)
-    data = page_data(run, tokens, labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
+    data = page_data(run, tokens, checkpoint_labels, cautions, finetuned=subject.finetuned, synthetic=subject.synthetic)
     # The template inserts three kinds of text without escaping: files of the project, JSON in which "<" is already
     # escaped, and the picture, in which the names of tokens are already escaped.
     return _compile_template().render(
         **_read_files(),
         **_encode_data(data),
         **(asdict(subject) | sentences_and_facts),
-        **_present_opening(run, data, labels),
-        **_describe_views(data, wording),
+        **_present_answer(run, data, checkpoint_labels),
+        **_describe_model_and_maps(data, wording),
         versions=package_versions(),
         documents_left_out=_note_left_out_documents(documents_left_out, wording),
         details_note=details_note(detailed_documents_of(run), tokens["document"].nunique()),
@@ -90,34 +91,38 @@ def _encode_data(data: Data) -> dict[str, str]:
     return {"data": pack(data | {"attention": attention}), "head_parts": as_json(head_parts)}
 
 
-def _present_opening(run: Results, data: Data, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return the answer at the top of the page: its headline and sentences, and a picture of the opening text.
+def _present_answer(run: Results, data: Data, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the variables of the template for the answer: headline, sentences, and a picture of one text.
 
-    The opening text is the text that the page shows first. `labels` contains the labels of the checkpoints by name.
+    The text is the one that the page shows first. `data` is a result of `page_data`; `labels` contains the labels of
+    the checkpoints by name.
     """
     answer = data["answer"]
-    opening_number = data["opens"]["document"]
-    opening_text = data["documents"][opening_number]
+    first_shown = data["opens"]["document"]
+    text = data["documents"][first_shown]
     mean_own_shares = data["curves"].get(OWN_SHARE, {})  # by checkpoint
     return {
         "headline": answer["headline"],
         "lead": [_remove_term_marks(sentence) for sentence in answer["sentences"]],
-        "picture_title": opening_text["title"],
-        "picture": draw_result(run, opening_text["name"], labels, mean_own_shares),
+        "picture_title": text["title"],
+        "picture": draw_result(run, text["name"], labels, mean_own_shares),
     }
 
 
-def _describe_views(data: Data, wording: Wording) -> dict[str, Any]:
-    """Return the variables of the template that describe the model, the names of its tokens, and the views."""
+def _describe_model_and_maps(data: Data, wording: Wording) -> dict[str, Any]:
+    """Return the variables of the template that describe the model, its tokens and the maps; see the comments below.
+
+    `data` is a result of `page_data`.
+    """
     encoder_inputs = data["readings"][0]
     has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
     return {
-        "heads": data["attention"]["number"],
-        "more": bool(data["classShares"] or data["probes"]),
-        "absence_notes": absence_notes(_list_absent_points(data), wording),
-        "space": SPACE if has_space_marks else "",
-        "encoder_layers": data["encoder"],
-        "layers": data["ratios"]["layers"],
+        "heads": data["attention"]["number"],  # number per layer; 0 if the page has no heads
+        "more": bool(data["classShares"] or data["probes"]),  # True if the page has the view “More”
+        "absence_notes": absence_notes(_list_absent_points(data), wording),  # capture points that maps lack
+        "space": SPACE if has_space_marks else "",  # the mark of a space in the names of tokens, if they contain it
+        "encoder_layers": data["encoder"],  # number of encoder layers in an encoder-decoder model; otherwise None
+        "layers": data["ratios"]["layers"],  # number of all layers
     }
 
 
@@ -173,7 +178,7 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
     width_reason = "Their vectors differ in width from the residual stream and cannot be projected onto the same plane"
     absent_from_aligned = absent.get("aligned", set())
     if "separate" in absent:
-        with_few_vectors = absent["separate"]
+        with_few_vectors = absent["separate"]  # this map has points of any width
     elif "joint" in absent:
         # Points with another width are missing from the joint map, too, so the other points have too few vectors.
         with_few_vectors = absent_from_aligned - absent["joint"]
@@ -181,6 +186,7 @@ def absence_notes(absent: Mapping[str, Set[str]], wording: Wording = RUN_WORDING
         # The aligned map alone does not show which of the two reasons applies.
         either_reason = f"{width_reason}, or too few of them are distinct"
         return _note_absence(absent, absent_from_aligned, either_reason)
+    # All other missing points are missing because of their width.
     absent_from_any = set().union(*absent.values())
     with_other_width = absent_from_any - with_few_vectors
     width_notes = _note_absence(absent, with_other_width, width_reason)

@@ -74,10 +74,13 @@ def _describe_total_effects(run: Results) -> list[str]:
 
 
 def _name_model(run: Results, checkpoint: str) -> str:
-    """Return the name of a model in the results, or a noun phrase for a model before or after fine-tuning."""
+    """Return the name of one of two named models; otherwise, a phrase such as “the fine-tuned model”.
+
+    If the results contain only one model, the phrase is “this model”.
+    """
     if isinstance(run, TextResults) and run.model_names is not None:
         return model_wording_of(run).labels[checkpoint]
-    curves, _ = run.mixing
+    curves, _ = run.mixing  # the mean ratios of each model
     has_two_models = curves["checkpoint"].nunique() > 1
     return f"the {CHECKPOINTS[checkpoint].lower()} model" if has_two_models else "this model"
 
@@ -107,7 +110,8 @@ def _describe_agreement(run: Results) -> str:
     """Return a sentence on the rank correlation of the preferred ratio with derivatives in the same layer.
 
     The derivatives are those of the layer's outputs with respect to its inputs. The sentence contains the lowest and
-    the highest of the layers' mean correlations. It is empty if no correlations were measured.
+    the highest of the layers' mean correlations, and begins with a space, because it follows another sentence. It is
+    empty if no correlations were measured.
     """
     table = run.table("measure/derivatives")
     is_agreement = table["quantity"] == "agreement"
@@ -115,7 +119,7 @@ def _describe_agreement(run: Results) -> str:
     rows = table[is_agreement & is_within_layer].dropna(subset="mean")
     if rows.empty:
         return ""
-    most, least = most_and_least(rows)
+    most, least = most_and_least(rows)  # both are rows of the preferred ratio in one checkpoint
     correlations = []
     for row in (least, most):
         correlation = f"{signed(row['mean'])} (layer {row['layer']})"

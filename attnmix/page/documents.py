@@ -155,6 +155,9 @@ def find_cautions(tokens: pd.DataFrame, unknown: int) -> str:
 
 
 def _is_letter(token: str) -> bool:
-    """Return True if a token is a single letter, except for wide East Asian characters, because they can be words."""
+    """Return True if a token is a single letter.
+
+    Wide East Asian characters do not count as letters, because one of them can be a word.
+    """
     character = token.removeprefix(names.WORDPIECE_PREFIX).removeprefix(names.SPACE)
     return len(character) == 1 and character.isalpha() and unicodedata.east_asian_width(character) not in ("W", "F")

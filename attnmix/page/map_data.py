@@ -45,7 +45,7 @@ def encode_map(
         # The stored coordinates have the same extent at all sites; these factors restore the principal components.
         scales = [components[site].scale if site in components else 1.0 for site in sites]
         xy *= np.array(scales)[:, None, None]
-    limits = _find_map_limits(layout, xy, sites, components)  # [sites or 1, 2 axes, low and high]
+    limits = _find_map_limits(layout, xy, sites, components)  # [sites or 1, 2 axes, lower and upper]
     low = limits[:, None, :, 0]  # [sites or 1, 1, 2 axes]
     high = limits[:, None, :, 1]
     fractions = (xy - low) / (high - low)
@@ -63,11 +63,11 @@ def _find_map_limits(
     sites: Sequence[Site],
     components: Mapping[Site, Components],
 ) -> npt.NDArray[np.float64]:
-    """Return a square around the tokens at each site `[sites, 2, 2]`: for x and for y, the low and the high limit.
+    """Return the limits of a square around the tokens at each site: on x and on y, the lower and the upper limit.
 
-    `xy` contains the coordinates `[sites, tokens, 2]`. Layouts in a single plane have one square `[1, 2, 2]` for all
-    sites. In the layout `pca`, each site has a separate centre, and the squares of a capture point have the same size
-    in all layers.
+    `xy` contains the coordinates `[sites, tokens, 2]`. The shape of the result is `[sites, 2, 2]`, or `[1, 2, 2]` for
+    layouts in a single plane, which have one square for all sites. In the layout `pca`, each site has a separate
+    centre, and the squares of a capture point have the same size in all layers.
     """
     if layout in ONE_PLANE:
         common_limits = square_limits(xy.reshape(-1, 2))
@@ -82,7 +82,7 @@ def _find_map_limits(
 
 
 def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return a square around the points `[vectors, 2]`: for x and for y, the low and the high limit `[2, 2]`.
+    """Return the limits `[2, 2]` of a square around the points `[vectors, 2]`: on x and y, the lower and upper limit.
 
     Points with NaN are ignored.
     """
@@ -101,8 +101,8 @@ def square_limits(xy: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _equalise_scales(limits: npt.NDArray[np.float64], groups: Sequence[str]) -> npt.NDArray[np.float64]:
     """Enlarge the square of each site around its centre to the size of the largest square in the site's group.
 
-    `limits` `[sites, 2, 2]` contains, for x and for y, the low and the high limit of each square; the result has the
-    same shape. `groups` contains the name of each site's group.
+    `limits` `[sites, 2, 2]` contains the limits of each square: on x and on y, the lower and the upper limit. The
+    result has the same shape. `groups` contains the name of each site's group.
     """
     widths = limits[:, 0, 1] - limits[:, 0, 0]  # along x; the height of a square is the same
     halves = pd.Series(widths / 2)
@@ -131,7 +131,7 @@ def encode_nearest(table: pd.DataFrame, tokens: pd.DataFrame, sites: Sequence[Si
 
 
 def _index_by_row(row_T: pd.Series, max_row: int) -> npt.NDArray[np.uint16]:
-    """Return, by row in the table of captured tokens, a token's index on the page; `MISSING_CODE` if it is not there.
+    """Return, for each row of the table of captured tokens, its index on the page, or `MISSING_CODE` if it has none.
 
     `row_T` contains the rows of the T tokens of the page. The result has entries for all rows up to `max_row` and up to
     the largest of `row_T`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ MIN_WORD = 5  # minimum length of a long word, in letters
 def choose_opening(
     tokens: pd.DataFrame,
     ratios: pd.DataFrame,
-    most: pd.Series,
+    highest_mean: pd.Series,
     texts: CapturedTexts,
     run: Results,
 ) -> Data:
@@ -35,25 +36,27 @@ def choose_opening(
     Args:
         tokens: The tokens of the page.
         ratios: The ratios of the tokens by checkpoint and layer.
-        most: The checkpoint, the layer and the ratio (`method`) that determine the selection.
+        highest_mean: The row with the highest mean ratio. Its checkpoint, layer and ratio (`method`) determine the
+            selection.
         texts: The captured texts.
         run: The results of the run.
     """
-    is_chosen = (ratios["checkpoint"] == most["checkpoint"]) & (ratios["layer"] == most["layer"])
-    rows = ratios[is_chosen]
-    ratio_T = arrange_column(rows, tokens, most["method"])
+    is_of_checkpoint = ratios["checkpoint"] == highest_mean["checkpoint"]
+    is_of_layer = ratios["layer"] == highest_mean["layer"]
+    rows = ratios[is_of_checkpoint & is_of_layer]
+    ratio_T = arrange_column(rows, tokens, highest_mean["method"])
     is_measured_T = _find_measured_tokens(rows, tokens)
     document_names = tokens["document"].unique()
-    encoder_inputs = texts.readings[0]
+    encoder_inputs = texts.readings[0]  # in the row order of `tokens`
     positions = []
     for name in document_names:
-        text_tokens = np.flatnonzero(tokens["document"] == name)
-        pieces = [encoder_inputs[number] for number in text_tokens]
-        candidates = list_candidates(pieces, is_measured_T[text_tokens])
-        position = _choose_word(name, candidates, ratio_T[text_tokens], most, run)
+        rows_of_text = np.flatnonzero(tokens["document"] == name)
+        tokens_of_text = [encoder_inputs[row] for row in rows_of_text]
+        candidates = list_candidates(tokens_of_text, is_measured_T[rows_of_text])
+        position = _choose_token(name, candidates, ratio_T[rows_of_text], highest_mean, run)
         positions.append(position)
     mean_ratios = tokens.assign(ratio=ratio_T).groupby("document")["ratio"].mean()
-    mean_ratio_D = mean_ratios.reindex(document_names).fillna(0).to_numpy()
+    mean_ratio_D = mean_ratios.reindex(document_names).fillna(0).to_numpy()  # 0 for texts without ratios
     document = _choose_document(document_names, mean_ratio_D, detailed_documents_of(run))
     return {"document": document, "positions": positions}
 
@@ -111,28 +114,40 @@ def list_candidates(pieces: Sequence[DisplayToken], is_measured: npt.NDArray[np.
     return list(range(len(pieces)))
 
 
-def _choose_word(
+def _choose_token(
     document: str,
     candidates: Sequence[int],
     ratio_T: npt.NDArray[np.float64],
-    most: pd.Series,
+    highest_mean: pd.Series,
     run: Results,
 ) -> int:
-    """Return the position of the candidate to which another candidate contributes most.
+    """Return the position of the candidate that receives the largest contribution from another candidate.
 
-    Contributions are shares from the first available contribution matrix in the checkpoint and layer of `most`. If
-    there is no matrix, return the candidate with the largest mixing ratio. `candidates` are positions in the text, and
-    `ratio_T` contains the mixing ratios of the T tokens of the text.
+    Contributions are the shares in the first available contribution matrix, for the checkpoint and the layer in
+    `highest_mean`. If there is no matrix, return the candidate with the largest mixing ratio. `candidates` are
+    positions in the text, and `ratio_T` contains the mixing ratios of the T tokens of the text.
     """
-    strength_T = np.nan_to_num(ratio_T)
-    checkpoint = most["checkpoint"]
+    checkpoint = highest_mean["checkpoint"]
     stored = run.matrices(checkpoint, document)
     methods = [method for method in ("alti", *MATRICES) if method in stored]
     if methods:
         matrices = run.matrix(checkpoint, document, methods[0])  # [layers, tokens, sources]
-        layer_index = most["layer"] - 1
-        share_TT = np.nan_to_num(row_shares(matrices[layer_index]))
-        is_other_TT = ~np.eye(len(ratio_T), dtype=bool)
-        others_TT = share_TT * is_other_TT  # without the share of the token itself
-        strength_T = others_TT[:, candidates].max(axis=1)  # the largest contribution of a candidate to each token
-    return max(candidates, key=lambda position: strength_T[position])
+        layer_index = highest_mean["layer"] - 1
+        score_T = _find_largest_contributions(matrices[layer_index], candidates)
+    else:
+        score_T = np.nan_to_num(ratio_T)
+    return max(candidates, key=lambda position: score_T[position])
+
+
+def _find_largest_contributions(
+    contribution_TT: npt.NDArray[Any], candidates: Sequence[int]
+) -> npt.NDArray[np.floating[Any]]:
+    """Return the largest share of a candidate in each token `[T]`, except the share of the token in itself.
+
+    `contribution_TT` contains the contributions of T source tokens (columns) to T tokens (rows).
+    """
+    share_TT = np.nan_to_num(row_shares(contribution_TT))
+    is_other_TT = ~np.eye(len(share_TT), dtype=bool)
+    others_TT = share_TT * is_other_TT  # without the share of the token itself
+    largest_T: npt.NDArray[np.floating[Any]] = others_TT[:, candidates].max(axis=1)
+    return largest_T

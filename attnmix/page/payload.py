@@ -80,7 +80,7 @@ def page_data(
     finetuned: bool = True,
     synthetic: bool = False,
 ) -> Data:
-    """Return the data of the page, with the schema `SHAPE`.
+    """Return the data of the page; the schema `attnmix.page.shape.SHAPE` describes the keys.
 
     Args:
         run: The results of the run.
@@ -96,30 +96,35 @@ def page_data(
     ratios = run.captured_ratios(documents)
     layers = range(1, int(ratios["layer"].max()) + 1)
     mixing_curves, _ = run.mixing
-    most, _ = most_and_least(mixing_curves)  # the layer with the highest mean ratio
+    highest_mean, _ = most_and_least(mixing_curves)  # the row of the layer with the highest mean ratio
     derivatives = _read_derivatives(run)
     contributions = _encode_contributions(documents, run)
     matrices: set[str] = set().union(*contributions.values())  # the names of all matrices
     maps = {layout: run.map(layout) for layout in run.layouts}
     sites = map_sites(pd.concat(maps.values()))
-    opening = choose_opening(tokens, ratios, most, texts, run)
+    opening = choose_opening(tokens, ratios, highest_mean, texts, run)
     opening_document = documents[opening["document"]]
     has_classifier = len(run.predictions) > 0
     return {
+        # Words and names
         "wording": _describe_wording(run),
         "pointsPerSecond": labels.POINTS_PER_SECOND,
         "labels": _list_labels(checkpoints, set(derivatives["method"]), layers, texts.encoder),
         "captured": list(checkpoints)[-1],
         "ownBasis": sorted(names.OWN_BASIS),
-        "method": most["method"],
-        "layer": _choose_layer(texts, layers, matrices, most),
+        # The initially selected ratio and layer
+        "method": highest_mean["method"],
+        "layer": _choose_layer(texts, layers, matrices, highest_mean),
+        # Importance of tokens, statistics of reviews, and the summary of the run
         "importance": _encode_importance(tokens, run) if has_classifier else {},
         "reviews": _encode_reviews(run.table("measure/mixing_by_review")),
         "answer": answer(run, finetuned=finetuned, synthetic=synthetic),
         "cautions": {"answer": cautions.answer, "map": cautions.map},
-        "opens": opening,
+        "opens": opening,  # the initially selected text, and a token in each text
+        # Measures by layer
         **_list_all_curves(run, derivatives, layers, has_classifier),
         "neighboursKept": {layout: list_kept_neighbours(run.map_quality, layout, sites) for layout in maps},
+        # Texts, and measures of their tokens
         "documents": describe_documents(tokens, run),
         **_describe_tokens(texts),
         "ratios": _encode_ratios(ratios, tokens),
@@ -130,6 +135,7 @@ def page_data(
         "partsLimit": MAX_PARTS_TOKENS,
         "exchangeLimit": TOKEN_POSITIONS,
         "attention": _encode_attention(opening_document, documents, set(steps["step"]), run),
+        # Maps
         "sites": [_describe_site(site, texts) for site in sites],
         "mapNote": map_note(run),
         **_encode_maps(maps, sites, tokens, run),
@@ -151,7 +157,7 @@ def _list_all_curves(run: Results, derivatives: pd.DataFrame, layers: range, has
 
 
 def _describe_tokens(texts: CapturedTexts) -> Data:
-    """Return the input tokens of the encoder and, if any, of the decoder, and the names of the token classes.
+    """Return the input tokens of the encoder and, if there is one, of the decoder, and the names of token classes.
 
     `encoder` is the number of encoder layers in an encoder-decoder model; otherwise None. `specialClasses` and
     `wordClasses` contain the indices of the classes for special tokens, and for words and subwords.
@@ -188,9 +194,8 @@ def _encode_maps(maps: Mapping[str, pd.DataFrame], sites: Sequence[Site], tokens
 def _describe_wording(run: Results) -> Data:
     """Return the words that depend on the origin of the results: a pipeline run, or texts measured with the API.
 
-    The keys are the fields of `Wording`, and two phrases that name the cause of a difference between both models:
-    `change` is the subject of a sentence, such as “fine-tuning”, and `by_change` follows a noun, such as “by
-    fine-tuning”.
+    The keys are the fields of `Wording` and two phrases for the cause of a difference between the models. `change` is
+    the subject of a sentence, such as “fine-tuning”. `by_change` follows a noun, such as “by fine-tuning”.
     """
     wording: Data = wording_of(run)._asdict()
     model_wording = model_wording_of(run)
@@ -263,15 +268,15 @@ def _select_names(ordered: Sequence[str], available: Set[str]) -> list[str]:
     return [name for name in dict.fromkeys(ordered) if name in available]
 
 
-def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], most: pd.Series) -> int:
-    """Return the initially selected layer: the layer of `most`, the row with the highest mixing ratio.
+def _choose_layer(texts: CapturedTexts, layers: range, matrices: Set[str], highest_mean: pd.Series) -> int:
+    """Return the initially selected layer: the layer in `highest_mean`, the row with the highest mean mixing ratio.
 
     If the contributions of input embeddings were measured, return the last layer in which they are defined: the last
     encoder layer in an encoder-decoder model, and the last layer in any other model.
     """
     if names.INPUT_PARTS in matrices:
         return texts.encoder or layers[-1]  # `encoder` is None unless the model is an encoder-decoder model
-    return int(most["layer"])
+    return int(highest_mean["layer"])
 
 
 def _read_derivatives(run: Results) -> pd.DataFrame:
@@ -326,7 +331,7 @@ def _list_curves(run: Results, derivatives: pd.DataFrame, layers: range) -> Data
 
 
 def _list_source_curves(run: Results, layers: range) -> Data:
-    """Return the curves of ratios in which only one group of source tokens counts as other tokens.
+    """Return, for each group of source tokens, the curves of ratios that count only this group as other tokens.
 
     The result is nested by ratio, checkpoint and group.
     """
@@ -383,22 +388,26 @@ def _encode_reviews(table: pd.DataFrame) -> Data:
 
 
 def _encode_ratios(table: pd.DataFrame, tokens: pd.DataFrame) -> Data:
-    """Return the mixing ratios and, if measured, the own shares `[layers, tokens]`, by checkpoint and method."""
+    """Return the mixing ratios and, if measured, the own shares of the tokens.
+
+    `values` contains the arrays `[layers, tokens]` by checkpoint and method. `methods` lists the ratios, and `layers`
+    is the number of layers.
+    """
     methods = [method for method in RATIOS if method in table]
     columns = list(methods)
     if OWN_SHARE in table:
         columns.append(OWN_SHARE)
     values: Data = {}
     for checkpoint, rows in table.groupby("checkpoint", sort=False):
-        layer_N, layers = pd.factorize(rows["layer"], sort=True)  # the index of each row's layer, and the sorted layers
-        ratios = arrange_by_token(rows, tokens, layer_N, len(layers), columns)  # [columns, layers, tokens]
+        layer_N, sorted_layers = pd.factorize(rows["layer"], sort=True)  # `layer_N`: the index of each row's layer
+        ratios = arrange_by_token(rows, tokens, layer_N, len(sorted_layers), columns)  # [columns, layers, tokens]
         by_method = {}
         for column, ratio_LT in zip(columns, ratios, strict=True):
             by_method[column] = quantise(ratio_LT, 0, 1)
         values[checkpoint] = by_method
     return {
         "methods": methods,
-        "layers": int(table["layer"].max()),
+        "layers": int(table["layer"].max()),  # layers are numbered from 1
         "values": values,
     }
 

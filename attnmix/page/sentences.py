@@ -68,7 +68,7 @@ def describe(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, 
     the page.
     """
     if subject.dataset is None:
-        return _describe_texts(subject, tokens, run)
+        return _describe_texts(tokens, run)
     measure = run.metrics("measure")
     finetune = run.metrics("finetune")
     download = run.metrics("download")
@@ -104,9 +104,12 @@ def _describe_accuracy(test: Mapping[str, Any]) -> str:
     return f"The 95% interval of the classifier's test accuracy is {low} to {high}."
 
 
-def _describe_texts(subject: Subject, tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
-    """Return the text of the page by template variable, for texts measured with the API in one or two models."""
-    curves, differences = run.mixing
+def _describe_texts(tokens: pd.DataFrame, run: Results) -> dict[str, Any]:
+    """Return the same variables as `describe`, for texts measured with the API in one or two models.
+
+    The findings are sentences on the mixing ratio, on its controls, and on its change between two models.
+    """
+    curves, differences = run.mixing  # the mean ratios of each model, and the differences between two models
     labels = {"pretrained": "The model as it is"}  # the results of a single model have this key
     if len(differences):
         labels = dict(model_wording_of(run).labels)
@@ -158,7 +161,8 @@ def _join_clauses(clauses: Sequence[str]) -> str:
 def _describe_selection(subject: Subject, run: Results) -> str:
     """Return sentences on the selection of the captured texts, and on captured texts above the length limit.
 
-    The result is empty if `subject` contains no sentence on the selection.
+    The rule of the selection, which `subject.selection` describes, prefers texts of at most `TYPICAL_TOKENS` tokens.
+    A longer text is selected only if no such text meets the rule. The result is empty if `subject.selection` is empty.
     """
     if not subject.selection:
         return ""
@@ -554,11 +558,13 @@ def _describe_control_means(
             clauses.append(f"{percent(control_means[key])} with {changed_input}")
     sentences = []
     if clauses:
-        # Controls may be limited to a sample of the texts. The ratio is then averaged over the same sample, which is
-        # possible only with the rows of `shuffled_words`: rows of the model with random weights have no
-        # `ratio_minus_control`. Without rows of `shuffled_words`, the ratio is averaged over all texts.
+        # Controls may be limited to a sample of the texts. The ratio is then averaged over the same sample. This
+        # requires the rows of `shuffled_words`, because rows of the model with random weights, which is measured only
+        # as a control, have no `ratio_minus_control`. Without rows of `shuffled_words`, the ratio is averaged over all
+        # texts.
         mean_of_all_texts = ratios["mean"].mean()
-        ratio = percent(_find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, mean_of_all_texts))
+        same_texts_ratio = _find_ratio_of_same_texts(controls, "shuffled_words", checkpoint, default=mean_of_all_texts)
+        ratio = percent(same_texts_ratio)
         sentences.append(f"Averaged over layers, the mixing ratio is {ratio}. It is {' and '.join(clauses)}.")
     if (VALUE_CONTROL, checkpoint) in control_means:
         sentences.append(_describe_replaced_values(control_means[VALUE_CONTROL, checkpoint]))
@@ -577,14 +583,15 @@ def _describe_replaced_values(ratio: float) -> str:
 def _describe_mean_change(
     run: Results, changes: pd.DataFrame, controls: pd.DataFrame, control_means: Mapping[Any, float]
 ) -> str:
-    """Return sentences on the changes in the preferred ratio and in the control in which values are replaced.
+    """Return sentences on the changes in the preferred ratio and in its control with the values of other texts.
 
     Both changes are averaged over layers and, if the control was measured, over the same texts. `changes` contains the
     change of the ratio by layer, `controls` the rows of its controls, and `control_means` the means of the controls
-    over layers, by control and checkpoint.
+    over layers, by control and checkpoint. The changes of controls have the checkpoint `difference`.
     """
     change = model_wording_of(run).change
-    ratio_change = _find_ratio_of_same_texts(controls, VALUE_CONTROL, "difference", changes["mean"].mean())
+    mean_of_all_texts = changes["mean"].mean()
+    ratio_change = _find_ratio_of_same_texts(controls, VALUE_CONTROL, "difference", default=mean_of_all_texts)
     sentence = f"Over all layers, {change} changes the ratio by {points(ratio_change)} percentage points."
     if (VALUE_CONTROL, "difference") not in control_means:
         return sentence
@@ -592,8 +599,8 @@ def _describe_mean_change(
     return f"{sentence} With the replaced values, {change} changes it by {control_change}."
 
 
-def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, mean_of_all: float) -> float:
-    """Return the mean ratio over the texts in which a control was measured; `mean_of_all` if there are none.
+def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: str, default: float) -> float:
+    """Return the mean ratio over the texts in which a control was measured; `default` if there are none.
 
     The table `controls` contains the mean of each control, and the ratio minus the control in the same texts; the ratio
     is the sum of both.
@@ -602,7 +609,7 @@ def _find_ratio_of_same_texts(controls: pd.DataFrame, control: str, checkpoint: 
     ratios = rows["mean"] + rows["ratio_minus_control"]
     mean = ratios.mean()
     if np.isnan(mean):
-        return mean_of_all
+        return default
     return float(mean)
 
 
@@ -685,8 +692,9 @@ def _select_contrast(controls: pd.DataFrame, layer: int) -> pd.Series | None:
 def derivatives(run: Results) -> list[str]:
     """Return sentences on how fine-tuning changes the Jacobian norms in a layer.
 
-    The layer is the one with the largest change of the ratio or, if this change is not known, the last layer. The list
-    is empty if there is a single checkpoint or there are no derivatives.
+    The layer is the one with the largest change of the mixing ratio or, if this change is not known, the last layer.
+    For fewer than `MIN_SIMULTANEOUS` texts, the sentences state changes without verdicts such as “rises”. The list is
+    empty if there is a single checkpoint or there are no derivatives.
     """
     table = run.table("measure/derivatives")
     changes = _select_changes(run)
@@ -703,7 +711,8 @@ def derivatives(run: Results) -> list[str]:
     documents = rows["documents"].max()
     has_verdicts = documents >= MIN_SIMULTANEOUS
     clauses = []
-    # Each form combines the Jacobians of all other tokens into one norm, and has one row.
+    # Each form combines the Jacobians of all other tokens into one norm, and has one row. `condition` is a clause that
+    # describes the form, such as “if all other tokens change together”.
     for form, condition in DERIVATIVE_FORMS.items():
         row = rows.loc[form]
         clauses.append(_write_derivative_clause(row, condition, noun, has_verdicts))
@@ -711,7 +720,8 @@ def derivatives(run: Results) -> list[str]:
     dependence = f"the dependence of a token's output on the other tokens' inputs within layer {layer} (Jacobian norms)"
     if has_verdicts:
         return [f"With fine-tuning, {dependence} {joined}"]
-    reason = why_no_verdict(np.nan, np.nan, documents, noun)
+    # The reason is the number of texts, so the interval is not needed.
+    reason = why_no_verdict(low=np.nan, high=np.nan, documents=documents, noun=noun)
     return [f"Fine-tuning changes {dependence} {joined} {_make_sentence(reason)}"]
 
 

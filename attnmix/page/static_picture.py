@@ -22,14 +22,14 @@ from attnmix.page.arrays import visible
 
 
 class SchemeColour(NamedTuple):
-    """A colour in the light and in the dark scheme."""
+    """A colour in the light and in the dark colour scheme."""
 
     light: str
     dark: str
 
     @property
     def css(self) -> str:
-        """The CSS colour that follows the scheme."""
+        """The CSS colour, which adapts to the light or dark colour scheme."""
         return f"light-dark({self.light},{self.dark})"
 
 
@@ -54,6 +54,11 @@ FONT_SIZE = 12
 LETTER_WIDTH = 0.62  # mean width of a letter, in font sizes
 SCALE_START = 12  # position of 0 % in the margin
 SCALE_WIDTH = 84  # from 0 to 100 %
+DIGIT_MIDDLE = 4  # distance of the vertical centre of digits from the baseline
+# Above the margin are the values of the last layer, each to the right of its mark: first the mean over the texts of the
+# run (a circle), then the mean over the shown text (a tick). Positions are relative to the left end of the margin.
+CIRCLE_X, CORPUS_VALUE_X = 6, 13
+TICK_X, TEXT_VALUE_X = 56, 63
 
 COLOUR_STEPS = 50
 PAPER = SchemeColour("#ffffff", "#14171c")
@@ -203,7 +208,10 @@ def _choose_row_height(rows: int) -> float:
 
 
 def _wrap_in_svg(content: str, label: str, width: float, height: float) -> str:
-    """Return the SVG element with an accessible label and the colours of the light and the dark scheme."""
+    """Return the SVG element with an accessible label, and with the colours from which `_mix_in_css` mixes others.
+
+    The CSS variables `--p`, `--m` and `--e` are the colours of the shares 0, 0.5 and 1, each for both colour schemes.
+    """
     variables = [
         f"--p:{PAPER.css}",
         f"--m:{MIDDLE.css}",
@@ -262,7 +270,7 @@ def _draw_levels(title: str, block: Block) -> str:
     # In low rows, only every n-th layer has a number, so that numbers do not overlap.
     step = int(np.ceil(MIN_LEVEL_DISTANCE / block.row_height))
     for layer in range(block.layers, 0, -step):
-        baseline = middles[layer - 1] + 4  # the digits are then centred vertically
+        baseline = middles[layer - 1] + DIGIT_MIDDLE
         number = _format_element(
             "text",
             str(layer),
@@ -337,8 +345,9 @@ def _mix_in_srgb(share: float) -> str:
 def _draw_margin(model: ModelShares, block: Block, *, is_last_model: bool) -> str:
     """Return the SVG of the means to the right of a model's cells: a scale, and the mean own shares by layer.
 
-    These are the means over all texts of the run (`model.corpus`), if they have intervals, and those over the shown
-    text. Means over all texts have a different colour for the last model, and only this model's scale has labels.
+    These are the means over all texts of the run, unless `model.corpus` is None, and those over the shown text. Means
+    over all texts have the colour `AFTER` in the last model and `BEFORE` in any other; only the last model's scale has
+    labels.
     """
     parts = [_draw_scale(block)]
     if model.corpus is not None:
@@ -365,7 +374,7 @@ def _draw_scale(block: Block) -> str:
 
 
 def _label_scale(block: Block) -> str:
-    """Return the SVG labels of both ends of the scale."""
+    """Return SVG text elements with the labels of both ends of the scale."""
     y = block.rows_bottom + 10
     low = _format_element("text", "0%", x=block.scale_x(0), y=y, fill_opacity="0.7")
     high = _format_element("text", "100%", x=block.scale_x(1), y=y, text_anchor="end", fill_opacity="0.7")
@@ -419,11 +428,11 @@ def _draw_interval(low: Sequence[float | None], high: Sequence[float | None], bl
 
 def _draw_last_corpus_mean(mean: float, block: Block) -> str:
     """Return the SVG of the last layer's mean over all texts, as a circle and a number above the margin."""
-    mark = _draw_circle(block.margin_left + 6, block.title_baseline - 4)
+    mark = _draw_circle(block.margin_left + CIRCLE_X, block.title_baseline - DIGIT_MIDDLE)
     value = _format_element(
         "text",
         f"{100 * mean:.0f}%",
-        x=block.margin_left + 13,
+        x=block.margin_left + CORPUS_VALUE_X,
         y=block.title_baseline,
         font_weight="700",
     )
@@ -464,14 +473,14 @@ def _draw_text_means(shares_LT: npt.NDArray[np.float64], block: Block) -> str:
         ticks.append(_draw_tick(x, y))
     value = ""
     if means:
-        # The value of the last layer is above the margin, next to a tick that identifies the value.
-        x = block.margin_left + 56
-        y = block.title_baseline - 4
+        # The value in the last layer is written above the margin, next to a tick that marks it as a mean over the text.
+        x = block.margin_left + TICK_X
+        y = block.title_baseline - DIGIT_MIDDLE
         ticks.append(_draw_tick(x, y))
         value = _format_element(
             "text",
             f"{100 * means[-1]:.0f}%",
-            x=block.margin_left + 63,
+            x=block.margin_left + TEXT_VALUE_X,
             y=block.title_baseline,
         )
     path = _format_element(
@@ -489,7 +498,7 @@ def _draw_tick(x: float, y: float) -> str:
 
 
 def _draw_names(tokens: Sequence[str], cell_width: float, top: float) -> str:
-    """Return the SVG names of the tokens below their columns; in narrow columns, names are rotated by 90 degrees."""
+    """Return SVG text elements with the tokens' names below the columns; in narrow columns, they are rotated by 90°."""
     longest = max(len(token) for token in tokens)
     letters = min(longest, NAME_LETTERS)
     is_narrow = cell_width < letters * FONT_SIZE * LETTER_WIDTH

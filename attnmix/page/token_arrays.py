@@ -58,7 +58,7 @@ def arrange_by_token(
 
 def arrange_column(rows: pd.DataFrame, tokens: pd.DataFrame, column: str) -> npt.NDArray[np.float64]:
     """Return the values of a column by token `[tokens]`, for rows of one layer; NaN for tokens without a row."""
-    one_place_N = np.zeros(len(rows), int)
-    values = arrange_by_token(rows, tokens, one_place_N, 1, [column])
+    first_place_N = np.zeros(len(rows), int)  # all rows have the index 0, because the axis `places` has the length 1
+    values = arrange_by_token(rows, tokens, first_place_N, places=1, columns=[column])  # [columns, places, tokens]
     value_T: npt.NDArray[np.float64] = values[0, 0]
     return value_T

@@ -1,7 +1,7 @@
 """Wording that depends on the origin of a page's numbers: a pipeline run, or texts measured with the API.
 
 The page of a pipeline run refers to parameters and folders. A page from `attnmix show`, `attnmix serve` or
-`Measures.to_html` refers to Python calls instead, because it has no parameters and folders.
+`Measures.to_html` refers to Python calls instead, because it has neither parameters nor folders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnmix.page.arrays import visible
 
 
 class Wording(NamedTuple):
-    """Words and sentences for one origin of a page's numbers."""
+    """Words and sentences for a page whose numbers come from one origin, such as a pipeline run."""
 
     texts: str
     """The noun for measured texts."""
