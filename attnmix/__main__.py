@@ -144,7 +144,7 @@ def _format_tables(result: attnmix.Measures) -> str:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Serve pages for the models in the options; default: the run in this folder or, without a run, `DEFAULT_MODEL`."""
+    """Serve pages for the models in the options; by default for the run in this folder, or for `DEFAULT_MODEL`."""
     require_extra("page", "attnmix serve")
     with listen(options.port) as listener, tempfile.TemporaryDirectory() as folder:
         with frozen_imports():  # excludes the imported objects from garbage collection

@@ -2,9 +2,9 @@
 
 The outer page contains an input for a text, an input for a second text to compare, some example pairs, and a frame. The
 frame contains the page of the typed texts, which is identical to the page that `attnmix show` writes. Models are loaded
-only once. The server is accessible only from this machine or through a tunnel: the socket listens on the loopback
-address, and requests with a foreign Host or Origin, such as the requests of scripts on other web sites, are rejected.
-The option `--allow-host` permits a tunnel or proxy with another host name. Texts are sent in the body of a request. The
+only once. The server is accessible only from this machine or through a tunnel. The socket listens on the loopback
+address, and requests with a foreign Host or Origin are rejected, such as those of scripts on other web sites. The
+option `--allow-host` permits a tunnel or proxy with another host name. Texts are sent in the body of a request. The
 server keeps only the last `KEPT_PAGES` pages, in memory; texts never appear in an address, file or log.
 """
 
@@ -210,13 +210,13 @@ class Pages:
         self.opening = {name: self.write(OPENING_TEXTS)}
 
     def find(self, name: str) -> str | None:
-        """Return the page with a name; None if this page is no longer kept."""
+        """Return the page with the given name, or None if it is no longer kept."""
         return self.opening.get(name) or self.kept.get(name)
 
     async def add(self, texts: Sequence[str]) -> str:
         """Queue and measure one or two texts, keep their page, and return its random, unguessable name.
 
-        Raise `HTTPException` if too many requests are waiting or arrived within the last minute.
+        Raise `HTTPException` if too many requests are waiting, or if too many have arrived within the last minute.
         """
         now = time.monotonic()
         is_queue_full = self.waiting > MAX_WAITING
@@ -262,7 +262,7 @@ async def _read_texts(request: Request) -> list[str]:
 def application(pages: Pages, allowed: Collection[str]) -> Starlette:
     """Return the web application, which accepts requests to this machine and to the `allowed` hosts.
 
-    The functions in this function answer the requests for each address; see `routes`.
+    The nested functions answer the requests for each address; see `routes`.
     """
 
     async def send_shell(_request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Vectors of texts: `capture` records them in a model, `layout` computes their coordinates on a UMAP map."""
+"""Vectors of texts: `capture` records them in a model, and `layout` computes their coordinates on a UMAP map."""
 
 from __future__ import annotations
 

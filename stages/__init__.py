@@ -8,7 +8,7 @@ try:
 
     require_extra("pipeline", "the pipeline")
 except ImportError as error:
-    # DVC runs the first `python` of PATH, which is a different Python if the project's environment is not active.
+    # DVC runs the first `python` on PATH, which is a different Python if the project's environment is not active.
     environment = Path(".venv")
     is_inactive = environment.exists() and Path(sys.prefix).resolve() != environment.resolve()
     advice = "; activate the environment first: source .venv/bin/activate" if is_inactive else ""

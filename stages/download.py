@@ -86,7 +86,7 @@ def _check_source_paths(parameters: Parameters, run: Run) -> None:
 def _hash_existing_sources(parameters: Parameters) -> Sources:
     """Return the hashes of all local sources; raise `InputError` for a source that is missing on this machine.
 
-    `hash_sources` accepts a missing source with recorded hashes, but a download needs its files.
+    `hash_sources` accepts a missing source if its hashes are recorded, but a download needs the source's files.
     """
     hashes = hash_sources(parameters)
     for key, name in source_names(parameters).items():

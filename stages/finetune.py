@@ -180,8 +180,8 @@ def _create_arguments(parameters: Parameters, folder: Path, find_unused: bool) -
     """Return the settings of a trainer that writes checkpoints to `folder`.
 
     If `find_unused` is True, DDP searches for unused parameters of the model. The trainer keeps the weights of the
-    epoch with the lowest validation loss or, if `load_best_model_at_end` is False or the labels are permuted, of the
-    last epoch.
+    epoch with the lowest validation loss. If `load_best_model_at_end` is False or the labels are permuted, it keeps
+    those of the last epoch.
     """
     finetune = parameters.finetune
     # The labels of the validation texts are permuted, too, so their loss does not show which epoch is the best.
@@ -367,7 +367,7 @@ class TrainingGuard(transformers.TrainerCallback):
                 raise InputError(f"finetune.learning_rate: {args.learning_rate} {problem}; {advice}")
 
     def _is_usual(self, name: str, value: float, fp16: bool) -> bool:
-        """Return True for finite numbers, and in fp16 for up to `MAX_OVERFLOWS` consecutive non-finite gradients."""
+        """Return True for finite numbers; in fp16 also for up to `MAX_OVERFLOWS` consecutive non-finite gradients."""
         if name == "grad_norm" and fp16:
             self.overflows = 0 if np.isfinite(value) else self.overflows + 1
             return self.overflows <= MAX_OVERFLOWS

@@ -2,8 +2,8 @@
 
     python -m stages sources
 
-DVC cannot watch a path that may also be a hub identifier. If a source is local, this stage therefore runs at every
-`dvc repro`; otherwise dvc.yaml omits the stage. Packages are pinned by the lock files, data/sample by dvc.yaml, and hub
+DVC cannot watch a path that may also be a hub identifier. If a source is local, this stage therefore runs on every `dvc
+repro`; otherwise, dvc.yaml omits the stage. Packages are pinned by the lock files, data/sample by dvc.yaml, and hub
 repositories by their revision. Writes `reports/sources.json`.
 """
 
@@ -88,8 +88,8 @@ def source_names(parameters: Parameters) -> dict[str, str]:
 def original_of(name: str) -> Path | None:
     """Return the path in the original repository for a relative path that is missing in DVC's copy of the repository.
 
-    Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original repository
-    either.
+    Return None outside such a copy, if the path exists in the copy, and if it does not exist in the original
+    repository.
     """
     repository = _find_original_repository()
     if repository is None or Path(name).exists():
@@ -99,7 +99,7 @@ def original_of(name: str) -> Path | None:
 
 
 def _find_original_repository() -> Path | None:
-    """Return the repository of which the current folder is a copy made by DVC; None if it is no such copy."""
+    """Return the repository that DVC has copied to the current folder; None if the folder is not such a copy."""
     for folder in Path.cwd().parents:
         # DVC makes its copies in the folder `<repository>/.dvc/tmp/exps`.
         if folder.parts[-len(COPIES) :] == COPIES:

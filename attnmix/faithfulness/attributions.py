@@ -125,7 +125,10 @@ class Review:
         return drops_T
 
     def without(self, places: npt.NDArray[np.int64]) -> list[int]:
-        """Return the text's token IDs; those at the positions `places` are masked (deleted without a mask token)."""
+        """Return the text's token IDs.
+
+        Those at the positions `places` are masked, or deleted if there is no mask token.
+        """
         mask_id = self.classifier.mask_id
         removed = set(places.tolist())
         check_range("positions: token", removed, range(len(self.ids)))

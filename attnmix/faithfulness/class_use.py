@@ -166,7 +166,7 @@ def padded_batches(
 def _compute_edited_logits(
     classifier: Classifier, documents: Sequence[Document], replacements: Mapping[int, Tensor]
 ) -> dict[int, Tensor]:
-    """Return, by first edited layer, the logits `[N, C]` after the values in this and all later layers are replaced.
+    """Return the logits `[N, C]` by layer, after the values in this layer and in all later layers are replaced.
 
     `replacements` contains, by layer, the vectors `[N, H, d]` that replace the values of each text's tokens (texts,
     heads, head width). The unedited layers before the first edited layer are computed only once per batch.
@@ -209,7 +209,7 @@ def _record_layer_outputs(classifier: Classifier, inputs: Mapping[str, Tensor]) 
 
 
 def _keep_attention(_layer: int, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Edit of attention that changes nothing."""
+    """An edit of attention that changes nothing."""
     return weights, value
 
 

@@ -9,8 +9,8 @@ option `include_bias_token` of Modarressi et al.; their published configuration 
 In models without gated networks, `decompx` equals CP-LRP (Ali et al., ICML 2022). `attnlrp` also propagates through the
 attention weights (`attnmix.faithfulness.relevance`).
 
-In this module, the head is the classification head, and parts are the terms of a vector that are propagated separately:
-the sum of all tokens' terms, and the biases. Shapes: J parts (2), T tokens, D hidden, C classes.
+In this module, the head is the classification head. A vector is split into two parts that are propagated separately:
+the part from all tokens, and the part from the biases. Shapes: J parts (2), T tokens, D hidden, C classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -102,7 +102,10 @@ class Classifier:
     """The sequence classifier of a checkpoint, in eval mode and float32."""
 
     def __init__(self, folder: Path, device: torch.device, batch_tokens: int, pairs: bool = False) -> None:
-        """Load the checkpoint in `folder`; `batch_tokens` is the maximum number of padded tokens per batch."""
+        """Load the checkpoint in `folder`; `batch_tokens` is the maximum number of padded tokens per batch.
+
+        If `pairs` is True, texts are pairs, and the model derives the segment of each token from the token IDs.
+        """
         self.folder = folder
         self.batch_tokens = batch_tokens
         self.tokenizer: PreTrainedTokenizerFast = load_tokenizer(folder)
@@ -114,7 +117,7 @@ class Classifier:
         self.classes: dict[int, str] = self.base.config.id2label
         self.family = family_of(self.base.config)
         stack = self.family.stacks[-1]
-        self.layers = list(dict.fromkeys(find_layers(self.base, stack)))
+        self.layers = list(dict.fromkeys(find_layers(self.base, stack)))  # shared layers only once
         mask_id = self.tokenizer.mask_token_id
         rows = self.model.get_input_embeddings().num_embeddings
         has_mask = mask_id is not None and mask_id < rows  # The tokenizer's mask token can lack an embedding.
@@ -146,7 +149,11 @@ class Classifier:
         return logits
 
     def gradients(self, ids: Sequence[int], label: int) -> Gradients:
-        """Return the derivatives of the logit of class `label` (an index) for one text, given as token IDs."""
+        """Return the derivatives of the logit of class `label` (an index) for one text, given as token IDs.
+
+        They are the derivatives with respect to the word embeddings, and the mask of the tokens whose vectors after the
+        last layer affect the logit.
+        """
         classes = int(self.model.config.num_labels or 0)
         check_range("label: class", [label], range(classes))
         logits_C, words_1TD, last_1TD = self._run_with_derivatives(ids)
@@ -154,7 +161,7 @@ class Classifier:
         return Gradients(words_1TD.detach()[0], by_words_1TD[0], _moves_logit(by_last_1TD))
 
     def prediction(self, ids: Sequence[int]) -> Prediction:
-        """Return the logits of one text and the token that the head reads, with one forward pass."""
+        """Return the logits of one text, and the position of the only token that the head reads (-1 for several)."""
         logits_C, _, last_1TD = self._run_with_derivatives(ids)
         # The head reads a token if the largest logit depends on that token's vector after the last layer.
         (by_last_1TD,) = torch.autograd.grad(logits_C.max(), [last_1TD])
@@ -189,7 +196,7 @@ class Classifier:
         with self._record_head_calls() as calls, torch.no_grad():
 
             def append_result(layer_pass: LayerPass, _features: Any) -> None:
-                """Apply `function` to a layer, and discard all calls so far, which do not belong to the head."""
+                """Apply `function` to a layer, and discard the calls recorded so far, which precede the head."""
                 result = function(layer_pass.document(0))
                 results.append(result)
                 calls.clear()
@@ -205,8 +212,9 @@ class Classifier:
         """
         relevance_pass = self._run_with_relevance_rules(ids)
         read_D = relevance_pass.last_1TD[0, read]
-        # In the layers, the backward pass follows `relevance_rules`, and parts are not separated. The whole vector that
-        # the head reads is therefore the part from tokens, and the part from biases is 0.
+        # `FixedFactorScores` splits the vector that the head reads into the part from tokens and the part from biases.
+        # In the layers, the backward pass follows `relevance_rules` without such a split, so the part from tokens is
+        # the whole vector, and the part from biases is 0.
         biases_D = torch.zeros_like(read_D)
         parts_JD = torch.stack([read_D, biases_D])
         head = FixedFactorScores(self, read, parts_JD, read_D.detach())
@@ -231,7 +239,7 @@ class Classifier:
         with self._record_head_calls() as calls, relevance_rules(self.base), ExitStack() as hooks:
 
             def keep_output(_module: Any, _inputs: Any, output: Any) -> None:
-                """Store a layer's output, and discard all calls so far, which do not belong to the head."""
+                """Store a layer's output, and discard the calls recorded so far, which precede the head."""
                 outputs.append(first_of(output))
                 calls.clear()
 
@@ -315,7 +323,7 @@ def _find_only_position(read_T: Tensor) -> int:
 
 
 def decomposition_obstacle(family: Family) -> str | None:
-    """Return the reason why a model family's logits cannot be decomposed into terms of tokens, or None if they can."""
+    """Return the reason why a model family's logits cannot be decomposed into one term per token; None if they can."""
     if len(family.stacks) > 1:
         return "it has a decoder after its encoder"
     # The decomposition has the same requirements as the ratio `layer_n`: a feed-forward network that follows attention
@@ -349,7 +357,8 @@ class FixedFactorScores:
         """Return, for each token `[T]`, input times gradient of the score of class `label` at the first layer's input.
 
         `input_TD` is this input. The gradient is that of the part of the score that comes from the tokens; the part
-        from the biases is excluded. Return None if the head is not supported (see `logits`).
+        from the biases is excluded. `calls`, `logits_C` and `name` are those of `logits`. Return None if the head is
+        not supported.
         """
         with torch.enable_grad():
             parts_JC = self.logits(calls, logits_C, name)
@@ -361,10 +370,11 @@ class FixedFactorScores:
         return products.flatten()
 
     def logits(self, calls: list[HeadCall], logits_C: Tensor, name: str) -> Tensor | None:
-        """Return the parts `[J, C]` of the logits; None unless the head is one Linear, or two joined by an activation.
+        """Return both parts `[J, C]` of the logits: that from all tokens, and that from the biases.
 
-        `calls` are the calls of the head's Linears, and `logits_C` the model's logits. Raise `InputError` if the parts
-        do not sum to the logits.
+        `calls` are the calls of the head's Linears, `logits_C` the model's logits, and `name` is the name of the text
+        in messages. Return None unless the head is one Linear, or two joined by an activation. Raise `InputError` if
+        the parts do not sum to the logits.
         """
         parts_JD, whole_D = self._map_through_final_norm()
         if not self._is_supported(calls, whole_D, logits_C):
@@ -395,7 +405,7 @@ class FixedFactorScores:
         return reads_token and torch.equal(last_output, logits_C)
 
     def _map_through_head(self, calls: list[HeadCall], parts_JD: Tensor) -> Tensor:
-        """Return the parts `[J, C]` after the head's first Linear and, if there are two, the activation and the last.
+        """Return the parts `[J, C]` after the head: one Linear, or two with an activation between them.
 
         The activation g is replaced by p -> slope * p + g(0), where the slope (g(p) - g(0)) / p is fixed.
         """

@@ -97,9 +97,9 @@ def probe_predictions(
 
 
 def _check_shapes(train_shape: tuple[int, ...], labels: int, test_shape: tuple[int, ...]) -> None:
-    """Raise `InputError` unless both shapes are `[vectors, width]`, with one width and a label per training vector.
+    """Raise `InputError` unless both shapes are `[vectors, width]` with equal widths.
 
-    `labels` is the number of labels of the training vectors.
+    `labels` is the number of labels, which must be that of the training vectors.
     """
     are_matrices = len(train_shape) == 2 and len(test_shape) == 2
     if not are_matrices or train_shape[1] != test_shape[1] or train_shape[0] != labels:

@@ -4,8 +4,8 @@ For each checkpoint, linear probes are fitted to tokens of training texts and ev
 texts. A probe predicts the text's class, the token's identity (among the `FREQUENT_TOKENS` most frequent tokens), or
 the token's position (`attnmix.measures.documents.POSITIONS`). Each target has a control task with permuted labels:
 classes are permuted over texts, other labels over tokens. The vectors are layer outputs of the last stack (encoder or
-decoder). There are two groups of tokens: the token that the head reads (`read`; absent if the head pools several
-tokens), and up to `OTHER_TOKENS + 1` equally spaced tokens of each text (`others`).
+decoder). There are two groups of tokens. `read` is the token that the head reads; it is absent if the head pools
+several tokens. `others` are up to `OTHER_TOKENS + 1` equally spaced tokens of each text.
 
 Shapes: N chosen tokens of all texts, T tokens of a text, D hidden.
 """
@@ -205,8 +205,8 @@ def chosen_tokens(classifier: Classifier, documents: Sequence[Document]) -> pd.D
 def _choose_places(tokens: int, read_position: int | None) -> dict[str, list[int]]:
     """Return the positions of the chosen tokens of a text by group, `read` and `others`; `tokens` is the text's length.
 
-    `read_position` is the position of the token that the head reads: from the start if it is 0, and from the end if it
-    is negative. It is None if the head reads several tokens.
+    `read_position` is the index of the token that the head reads: 0 for the first token, or a negative index that is
+    counted from the end. It is None if the head reads several tokens.
     """
     read = []
     if read_position is not None:
@@ -249,7 +249,7 @@ def token_vectors(
 
 
 def _list_last_outputs(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites of the layer outputs of the last stack: the decoder's layers, or all layers without a decoder.
+    """Return the sites of the layer outputs of the last stack: the decoder's layers; all layers if there is no decoder.
 
     `sites` are layer outputs and, in encoder-decoders, the decoder input, whose layer is the encoder's last layer.
     """

@@ -83,7 +83,7 @@ def probability_drops(review: Review, scores: Mapping[str, Doubles]) -> dict[str
 
 
 def _list_edited_texts(review: Review, scores_DT: Doubles) -> list[RemainingTokens]:
-    """Return a text after all edits by the scores `[draws, T]` of one method.
+    """Return all edited versions of a text; the scores `[draws, T]` of one method select the edited tokens.
 
     The edited texts are ordered by draw, then by test and replacement (`TESTS`), then by share of tokens (`SHARES`).
     """
@@ -252,7 +252,7 @@ def margin_correlation(margins: pd.DataFrame, checkpoints: Sequence[str], layer:
 
 
 def _correlate_with_margin(reviews: pd.DataFrame, checkpoint: str) -> tuple[float, float]:
-    """Return the rank correlation of a checkpoint's ratio with the margin, then the same controlling for text length.
+    """Return the rank correlation of a checkpoint's ratio with the margin, without and with control for text length.
 
     `reviews` has a row for each text, with the columns `margin`, `tokens` (its length) and `checkpoint` (its ratio).
     """

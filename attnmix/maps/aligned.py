@@ -46,7 +46,7 @@ def fit_aligned(
     equal vectors at a point share one row of coordinates at this point.
 
     Args:
-        graphs: The weighted neighbour graph of each point, between its distinct vectors.
+        graphs: The weighted neighbour graph of the distinct vectors of each capture point.
         starts: The initial coordinates `[distinct, 2]` of the distinct vectors of each point.
         numbers: For each point, the index `[tokens]` of each token's vector among the distinct vectors.
         strength: The result of `ties`.
@@ -93,7 +93,7 @@ class _Edges(NamedTuple):
 
 
 def _list_sampled_edges(graphs: Sequence[Graph], n_epochs: int) -> _Edges:
-    """Return the edges that are sampled in `n_epochs` epochs; rows are numbered from point to point."""
+    """Return the edges that are sampled in `n_epochs` epochs; rows are numbered consecutively over all points."""
     edges = scipy.sparse.block_diag(graphs, format="coo")
     heads, tails = edges.coords
     epochs_per_sample = make_epochs_per_sample(edges.data, n_epochs)
@@ -132,9 +132,9 @@ def _align_by_rotation(starts: Sequence[Coordinates], numbers: Sequence[npt.NDAr
 def ties(graphs: Sequence[Graph]) -> npt.NDArray[np.float64]:
     """Return the strengths `[offsets, points * tokens]` of each token's ties to itself at neighbouring points.
 
-    Row `WINDOW + n` contains the ties to the point `n` points ahead. A strength is the Jaccard similarity of the
-    token's sets of neighbours at both points, multiplied by a factor that decreases exponentially with the distance
-    between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
+    Row `WINDOW + n` contains the ties to the capture point that is `n` points later. A strength is the Jaccard
+    similarity of the token's sets of neighbours at both points, multiplied by a factor that decreases exponentially
+    with the distance between the points. `graphs` `[tokens, tokens]` are the weighted neighbour graphs of the points.
     """
     near_by_point = [(graph > 0).astype(np.float64) for graph in graphs]  # 1 for neighbours, 0 otherwise
     degrees_by_point = [_sum_rows(near) for near in near_by_point]  # number of neighbours of each token
@@ -159,7 +159,7 @@ def _compute_jaccard(
 ) -> npt.NDArray[np.float64]:
     """Return the Jaccard similarities of pairs of sets, from the sizes of their intersections and of both sets.
 
-    Two empty sets have the similarity 1.
+    Two empty sets have a similarity of 1.
     """
     union = sizes + other_sizes - shared
     similarity: npt.NDArray[np.float64] = np.divide(shared, union, out=np.ones_like(shared), where=union > 0)
@@ -207,7 +207,7 @@ class _TiedRows(NamedTuple):
 
 
 def _sum_ties(blocks: Sequence[_TiedRows], size: int) -> Graph:
-    """Return a matrix `[size, size]` in CSR format with the sum of the ties between each two rows of coordinates."""
+    """Return a matrix `[size, size]` in CSR format with the sum of the ties between each pair of coordinate rows."""
     shape = (size, size)
     if not blocks:
         return scipy.sparse.csr_matrix(shape)
@@ -277,8 +277,8 @@ def _run_epochs(  # type: ignore[no-untyped-def]
     rows at the distance d. When an edge is sampled, its ends attract each other, and negative samples, which are random
     rows of the same point, repel its head.
 
-    `heads` and `tails` `[edges]` are the rows at the ends of each edge. An edge is sampled once every
-    `epochs_per_sample` `[edges]` epochs. `others` and `strengths` are the tied rows and the strengths of all ties, row
+    `heads` and `tails` `[edges]` are the rows at the ends of each edge. `epochs_per_sample` `[edges]` is the number of
+    epochs between two samples of an edge. `others` and `strengths` are the tied rows and the strengths of all ties, row
     by row; those of row r have the indices from `tie_ends[r]` to `tie_ends[r + 1]` (exclusive), as in CSR format.
     `firsts` and `sizes` `[rows]` are the first row and the number of rows of each row's point. `state` is the state of
     the random generator.
@@ -295,7 +295,7 @@ def _run_epochs(  # type: ignore[no-untyped-def]
             head = heads[edge]
             _attract_ends(xy, head, tails[edge], tie_ends, others, strengths, a, b, learning_rate)
             next_sample[edge] += epochs_per_sample[edge]
-            # The negative samples that became due since the edge was sampled last.
+            # The negative samples that have become due since the edge was last sampled.
             negatives = int((epoch - next_negative[edge]) / epochs_per_negative[edge])
             for _ in range(negatives):
                 other = firsts[head] + tau_rand_int(state) % sizes[head]  # a random row of the same point

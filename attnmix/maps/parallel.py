@@ -23,9 +23,10 @@ Result = TypeVar("Result")
 def in_parallel(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]], description: str) -> list[Result]:
     """Return `function(*arguments)` for each of `calls`, in order, with a progress bar.
 
-    The number of concurrent jobs is the number of cores (or `LOKY_MAX_CPU_COUNT`), or the number of Dask workers. Each
-    job runs in a single thread, so that sums do not depend on the number of cores. Otherwise, scikit-learn could select
-    different neighbours at nearly equal distances; all neighbour searches therefore use this function.
+    The number of concurrent jobs is the number of Dask workers or, without Dask, `LOKY_MAX_CPU_COUNT`, by default the
+    number of cores. Each job runs in a single thread, so that sums do not depend on the number of cores. Otherwise,
+    scikit-learn could select different neighbours at nearly equal distances; all neighbour searches therefore use this
+    function.
     """
     run = _run_on_cluster if SCHEDULER in os.environ else _run_in_threads
     with closing(run(function, calls)) as results:

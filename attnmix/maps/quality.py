@@ -50,7 +50,7 @@ def scores(vectors: Vectors, xy: Coordinates, metric: str) -> dict[str, float]:
     near_on_map, _ = neighbours(xy, k, "euclidean", 0)
     pairs = np.triu_indices(len(vectors), 1)
     distance_spearman = rank_correlation(distances[pairs], map_distances[pairs])
-    # Continuity is the trustworthiness with exchanged roles of the map and the full space.
+    # Continuity is trustworthiness with the roles of the map and the full space exchanged.
     return {
         "trustworthiness": trustworthiness(distances, xy, n_neighbors=k, metric="precomputed"),
         "continuity": trustworthiness(map_distances, full, n_neighbors=k, metric="precomputed"),
@@ -103,7 +103,7 @@ def _select_scored_rows(vectors: Vectors, seed: int) -> RowNumbers:
 
 
 def _permute_neighbours(near: npt.NDArray[np.int32], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the neighbour indices `[rows, k]` that result if the coordinates are permuted to `order`.
+    """Return the neighbour indices `[rows, k]` that result if the coordinates are put in the `order`.
 
     Row i of the permuted coordinates is the old row `order[i]`. `near` `[rows, k]` are the indices of the neighbours
     before the permutation.
@@ -151,7 +151,7 @@ def stability(maps: Sequence[Coordinates], seed: int) -> dict[str, tuple[float, 
 
 
 def score_map(vectors: Vectors, maps: Sequence[Coordinates], metric: str, seed: int) -> pd.DataFrame:
-    """Return a table of the columns `value` and `chance` by measure, for maps of the same vectors with different seeds.
+    """Return a table with the columns `value` and `chance` by measure, for maps of the same vectors with other seeds.
 
     `SCORES` are computed for the first map, and `STABILITY` for all maps (omitted if there is only one map). Equal
     vectors count once. At most `MAX_SCORED_VECTORS` randomly sampled vectors are scored, with neighbours within the

@@ -95,7 +95,7 @@ def _explain(problem: ErrorDetails) -> str:
 
 
 class _Location(NamedTuple):
-    """The place of a mistake in params.yaml."""
+    """The location of a mistake in params.yaml."""
 
     section: str
     """The name of a section or of a key outside sections."""

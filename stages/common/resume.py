@@ -86,7 +86,7 @@ def _select_parameters(parameters: Parameters, keys: Iterable[str]) -> dict[str,
 
 
 def _list_input_files(names: Iterable[str], root: Path) -> Iterator[Path]:
-    """Yield the files among the dependencies `names` of a stage, and the files in folders among them.
+    """Yield the files in the dependencies `names` of a stage, including the files in folders.
 
     Code is read from this repository, all other dependencies from the run in `root`.
     """
