@@ -50,11 +50,11 @@ class EditedCall:
     weights: Tensor  # [B, H, queries, keys]
     value: Tensor  # [B, H, keys, d]
     first_query: int | None = 0
-    """Position of the first query among the keys, above 0 after cached keys; None without one key per token."""
+    """Index of the first query's token, 0 without cached keys; None if the cache does not have one key per token."""
 
     @property
-    def first_row(self) -> int:
-        """Position of the first query among the keys; raise `InputError` if it cannot be derived from the cache."""
+    def known_first_query(self) -> int:
+        """The index `first_query`; raise `InputError` if it is None."""
         if self.first_query is None:
             problem = f"the cache of keys in layer {self.layer} does not contain one key for each token"
             raise InputError(f"edit: {problem}; pass use_cache=False, or a dynamic cache that keeps all tokens")
@@ -162,7 +162,7 @@ class Positions:
 
     @classmethod
     def _create_from_mask(cls, argument: str, mask: Tensor) -> Positions:
-        """Return the positions in a mask over all tokens."""
+        """Return the positions that a mask over all tokens selects."""
         if mask.ndim != 1 or not mask.any():
             shape = list(mask.shape)
             raise InputError(f"{argument}: a mask of shape {shape}; allowed: `[tokens]` that selects one or more")
@@ -172,9 +172,9 @@ class Positions:
     def in_texts(self, call: EditedCall) -> Tensor:
         """Return the token positions `[N]` for the texts of a call, on the CPU.
 
-        Raise `InputError` for positions that a text does not have, and for positions of padding. Padding is allowed if
-        it was selected by a slice or a mask, or if the call contains only the last queries of each text, as is the case
-        after the first call with a key-value cache.
+        Raise `InputError` for positions that a text does not have, and for positions of padding. Padding is allowed in
+        two cases: if it was selected by a slice or a mask, and if the call contains only the last queries of each text.
+        The latter occurs after the first call with a key-value cache.
         """
         queries, tokens = call.weights.shape[-2:]
         where = f" in layer {call.layer}"
@@ -237,7 +237,7 @@ def without_heads(heads: Mapping[int, Collection[int]]) -> Edit:
     heads, T tokens, d head width.
     """
     heads_by_layer = {}
-    for layer, given in _check_dictionary("without_heads", heads).items():
+    for layer, given in _read_dictionary("without_heads", heads).items():
         heads_by_layer[layer] = whole_numbers(f"without_heads: layer {layer}", given)
 
     def ablate_heads(call: EditedCall) -> tuple[Tensor, Tensor]:
@@ -264,19 +264,25 @@ def without_edges(
     Targets and sources are token positions, counted from 0: integers, a slice, or a mask over all tokens. The remaining
     weights are not renormalised, so the contribution of the sources is missing from the output.
     """
-    rows = Positions.named("without_edges: targets", targets)
-    columns = Positions.named("without_edges: sources", sources)
+    target_positions = Positions.named("without_edges: targets", targets)
+    source_positions = Positions.named("without_edges: sources", sources)
+    has_named_layers = layers is not None
 
     def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
-        """Set the attention weights `[B, H, queries, keys]` from targets to sources to 0."""
+        """Set the weights `[B, H, queries, keys]` of the edges from target queries to source keys to 0.
+
+        Raise `InputError` if all these weights are already 0 in a call that contains the queries of all tokens.
+        """
         if torch._C._functorch.is_batchedtensor(call.weights):  # The values of such a tensor cannot be read.
             raise InputError(
                 "without_edges: tokens cannot be checked inside torch.func.vmap; pass a padded batch instead"
             )
-        is_cut = _mark_edges(call, rows, columns)
+        is_cut = _mark_edges(call, target_positions, source_positions)
         queries, keys = is_cut.shape
-        if queries == keys:  # Otherwise, the cut edges may belong to queries of earlier calls, which filled the cache.
-            _check_edges(call, is_cut, named=layers is not None)
+        has_all_queries = queries == keys
+        # With cached keys, the targets may be queries of earlier calls, so a call without cut edges is allowed.
+        if has_all_queries:
+            _check_edges(call, is_cut, named=has_named_layers)
         weights = call.weights.masked_fill(is_cut, 0)
         return weights, call.value
 
@@ -286,7 +292,7 @@ def without_edges(
 def _mark_edges(call: EditedCall, targets: Positions, sources: Positions) -> Tensor:
     """Return a mask `[queries, keys]` that is True for the edges of a call from `targets` to `sources`."""
     queries, keys = call.weights.shape[-2:]
-    first = call.first_row  # with a cache of keys, queries are only the last tokens of the text
+    first = call.known_first_query  # with a cache of keys, queries are only the last tokens of the text
     is_edge = torch.zeros(keys, keys, dtype=torch.bool)  # for all tokens of the text
     target_rows = targets.in_texts(call)
     source_columns = sources.in_texts(call)
@@ -346,7 +352,7 @@ def replaced_values(values: Mapping[int, Tensor]) -> Edit:
     For example, a mean over several texts or over the tokens of a donor text has the shape `[B, H, 1, d]`. Such a
     mean replaces the values of all source tokens of a text. Shapes: B texts, H heads, T tokens, d head width.
     """
-    by_layer = _check_dictionary("replaced_values", values)
+    by_layer = _read_dictionary("replaced_values", values)
     for layer, replacement in by_layer.items():
         if not isinstance(replacement, Tensor) or replacement.is_complex():
             kind = type(replacement).__name__
@@ -373,7 +379,7 @@ def mapped_values(maps: Mapping[int, Callable[[Tensor], Tensor]]) -> Edit:
 
     Shapes: B texts, T tokens, H heads, d head width.
     """
-    by_layer = _check_dictionary("mapped_values", maps)
+    by_layer = _read_dictionary("mapped_values", maps)
     for layer, function in by_layer.items():
         if not callable(function):
             kind = type(function).__name__
@@ -426,10 +432,11 @@ def recorded(values: MutableMapping[int, Tensor]) -> Edit:
     return LayerEdit("recorded", None, record_values)
 
 
-def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
+def _read_dictionary(maker: str, given: Any) -> dict[int, Any]:
     """Return a copy of the user's dictionary `given`, with layer numbers as keys.
 
-    Raise `InputError` if `given` is not a dictionary, is empty or has invalid keys; messages begin with `maker`.
+    Raise `InputError` if `given` is not a dictionary, is empty or has invalid keys. Messages begin with `maker`, the
+    name of the public function that received the dictionary.
     """
     advice = "pass a dictionary with one or more layers as keys"
     if not isinstance(given, Mapping):
@@ -444,7 +451,7 @@ def _check_dictionary(maker: str, given: Any) -> dict[int, Any]:
 
 
 def _read_layers(maker: str, given: Any) -> tuple[int, ...] | None:
-    """Return the layers in a user's argument; None, which means all layers, is returned unchanged."""
+    """Return the layers in the argument `given` of the public function `maker`; None, for all layers, is unchanged."""
     if given is None:
         return None
     return whole_numbers(f"{maker}: layers", given)
@@ -487,7 +494,7 @@ class Eraser:
         return vectors - erased.to(vectors)
 
     def scaled(self, factor: float) -> Eraser:
-        """Return a map that keeps the fraction `factor` of the component that this map erases."""
+        """Return a map that keeps the fraction `factor` of the component that `self` erases."""
         if isinstance(factor, bool) or not isinstance(factor, Real) or not math.isfinite(factor):
             raise InputError(f"scaled: factor {factor!r}; allowed: a finite number")
         return replace(self, readout_DK=(1 - float(factor)) * self.readout_DK)
@@ -499,24 +506,25 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     x' = x - W^+ P W (x - mean), where W is the inverse square root of the covariance (on the span of the vectors), Z
     the one-hot classes, and P the projection onto the columns of W cov(x, Z) (Belrose et al., NeurIPS 2023, theorem
     4.2). Raise `InputError` for fewer than two classes, and if the numbers of vectors and classes differ. Shapes: N
-    vectors, D width, K classes, R rank of W cov(x, Z).
+    vectors, D width, C classes, R rank of W cov(x, Z), which is the number of coordinates of the `Eraser`.
     """
-    exact_ND = _check_vectors("class_eraser", vectors_ND)
+    exact_ND = _read_vectors("class_eraser", vectors_ND)
     classes_N = torch.as_tensor(classes_N).to(exact_ND.device)
     if classes_N.shape != exact_ND.shape[:1]:
         shape = list(classes_N.shape)
         raise InputError(f"class_eraser: classes of shape {shape}; allowed: [{len(exact_ND)}], one for each vector")
-    distinct_classes_K = classes_N.unique()
-    if len(distinct_classes_K) < 2:
+    distinct_classes_C = classes_N.unique()
+    if len(distinct_classes_C) < 2:
         raise InputError("class_eraser: all vectors have the same class; pass vectors of two or more classes")
-    is_class_NK = classes_N[:, None] == distinct_classes_K
-    onehot_NK = is_class_NK.to(exact_ND)
-    centred_onehot_NK = onehot_NK - onehot_NK.mean(0)
+    is_class_NC = classes_N[:, None] == distinct_classes_C
+    onehot_NC = is_class_NC.to(exact_ND)  # Z
+    centred_onehot_NC = onehot_NC - onehot_NC.mean(0)
     mean_D = exact_ND.mean(0)
     centred_ND = exact_ND - mean_D
-    whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)  # W and W^+
-    covariance_DK = centred_ND.T @ centred_onehot_NK / len(classes_N)
-    basis_DR = _compute_basis(whitening_DD @ covariance_DK)  # P = basis basis^T
+    whitening_DD, unwhitening_DD = _compute_whitening(centred_ND)  # W and W^+, both symmetric
+    covariance_DC = centred_ND.T @ centred_onehot_NC / len(classes_N)  # cov(x, Z)
+    basis_DR = _compute_basis(whitening_DD @ covariance_DC)  # P = basis basis^T
+    # The vectors are rows, so the erased component is (x - mean) W basis basis^T W^+.
     return Eraser(
         mean_D=mean_D,
         readout_DK=whitening_DD @ basis_DR,
@@ -524,18 +532,18 @@ def class_eraser(vectors_ND: Tensor, classes_N: Tensor) -> Eraser:
     )
 
 
-def _compute_basis(columns_DK: Tensor) -> Tensor:
-    """Return an orthonormal basis `[D, R]` of the span of K columns of width D, whose sum must be 0; R is their rank.
+def _compute_basis(columns_DC: Tensor) -> Tensor:
+    """Return an orthonormal basis `[D, R]` of the span of C columns of width D, whose sum must be 0; R is their rank.
 
     The basis vectors are M v / |M v|, where M are the columns and v are the eigenvectors of M'M, and |M v|^2 is the
     eigenvalue of v.
     """
-    products_KK = columns_DK.T @ columns_DK
-    sizes_K, vectors_KK = torch.linalg.eigh(products_KK)
-    is_kept_K = sizes_K > sizes_K.max() * MIN_EIGENVALUE  # at least one eigenvalue is 0, because the columns sum to 0
-    lengths_R = sizes_K[is_kept_K].sqrt()
-    kept_vectors_KR = vectors_KK[:, is_kept_K]
-    basis_DR: Tensor = columns_DK @ kept_vectors_KR / lengths_R
+    products_CC = columns_DC.T @ columns_DC
+    sizes_C, vectors_CC = torch.linalg.eigh(products_CC)
+    is_kept_C = sizes_C > sizes_C.max() * MIN_EIGENVALUE  # at least one eigenvalue is 0, because the columns sum to 0
+    lengths_R = sizes_C[is_kept_C].sqrt()
+    kept_vectors_CR = vectors_CC[:, is_kept_C]
+    basis_DR: Tensor = columns_DC @ kept_vectors_CR / lengths_R
     return basis_DR
 
 
@@ -545,34 +553,40 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     The map erases orthogonal directions of this component: random directions or, if `seed` is None, the principal
     components in descending order. The last direction is erased in part to match the variance. If the total variance of
     all directions is smaller than the variance that `eraser` removes, all directions are erased. Shapes: N vectors, D
-    width, K coordinates of `eraser`, R directions with variance in the preserved component.
+    width, R directions with variance in the preserved component.
     """
     if not isinstance(eraser, Eraser):
         raise InputError(f"remaining_eraser: eraser: got {type(eraser).__name__}; allowed: an `Eraser`")
-    exact_ND = _check_vectors("remaining_eraser", vectors_ND)
+    exact_ND = _read_vectors("remaining_eraser", vectors_ND)
     mean_D = eraser.mean_D.to(exact_ND)
-    readout_DK = eraser.readout_DK.to(exact_ND)
-    directions_KD = eraser.directions_KD.to(exact_ND)
     preserved_ND = eraser(exact_ND) - mean_D
+    erased_ND = exact_ND - mean_D - preserved_ND
     basis_DR = _find_directions(preserved_ND, seed)
     coordinates_NR = preserved_ND @ basis_DR
     variance_R = coordinates_NR.square().mean(0)
-    erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
     share_R = _distribute_variance(erased_variance, variance_R)
     # A coordinate multiplied by sqrt(share) has `share` times its variance. This multiple of each coordinate is erased.
     factor_R = share_R.sqrt()
-    # After `eraser`, the coordinates of a vector x in the basis are (x - mean) @ (I - readout @ directions) @ basis.
-    # `basis_readout_DR` is the product of the last two factors.
-    erased_basis_KR = directions_KD @ basis_DR
-    basis_readout_DR = basis_DR - readout_DK @ erased_basis_KR
-    scaled_DR = basis_readout_DR * factor_R
+    scaled_readout_DR = _read_preserved(eraser, basis_DR) * factor_R
     is_erased_R = factor_R > 0
     return Eraser(
         mean_D=mean_D,
-        readout_DK=scaled_DR[:, is_erased_R],
+        readout_DK=scaled_readout_DR[:, is_erased_R],
         directions_KD=basis_DR.T[is_erased_R],
     )
+
+
+def _read_preserved(eraser: Eraser, basis_DR: Tensor) -> Tensor:
+    """Return the matrix `[D, R]` that maps a centred vector to the coordinates of its preserved component in a basis.
+
+    `eraser` preserves the component (x - mean) @ (I - readout @ directions) of a vector x. The returned matrix is
+    therefore (I - readout @ directions) @ basis. Shapes: D width, K coordinates of `eraser`, R vectors of the basis.
+    """
+    readout_DK = eraser.readout_DK.to(basis_DR)
+    directions_KD = eraser.directions_KD.to(basis_DR)
+    erased_basis_KR = directions_KD @ basis_DR
+    return basis_DR - readout_DK @ erased_basis_KR
 
 
 def _find_directions(centred_ND: Tensor, seed: int | None) -> Tensor:
@@ -592,8 +606,8 @@ def _find_directions(centred_ND: Tensor, seed: int | None) -> Tensor:
 def _distribute_variance(total: Tensor, variance_R: Tensor) -> Tensor:
     """Return the share `[R]` of each direction's variance that is erased; the erased variance sums to at most `total`.
 
-    Directions are erased completely in their order, until the remainder of `total` is smaller than the variance of the
-    next direction. Of this direction, only the remainder is erased.
+    Directions are erased completely, one after another, until the remainder of `total` is smaller than the variance of
+    the next direction. Of this direction, only the remainder is erased.
     """
     variance_before_R = variance_R.cumsum(0) - variance_R  # erased by the previous directions
     remainder_R = total - variance_before_R
@@ -610,8 +624,11 @@ def _draw_rotation(rank: int, seed: int) -> Tensor:
     return orthogonal_RR
 
 
-def _check_vectors(maker: str, vectors_ND: Any) -> Tensor:
-    """Return vectors `[N, D]` in float64; raise `InputError` for a wrong shape, NaN or infinite numbers."""
+def _read_vectors(maker: str, vectors_ND: Any) -> Tensor:
+    """Return the N vectors of width D that the public function `maker` received, in float64.
+
+    Raise `InputError`, prefixed with `maker`, for a wrong shape, NaN or infinite numbers.
+    """
     allowed = "a tensor `[vectors, width]`"
     if not isinstance(vectors_ND, Tensor):
         raise InputError(f"{maker}: vectors: got {type(vectors_ND).__name__}; allowed: {allowed}")
@@ -668,7 +685,8 @@ def edited_attention(
 
     Layers are numbered by their position in the network, and decoder layers follow the encoder layers, even if only a
     part of the network runs. Raise `InputError` if `edit` selects a layer that the network does not have, or if another
-    thread has an active edit. Heads, tokens and shapes that do not fit a layer raise the error during the forward pass.
+    thread has an active edit. `InputError` is raised during the forward pass for heads, tokens and shapes that do not
+    fit a layer.
     """
     _check_edit(edit)
     _check_layers(edit, network)

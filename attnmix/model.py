@@ -44,6 +44,7 @@ from attnmix.models.segments import read_segments
 _locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
 """The lock of each base model, which a thread holds while it measures the model."""
 _locks_change = threading.Lock()
+"""The lock for adding a lock to `_locks`."""
 SAME_OUTPUT = 1e-5
 """Maximum relative difference of outputs that count as equal, for the same device and attention implementation."""
 HOOKS_FLAG = "_output_capturing_hooks_installed"  # attribute of modules in which transformers has installed its hooks
@@ -254,8 +255,11 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_set_eval_mode(network))
         has_own_attention = implementation_of(network.base_model.config) == EAGER
-        # Entering `uncompiled` imports torch._dynamo, which is slow, so it is entered only if it may be needed.
-        if has_own_attention or "torch._dynamo" in sys.modules:
+        # Entering `uncompiled` imports torch._dynamo, which is slow. If this module has not been imported before, no
+        # function has been compiled, and the context is entered only for models that compute attention themselves:
+        # their edits are applied by a torch mode (`dispatch_products`).
+        may_be_compiled = "torch._dynamo" in sys.modules
+        if has_own_attention or may_be_compiled:
             stack.enter_context(uncompiled)
         try:
             yield
@@ -266,7 +270,10 @@ def _prepare_for_edits(network: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _set_eval_mode(network: PreTrainedModel) -> Iterator[None]:
-    """Set a model to eval mode, without compilation and with default decoder inputs; restore it afterwards."""
+    """Put a model into eval mode, disable its compiled calls and supply missing decoder inputs; restore it afterwards.
+
+    Compiled calls are those of modules on which `compile()` was called.
+    """
     training_by_module = {module: module.training for module in network.modules()}
     compiled_calls: dict[Module, Any] = {}
     for module in network.modules():

@@ -25,12 +25,22 @@ from attnmix.models.families import StackLayers, attention_modules, stack_layers
 AppliedEdit = Callable[[int, Tensor, Tensor, "int | None"], tuple[Tensor, Tensor]]
 """A function that returns the edited weights and values of a layer.
 
-Its arguments are the layer's index, the weights and values, and the position of the first query among the keys.
+Its arguments are the layer's index, the attention weights `[B, H, queries, keys]`, the values `[B, H, keys, d]` and the
+result of `_find_first_query`. Shapes: B texts, H heads, d head width.
 """
 LAYER_INDICES = ("layer_idx", "layer_id")
 """The attributes in which attention modules store the index of their layer in a key-value cache."""
-_changes = threading.Lock()
+_edits_lock = threading.Lock()
 """The lock for attaching and removing edits."""
+
+
+class _ThreadState(threading.local):
+    """The current calls of a network's modules, separately for each thread."""
+
+    layer: int | None = None
+    """Index of the current layer in a stack whose layers share modules; None outside of the stack's forward pass."""
+    cache: Cache | None = None
+    """The key-value cache of the latest call of an attention module; None without a cache."""
 
 
 class AttentionEdits:
@@ -45,16 +55,12 @@ class AttentionEdits:
         self.edits: list[AppliedEdit] = []
         self.owner: int | None = None
         """The identifier of the thread that applied the active edits."""
-        self._calls = threading.local()
-        """The current calls of each thread, as two attributes that are missing before the first call.
-
-        `layer` is the index of the current layer in a stack whose layers share modules; None outside of a forward pass
-        of the stack. `cache` is the key-value cache of the latest call of an attention module; None without a cache.
-        """
+        self._calls = _ThreadState()
         self._attached = ExitStack()
         """The callbacks that restore the network when the last edit ends; empty while no edit is active.
 
-        They remove editors and hooks, reset the attention implementation, and exit the `preparation` of each edit.
+        They remove the `LayerEditor` and the hooks of each module, reset the attention implementation, and exit the
+        context managers `preparation` that were passed to `begin`.
         """
 
     def __deepcopy__(self, _memo: Any) -> AttentionEdits:
@@ -78,12 +84,12 @@ class AttentionEdits:
             if is_first:  # the editors were attached only for this edit, and `end` is not called for it
                 self._attached.close()
             raise
-        # The list is replaced and not changed, because `apply` may be iterating over it in another thread.
+        # The list is replaced rather than modified in place: `apply` may be iterating over it in another thread.
         self.edits = [*self.edits, edit]
 
     def end(self, edit: AppliedEdit) -> None:
         """Stop applying `edit`, and restore the network if no other edit is active."""
-        # The same edit can be active in several nested contexts, of which the innermost ends.
+        # If the same edit is active in several nested contexts, the innermost of them ends.
         last = max(index for index, active in enumerate(self.edits) if active is edit)
         self.edits = [*self.edits[:last], *self.edits[last + 1 :]]
         if not self.edits:
@@ -94,7 +100,11 @@ class AttentionEdits:
         return bool(self.edits)
 
     def apply(self, layer: int, module: Module, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights and values of a layer after applying all active edits."""
+        """Return the attention weights and the values of one call of the module `module`, after all active edits.
+
+        `layer` is the index of the module's layer. An edit also receives the index of the call's first query among the
+        tokens of the text.
+        """
         first_query = self._find_first_query(module, weights)
         for edit in self.edits:
             weights, value = edit(layer, weights, value, first_query)
@@ -102,7 +112,7 @@ class AttentionEdits:
 
     def called_layer(self) -> int:
         """Return the index of the layer that this thread is running, for a module that several layers share."""
-        layer: int | None = self._calls.__dict__.get("layer")
+        layer = self._calls.layer
         if layer is None:
             problem = "a shared layer has no index outside of a forward pass of its stack"
             raise InputError(f"edit: {problem}; call the whole stack of layers")
@@ -123,17 +133,19 @@ class AttentionEdits:
         `self._attached` collects the callbacks that restore the network.
         """
         base: Any = network.base_model
-        with ExitStack() as stack:
+        implementation = implementation_of(base.config)
+        with ExitStack() as undo:
             first = 1  # layers are numbered from 1, continuing from the encoder to the decoder
             for layers in stack_layers(base):
-                self._attach_to_stack(layers, first, stack)
+                self._attach_to_stack(layers, first, undo)
                 first += layers.count
-            stack.enter_context(implementations(network, implementation_of(base.config)))
-            if implementation_of(base.config) == EAGER:
-                # These modules compute attention themselves, so their products of weights and values are redirected.
-                dispatch_products(attention_modules(base), stack)
-            self._check_calls(network, stack)
-            self._attached = stack.pop_all()  # keeps the callbacks beyond this context
+            # In most families, this implementation is an attention function that calls the editor of its module. EAGER
+            # belongs to modules that compute attention themselves; their products of weights and values are redirected.
+            undo.enter_context(implementations(network, implementation))
+            if implementation == EAGER:
+                dispatch_products(attention_modules(base), undo)
+            self._register_call_checks(network, undo)
+            self._attached = undo.pop_all()  # keeps the callbacks beyond this context
 
     def _attach_to_stack(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
         """Attach an editor to each attention module of one stack of layers.
@@ -141,7 +153,7 @@ class AttentionEdits:
         `first` is the index of the stack's first layer; `hooks` receives the callbacks that remove the editors.
         """
         if layers.are_shared:
-            self._count_calls(layers, first, hooks)
+            self._register_call_counts(layers, first, hooks)
         for index, layer in enumerate(layers.modules):
             attention = layer.get_submodule(layers.stack.attention)
             # The index of a shared layer is not known in advance; it is counted when the layer is called.
@@ -156,23 +168,26 @@ class AttentionEdits:
                 setattr(cross_attention, EDITOR, UneditedAttention(self))
                 hooks.callback(cross_attention.__dict__.pop, EDITOR, None)
 
-    def _check_calls(self, network: PreTrainedModel, hooks: ExitStack) -> None:
+    def _register_call_checks(self, network: PreTrainedModel, hooks: ExitStack) -> None:
         """Register hooks that raise `InputError` if a call would bypass the edits or return unedited weights."""
-        expected = implementation_of(network.base_model.config)
+        edited_implementation = implementation_of(network.base_model.config)
 
-        def check_call(module: Any, _arguments: Any, options: dict[str, Any]) -> None:
-            """Check one call of a model with a configuration (forward pre-hook)."""
+        def check_call(model: Any, _arguments: Any, options: dict[str, Any]) -> None:
+            """Raise `InputError` if a call of `model` would bypass the active edits or return unedited weights.
+
+            `options` contains the keyword arguments of the call (forward pre-hook).
+            """
             if not self.is_active():
                 return
-            _check_implementation(module.config, expected)
-            if expected == EAGER:  # only eager attention returns the weights from before the edit
-                _check_no_weights_requested(module.config, options)
+            _check_implementation(model.config, edited_implementation)
+            if edited_implementation == EAGER:  # only eager attention returns the weights from before the edit
+                _check_no_weights_requested(model.config, options)
 
         for module in network.modules():
             if isinstance(module, PreTrainedModel):
                 hooks.enter_context(module.register_forward_pre_hook(check_call, with_kwargs=True))
 
-    def _count_calls(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
+    def _register_call_counts(self, layers: StackLayers, first: int, hooks: ExitStack) -> None:
         """Register hooks that count the calls of layers with shared modules, separately for each thread.
 
         The count is the index of the current layer. Counting restarts in each forward pass of the stack; the index of
@@ -184,8 +199,7 @@ class AttentionEdits:
 
         def begin_layer(*_: Any) -> None:
             # Outside of a forward pass of the stack, calls are not counted.
-            is_inside_stack = self._calls.__dict__.get("layer") is not None
-            if is_inside_stack:
+            if self._calls.layer is not None:
                 self._calls.layer += 1
 
         def end_stack(*_: Any) -> None:
@@ -206,13 +220,14 @@ class AttentionEdits:
                 return
 
     def _find_first_query(self, module: Module, weights: Tensor) -> int | None:
-        """Return the position of the first query among the keys of `weights` `[..., queries, keys]`.
+        """Return the index, among the tokens of the text, of the first query of `weights` `[..., queries, keys]`.
 
-        Without a key-value cache, queries and keys belong to the same tokens, and the position is 0. With a cache, the
-        queries belong to the last tokens. Return None if the cache does not have exactly one key per token.
+        Without a key-value cache, queries and keys belong to the same tokens, and the index is 0. With a cache, the
+        queries belong to the last tokens. Return None if the numbers of keys and tokens differ, as in a static cache,
+        which also has keys for later tokens.
         """
         queries, keys = weights.shape[-2:]
-        cache = self._calls.__dict__.get("cache")
+        cache = self._calls.cache
         if cache is None:
             return 0
         attributes = vars(module)
@@ -277,14 +292,18 @@ class UneditedAttention:
 def attached_edit(
     network: PreTrainedModel, edit: AppliedEdit, preparation: AbstractContextManager[Any]
 ) -> Iterator[None]:
-    """Apply `edit` to the self-attention of a network within the context, after the edits of enclosing contexts."""
-    with _changes:
+    """Apply `edit` to the self-attention of a network within the context, after the edits of enclosing contexts.
+
+    `preparation` is a context manager that prepares the network for edits. It is entered before `edit` applies, and
+    exited when the network's last edit ends.
+    """
+    with _edits_lock:
         edits = _get_edits(network)
         edits.begin(edit, network, preparation)
     try:
         yield
     finally:
-        with _changes:
+        with _edits_lock:
             edits.end(edit)
 
 

@@ -129,7 +129,7 @@ class _Recorder:
         family = family_of(base.config)
 
         def begin_pass(*_: Any) -> None:
-            """Forget the last layer of the previous pass: embeddings belong to layer 0, and layers count from 1."""
+            """Forget the last layer of the previous pass: before the first layer, features are those of layer 0."""
             self.recorded.layer = None
 
         self.hooks.enter_context(base.register_forward_pre_hook(begin_pass))
@@ -154,7 +154,7 @@ class _Recorder:
             self._record_point(module, point, side)
 
     def _record_layer_calls(self, layer: Module, stack: Stack) -> None:
-        """Register a hook that makes each call of the module `layer` the current layer of the recording."""
+        """Register a hook that sets the recording's current layer at the start of each call of the module `layer`."""
 
         def begin_layer(_module: Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
             if not self.recorded.paused:

@@ -31,9 +31,10 @@ values do not change results."""
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the configuration in the checkpoint's `config.json`, updated with `NEUTRAL_VALUES`.
+    """Return the configuration in the checkpoint's `config.json`, with the values that the measures require.
 
-    Raise `InputError` if the file is missing or cannot be loaded.
+    These values (`NEUTRAL_VALUES`) disable optional outputs and chunked computation, and do not change results. Raise
+    `InputError` if the file is missing or cannot be loaded.
     """
     require_output(folder / "config.json", _name_stage(folder))
     try:
@@ -113,7 +114,7 @@ def _split_special_names(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def _list_whole_special_names(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return the names of special tokens that the tokenizer, if they occur in a text, encodes as the special token."""
+    """Return the names of special tokens that are encoded as special tokens if they occur in a text."""
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     encodings = tokenizer(list(special), add_special_tokens=False).encodings or []
     names = []

@@ -170,8 +170,9 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerFast, encoding: Any) -> n
 def _find_words(text: str, is_special: Iterable[bool], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Return the word index of each token, from 0; -1 for special tokens.
 
-    A word includes its leading space, but no other spaces and no punctuation. Word indices of the tokenizer are not
-    used, because some tokenizers treat a whole text as one word.
+    A token begins a new word if white space or punctuation, which can be part of the tokens, separates it from the
+    previous token. A word includes its leading space, but no other spaces; punctuation tokens have their own indices.
+    Word indices of the tokenizer are not used, because some tokenizers treat a whole text as one word.
     """
     words = []
     number = -1  # index of the current word
@@ -236,7 +237,9 @@ def _label_tokens(
 def _label_piece(name: str, piece: str) -> str:
     """Return the label of a token with this `name` and this part of the text.
 
-    The offsets of a token may omit its leading spaces, so leading spaces are counted in its name.
+    The label begins with `SPACE` for each leading space of the name, because the offsets of a token, and therefore its
+    `piece`, may omit its leading spaces. If the rest of `piece` is empty, because an earlier label contains the token's
+    character, the label ends with `SAME_CHARACTER`.
     """
     leading_spaces = len(name) - len(name.lstrip(SPACE_MARKS))
     content = piece.lstrip(" ") or SAME_CHARACTER
@@ -273,15 +276,19 @@ def _classify_tokens(
 def _classify_piece(piece: str, is_whole_word: bool) -> str:
     """Return the class of a token that is not special; `piece` is its part of the text, empty for white space.
 
-    `is_whole_word` is True if no other token belongs to the same word.
+    `is_whole_word` is True if no other token has the same word index. White space is `punctuation` in this case;
+    otherwise, it belongs to a word, and is a `subword`.
     """
-    is_punctuation = all(map(_is_punctuation, piece)) if piece else is_whole_word
-    if is_punctuation:
+    is_whitespace = not piece
+    if is_whitespace:
+        return "punctuation" if is_whole_word else "subword"
+    if all(map(_is_punctuation, piece)):
         return "punctuation"
     return "word" if is_whole_word else "subword"
 
 
 def _is_punctuation(character: str) -> bool:
+    """Return True for punctuation and symbols, whose Unicode categories begin with P and S."""
     category = unicodedata.category(character)
     return category[0] in "PS"
 
@@ -353,8 +360,9 @@ def batches_by_tokens(lengths: Sequence[int], batch_tokens: int, pass_cost: int 
 def _find_last_batch_starts(lengths: IntArray, batch_tokens: int, pass_cost: int) -> npt.NDArray[np.int64]:
     """Return, for each number n of texts, the start of the last batch in the best partition of the first n texts.
 
-    `lengths` `[texts]` are sorted, and the result has `texts` + 1 entries. The search is by dynamic programming: the
-    cost of a partition is the lowest cost of all texts before its last batch, plus the cost of the last batch.
+    `lengths` `[texts]` are sorted, and the result has `texts` + 1 entries. The best partition is found by dynamic
+    programming: the lowest cost of a partition with a given last batch is the lowest cost of all texts before this
+    batch, plus the cost of the batch.
     """
     texts = len(lengths)
     lowest_costs = np.zeros(texts + 1)  # for each n, the cost of the best partition of the first n texts
@@ -363,7 +371,8 @@ def _find_last_batch_starts(lengths: IntArray, batch_tokens: int, pass_cost: int
         longest = int(lengths[end - 1])
         max_texts = max(1, batch_tokens // longest)
         first = max(0, end - max_texts)
-        # The cost for each start of the last batch, from `first` to `end - 1`, without the `pass_cost` of this batch.
+        # For each possible start of the last batch (`first` to `end - 1`), `costs` contains the total cost of the first
+        # `end` texts without the `pass_cost` of this batch.
         batch_sizes = np.arange(end - first, 0, -1)
         costs = lowest_costs[first:end] + longest * batch_sizes
         last_batch_starts[end] = first + int(costs.argmin())

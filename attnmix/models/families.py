@@ -60,13 +60,14 @@ class Stack:
         The empty path is the layer itself. Capture points that the layer lacks are omitted.
         """
         norms = (self.attention_norm, self.cross_attention_input_norm, self.feed_forward_norm)
-        present_modules = [path for path in (*norms, self.feed_forward[0]) if path]
-        # The input of the first of these modules is the vector after the skip connection of attention. With parallel
-        # sublayers, there is no such vector.
-        residual = None if self.parallel else present_modules[0]
-        # Without a norm of the attention output, the projection is the attention output itself.
+        modules_after_attention = [path for path in (*norms, self.feed_forward[0]) if path]  # in forward order
+        # The input of the first of these modules is the vector after the skip connection of attention, the capture
+        # point `attention_residual`. With parallel sublayers, there is no such vector.
+        residual = None if self.parallel else modules_after_attention[0]
+        # Without a norm after W_O (the module `output`), the output of W_O is the attention output itself, and is not
+        # recorded again as the projection.
         projected = self.output if self.attention_output_norm else None
-        # The first module of the network is the Linear that computes the input of the activation function.
+        # The first module of the feed-forward network is the Linear that computes the input of the activation function.
         preactivation = self.network[0] if self.network else None
         places: dict[str, tuple[str | None, Literal["input", "output"]]] = {
             "attention_heads": (self.output, "input"),
@@ -89,7 +90,10 @@ class Stack:
         return [path for path in paths if path]
 
     def parts(self) -> list[str]:
-        """Return the names of the fields of all norms in a layer, and `parallel` if its sublayers are parallel."""
+        """Return the names of the fields that contain norms of a layer, and `parallel` if its sublayers are parallel.
+
+        Fields such as `attention_norm` are omitted if the layer has no such norm.
+        """
         names = []
         for name, value in vars(self).items():
             if value and (_is_layer_norm(name) or name == "parallel"):
@@ -105,7 +109,7 @@ class Stack:
 
     @property
     def feed_forward_network(self) -> Sequence[str]:
-        """The paths of the Linears and the activation in an ungated or gated feed-forward network; otherwise empty."""
+        """The paths of the Linears and the activation of a gated or ungated feed-forward network; else empty."""
         if self.gated:
             return self.gated
         if len(self.feed_forward) == 3:  # Linear, activation, Linear
@@ -125,7 +129,7 @@ def _is_layer_norm(field: str) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """The entry of the table of model families for the configuration of one model."""
+    """The entry for one model's configuration in the table of model families."""
 
     model_type: str
     word_embedding: str
@@ -205,20 +209,20 @@ def _create_stacks(entry: dict[str, Any], config: Any) -> tuple[Stack, ...]:
     The configuration determines whether feed-forward networks are gated, and whether sublayers are parallel.
     """
     decoder_changes = entry.pop("decoder", None)
-    # These two values of an entry are names of configuration keys. Without them, an entry with `gated` is gated in all
-    # models of the family, and sublayers are not parallel.
-    gated_key = entry.pop("gated_where", "")
-    is_gated = getattr(config, gated_key, True)
-    parallel_key = entry.pop("parallel", "")
-    is_parallel = bool(getattr(config, parallel_key, False))
+    # `gated_where` and `parallel` contain names of configuration keys. Without `gated_where`, `gated` applies to all
+    # models of the family; without `parallel`, sublayers are not parallel.
+    gated_key = entry.pop("gated_where", None)
+    may_be_gated = gated_key is None or getattr(config, gated_key, True)
+    parallel_key = entry.pop("parallel", None)
+    is_parallel = parallel_key is not None and bool(getattr(config, parallel_key, False))
     entries = [entry]
     if decoder_changes:
         entries.append(entry | decoder_changes)
     for stack_entry in entries:
-        if not is_gated:
+        if not may_be_gated:
             stack_entry.pop("gated", None)
         if "gated" in stack_entry:
-            # The whole network is a single module, which contains the Linears.
+            # The paths in `gated`, such as `mlp.gate_proj`, belong to one module: `mlp`, the whole network.
             network_path, _, _ = stack_entry["gated"][0].rpartition(".")
             stack_entry["feed_forward"] = [network_path]
     return tuple(Stack(**stack_entry, parallel=is_parallel) for stack_entry in entries)
@@ -322,11 +326,11 @@ def optional_modules(base: Module, paths: Iterable[str]) -> list[Module]:
     return selected
 
 
-def present_names(key: str, names: Sequence[str], family: Family, needed: Iterable[str] = ()) -> list[str]:
+def present_names(key: str, names: Sequence[str], family: Family, alternatives: Iterable[str] = ()) -> list[str]:
     """Return the `names` that the model's family has, and log why the other names are missing.
 
-    Raise `InputError` if `needed` is not empty and the family has none of the `names`. The error message begins with
-    `key` and suggests those names in `needed` that the family has.
+    The result may be empty only if there are no `alternatives`. Otherwise, raise `InputError` if the family has none of
+    the `names`; the message begins with `key` and suggests the alternatives that the family has.
     """
     absent = family.absent()
     present = family.present(names)
@@ -335,7 +339,7 @@ def present_names(key: str, names: Sequence[str], family: Family, needed: Iterab
             # A rollout is missing if its matrix is missing, for the same reason.
             reason = absent[name.removesuffix(ROLLOUT)]
             logging.info("%s: not available in the model family %s (%s)", name, family.model_type, reason)
-    if needed and not present:
+    if alternatives and not present:
         problem = f"the model family {family.model_type} has none of {', '.join(names)}"
-        raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(needed))}")
+        raise InputError(f"{key}: {problem}; allowed: {', '.join(family.present(alternatives))}")
     return present

@@ -102,7 +102,7 @@ def fetch_model(name: str, output: Path, revision: str | None = None, with_token
 
 
 def _check_source(name: str, source: Source, revision: str | None) -> None:
-    """Raise `InputError` for a `revision` of a model outside the hub, and for a full model next to an adapter."""
+    """Raise `InputError` if `revision` is set for a model that is not on a hub, or if `source` is ambiguous."""
     if revision is not None and source.commit is None:
         problem = f"{name} is not a hub model and has no revision {revision!r}"
         raise InputError(f"model.name: {problem}; leave the revision empty")
@@ -155,7 +155,7 @@ def _find_source(name: str, revision: str | None) -> Source:
 
 
 def _list_folder(folder: Path) -> Source:
-    """Return the model files in a folder of this machine as a `Source`."""
+    """Return the model files in a folder on this machine as a `Source`."""
 
     def locate_files(names: Iterable[str]) -> dict[str, Path]:
         return {name: folder / name for name in names}
@@ -188,7 +188,7 @@ def _fetch_checkpoint(name: str, source: Source, output: Path, with_tokenizer: b
     from attnmix.models.checkpoint import load_config, load_tokenizer  # slow import
     from attnmix.models.families import check_config
 
-    _check_names(name, source, with_tokenizer)
+    _check_required_files(name, source, with_tokenizer)
     output.mkdir()
     names = sorted(set(source.files) - {ADAPTER_CONFIG, ADAPTER_WEIGHTS})
     files = source.fetch(file for file in names if not file.endswith(WEIGHTS))
@@ -299,8 +299,8 @@ def _find_package_folder(name: str) -> Path:
     return path
 
 
-def _check_names(name: str, source: Source, with_tokenizer: bool) -> None:
-    """Raise `InputError` if the model `name` lacks its configuration, its weights or (if needed) its tokenizer."""
+def _check_required_files(name: str, source: Source, with_tokenizer: bool) -> None:
+    """Raise `InputError` if the model `name` lacks files: its configuration, weights or (if needed) tokenizer."""
     files = source.files
     if "config.json" not in files:
         raise InputError(f"model.name: {name} has no config.json; choose another model or revision")

@@ -133,8 +133,8 @@ def _check_classes(
 ) -> None:
     """Raise `InputError` unless the checkpoint is a single-label classifier with as many classes as the data.
 
-    `classes` are the checkpoint's class indices by name, which must be consecutive; `names` are the names of the data's
-    classes by index.
+    `classes` maps each class name of the checkpoint to its index; the indices must be consecutive, from 0. `names`
+    contains the data's class names by index.
     """
     if len(classes) != len(names) or problem_type not in (None, SINGLE_LABEL):
         assumed_type = SINGLE_LABEL if len(classes) > 1 else REGRESSION  # as in transformers
@@ -307,7 +307,11 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 def check_model(folder: Path, texts: Sequence[Text]) -> None:
-    """Raise `InputError` for an unknown family, unsupported attention, or a model that cannot process `texts`."""
+    """Raise `InputError` for an unknown family, unsupported attention, or a model that cannot process `texts`.
+
+    The vocabulary and the segments are checked for the first `CHECKED_TEXTS` texts. The model processes only the first
+    text, truncated to `CHECKED_TOKENS` tokens.
+    """
     base: Any = load_base(folder)
     tokenizer = load_tokenizer(folder)
     check_network(str(folder), base, tokenizer)
@@ -322,9 +326,10 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
 
 
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
-    """Raise `InputError` for a checkpoint that cannot classify `texts` into the classes `names`.
+    """Raise `InputError` for a checkpoint without a classifier for the classes `names`, or if this classifier fails.
 
-    If `trained` is True, the checkpoint must already have a trained head.
+    The classifier is tried on the first two `texts`, truncated to `CHECKED_TOKENS` tokens. If `trained` is True, the
+    checkpoint must already have a trained head.
     """
     model = load_trained(folder, names) if trained else load_classifier(folder, names)
     tokenizer = load_tokenizer(folder)
@@ -388,7 +393,10 @@ def last_vectors(output: Any) -> Tensor:
 
 
 def check_attention_function(name: str, base: PreTrainedModel) -> None:
-    """Raise `InputError` for an attention function from outside transformers, because its computation is unknown."""
+    """Raise `InputError` for an attention function from outside of transformers and attnmix.
+
+    The computation of other functions is unknown. The function of attnmix is set by `load_base`.
+    """
     implementation = str(base.config._attn_implementation)
     function = AttentionInterface().get(implementation, None)
     module = str(getattr(function, "__module__", "transformers"))
@@ -402,45 +410,46 @@ def check_attention_function(name: str, base: PreTrainedModel) -> None:
 
 def check_modules(name: str, base: PreTrainedModel) -> None:
     """Raise `InputError` if the modules or weights of the base model `name` cannot be measured."""
-    problems = [*_find_type_problems(base), *_find_weight_problems(base)]
+    problems = [*_find_module_problems(base), *_find_weight_problems(base)]
     if problems:
         first = problems[0]
         raise InputError(f"model.name: {name}: {first.description}; allowed: {first.allowed}")
 
 
-def _find_type_problems(base: PreTrainedModel) -> Iterator[_Problem]:
-    """Yield a problem for each measured module that differs from that in a new model with the same configuration.
+def _find_module_problems(base: PreTrainedModel) -> Iterator[_Problem]:
+    """Yield a problem for missing and replaced modules, for a replaced `forward`, and for layers that share a module.
 
-    The measures use the weights of measured modules directly, and would ignore an adapter or a replaced module.
+    The modules in the table of model families are compared with those of a new model with the same configuration. The
+    measures use the weights of these modules directly, and would ignore an adapter or a replaced module.
     """
     config: Any = base.config
     modules = dict(base.named_modules(remove_duplicate=False))
     # A hook of accelerate on the whole model is allowed, because it only moves inputs and outputs between devices.
     has_accelerate_hook = hasattr(base, "_hf_hook")
     if _has_replaced_forward(base) and not has_accelerate_hook:
-        yield _Problem(f"the method forward of {type(base).__name__} was replaced", UNHOOKED)
+        yield _Problem(f"the method forward of {type(base).__name__} was replaced", allowed=UNHOOKED)
     with torch.device("meta"), without_library_messages():  # needs no memory for weights
         reference = transformers.AutoModel.from_config(copy.deepcopy(config))
     expected_modules = dict(reference.named_modules(remove_duplicate=False))
     for path in _list_table_paths(base):
         if path not in modules:
             problem = f"{type(base).__name__} has no module {path}, which models of the family {config.model_type} have"
-            yield _Problem(problem, f"{type(reference).__name__}, with or without a head of transformers")
+            yield _Problem(problem, allowed=f"{type(reference).__name__}, with or without a head of transformers")
             return
         if path not in expected_modules:
             problem = f"it has a module {path}, which its configuration does not describe"
-            yield _Problem(problem, "a configuration with the actual number of layers (num_hidden_layers)")
+            yield _Problem(problem, allowed="a configuration with the actual number of layers (num_hidden_layers)")
             return
         yield from _compare_modules(path, modules[path], expected_modules[path])
     for layers in stack_layers(base):
         if len(set(layers.modules)) < len(layers.modules):
-            yield _Problem("several of its layers share a module", "a separate module for each layer")
+            yield _Problem("several of its layers share a module", allowed="a separate module for each layer")
 
 
 def _compare_modules(path: str, module: torch.nn.Module, expected_module: torch.nn.Module) -> Iterator[_Problem]:
     """Yield a problem if the method `forward` of `module` was replaced, and one if its type is not the expected one."""
     if _has_replaced_forward(module):
-        yield _Problem(f"the method forward of {path} was replaced", UNHOOKED)
+        yield _Problem(f"the method forward of {path} was replaced", allowed=UNHOOKED)
     given = type(module)
     expected = type(expected_module)
     is_expected_type = issubclass(given, expected) and given.forward is expected.forward
@@ -461,16 +470,16 @@ def _find_weight_problems(base: PreTrainedModel) -> Iterator[_Problem]:
     for path, weight in base.named_parameters():
         tensor = weight.data
         if tensor.is_meta:
-            yield _Problem(f"{path} is not in memory (device meta)", "a model with all weights loaded")
+            yield _Problem(f"{path} is not in memory (device meta)", allowed="a model with all weights loaded")
         elif type(tensor) is not Tensor:
             problem = f"{path} is stored as {type(tensor).__name__}"
-            yield _Problem(problem, "ordinary tensors, neither quantized nor sharded")
+            yield _Problem(problem, allowed="ordinary tensors, neither quantized nor sharded")
         elif tensor.dtype not in VECTOR_TOLERANCES:
-            yield _Problem(f"{path} is stored as {_name_dtype(tensor.dtype)}", f"weights in {dtypes}")
+            yield _Problem(f"{path} is stored as {_name_dtype(tensor.dtype)}", allowed=f"weights in {dtypes}")
     devices = sorted({str(weight.device) for weight in base.parameters()})
     if len(devices) > 1:
         problem = f"its weights are on several devices ({', '.join(devices)})"
-        yield _Problem(problem, "one device, as after model.to(device)")
+        yield _Problem(problem, allowed="one device, as after model.to(device)")
 
 
 def _name_dtype(dtype: torch.dtype) -> str:

@@ -66,9 +66,11 @@ def _add_segments(
 def check_types(
     config: Any, tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], types: Sequence[int], pairs: bool, key: str
 ) -> None:
-    """Raise `InputError`, prefixed with `key`, if the segments `types` differ from those that the model receives.
+    """Raise `InputError`, prefixed with `key`, if the segments (token types) `types` of a text are invalid.
 
-    If `pairs` is True, the model's segments are derived from the token IDs; otherwise, all segments are 0.
+    Only 0 and 1 are valid. If the model has segment embeddings, `types` must also equal the segments that it receives:
+    for a pair (`pairs` is True), those derived from the token IDs if the tokenizer has segments and a separator token;
+    otherwise 0.
     """
     derived = [0] * len(ids)
     if pairs and has_segments(config, tokenizer) and tokenizer.sep_token_id is not None:

@@ -70,8 +70,8 @@ def _remove_padding(
     """Return a text without padding tokens at its ends.
 
     Only a dedicated padding token is removed. A padding token with a second role, such as the end-of-text token of
-    GPT-2, is kept. If no attention mask was applied, tokens that may be padding are an error
-    (`_check_ambiguous_padding`).
+    GPT-2, is kept. If no attention mask was applied, `_check_ambiguous_padding` raises an error for tokens that may be
+    padding.
     """
     pad = tokenizer.pad_token_id
     if pad is None or pad not in text.ids:
@@ -148,7 +148,8 @@ def tokenized_ids(
 ) -> list[tuple[Text, TokenizedText]]:
     """Return the decoded text and the tokens of each text that is given as token IDs.
 
-    If `pairs` is True, the tables of tokens include segments.
+    The tokens include the given segments (`types`), 0 if there are none. If `pairs` is True, the table of the tokens
+    also has a column of segments.
     """
     tokenized = []
     for name, given in zip(names, texts, strict=True):
@@ -156,7 +157,7 @@ def tokenized_ids(
         table = token_table(tokenizer, name, text, encoding, pairs)
         counts = {
             "tokens": len(table),
-            "whole_tokens": len(table),
+            "whole_tokens": len(table),  # the number before truncation; token IDs are never truncated
             "unknown_tokens": count_unknown(tokenizer, given.ids),
         }
         types = given.types or [0] * len(given.ids)
