@@ -40,7 +40,7 @@ class Cloud:
     """
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        """Compute lengths, centred vectors, their Gram matrix, and its HSIC with itself (attribute `own_hsic`).
+        """Compute the lengths and sums, the centred vectors, their Gram matrix, and `own_hsic`.
 
         `mask` `[..., T]` is False for padding (default: no padding).
         """
@@ -69,25 +69,26 @@ class Cloud:
         self.squares_T = self.centred_TD.norm(dim=-1).square()  # squared lengths after centring
         self.centred_norm = self.squares_T.sum(-1).sqrt()
 
-        # The Gram matrix is T x T or D x D, whichever is smaller.
+        # The Gram matrix is T x T (`by_tokens`) or D x D, whichever is smaller.
         self.by_tokens = vectors.shape[-2] <= self.width
         if self.by_tokens:
             self.gram_NN = self.centred_TD @ self.centred_TD.mT
         else:
             self.gram_NN = self.centred_TD.mT @ self.centred_TD
         self.varies = self.centred_norm > ROUNDING * self.norm  # False if tokens differ only by rounding errors
-        self.own_hsic = self._compute_own_hsic()  # before the Gram matrix is changed
         is_constant = ~self.varies
         self.gram_NN.masked_fill_(is_constant[..., None, None], 0)  # replaces rounding errors and NaN
+        self.own_hsic = self._compute_own_hsic()
 
     def _compute_own_hsic(self) -> Tensor:
-        """Return the HSIC (`_compute_hsic`) of these vectors with themselves.
+        """Return the unbiased HSIC of the vectors with themselves, multiplied by T (T - 3) (see `_compute_hsic`).
 
-        The result is NaN if the tokens differ only by rounding errors, or if the HSIC is not larger than such errors.
+        The result is NaN if the tokens differ only by rounding errors (`varies` is False), or if the HSIC is not larger
+        than such errors.
         """
-        square = self.gram_NN.norm(dim=(-2, -1)).square()  # |X^T X|_F^2
-        hsic = _compute_hsic(square, first=self, second=self)
-        is_precise = hsic > ROUNDING * square
+        square_of_gram = self.gram_NN.norm(dim=(-2, -1)).square()  # |X^T X|_F^2 of the centred vectors X
+        hsic = _compute_hsic(product=square_of_gram, first=self, second=self)
+        is_precise = hsic > ROUNDING * square_of_gram
         return hsic.where(self.varies & is_precise, torch.nan)
 
 
@@ -155,8 +156,8 @@ def _find_first_positions(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]
 def geometry(cloud: Cloud, start: Cloud, words: Words | None) -> Tensor:
     """Return `GEOMETRY_MEASURES` of clouds, `[..., measures]` in float64.
 
-    `start` is the layer's input. `words` is None if the word embeddings have another width or belong to other tokens
-    than the vectors. Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
+    `start` is the layer's input. `words` is None if the word embeddings differ from the vectors in width, or belong to
+    different tokens. Undefined measures are NaN; `docs/measures/geometry.md` contains definitions and conditions.
     - `effective_rank`: exp of the entropy of the singular values' shares (Roy and Vetterli, 2007).
     - `residual_share`: |X - 1 mean|_F / |X|_F (the residual of Dong et al., ICML 2021).
     - `cka_input`: linear CKA with the layer's input (Kornblith et al., ICML 2019, equation 3), computed with the
@@ -199,8 +200,8 @@ def effective_ranks(cloud: Cloud, lengths: Sequence[int]) -> Future[Tensor]:
 
     `lengths` contains the number of tokens of each text. The ranks are computed from the eigenvalues of Gram matrices
     on the CPU, because solvers on other devices process matrices sequentially. A separate thread copies Gram matrices
-    from another device to the CPU, while the device continues to compute. For a cloud on the CPU, the future is already
-    complete.
+    from another device to the CPU, while the device continues to compute. If the Gram matrices are on the CPU, the
+    returned future is already complete.
     """
     sizes = _get_gram_sizes(cloud, lengths)
     if not cloud.gram_NN.is_cpu:
@@ -297,12 +298,12 @@ def _compute_effective_rank(gram: Tensor) -> Tensor:
 
 
 def _compute_cka(cloud: Cloud, start: Cloud) -> Tensor:
-    """Return the linear CKA `[...]` of two clouds: a similarity of two sets of vectors of the same tokens."""
-    if cloud.by_tokens and start.by_tokens:  # both Gram matrices, X X^T and Y Y^T, are T x T
-        # |X^T Y|_F^2 equals the sum of the elementwise product of these matrices.
+    """Return the linear CKA `[...]` of two clouds: a similarity of two sets of vectors X and Y of the same tokens."""
+    if cloud.by_tokens and start.by_tokens:  # The attributes `gram_NN` are X X^T and Y Y^T (tokens x tokens).
+        # |X^T Y|_F^2 equals the sum of the elementwise product of X X^T and Y Y^T.
         product = (cloud.gram_NN * start.gram_NN).sum((-2, -1))
     else:
-        # The dtype of the vectors suffices for X^T Y, because a sum of squares has no cancellation.
+        # The dtype of the vectors is sufficient for X^T Y, because the subsequent sum of squares has no cancellation.
         first_TD = cloud.centred_TD.to(cloud.vectors.dtype)
         second_TD = start.centred_TD.to(cloud.vectors.dtype)
         product_DD = (first_TD.mT @ second_TD).double()
@@ -337,18 +338,17 @@ def _compute_hsic(product: Tensor, first: Cloud, second: Cloud) -> Tensor:
 def step_measures(layer_pass: LayerPass) -> Tensor:
     """Return `STEP_MEASURES` `[..., T, steps, measures]` of texts in one layer; NaN for steps that the family lacks.
 
-    The S steps of a layer, `STEP_POINTS`, are the capture points after attention, norms and feed-forward network.
-
-    `cosine_previous` compares the vector after a step with the vector after the previous step, and `cosine_input` with
-    the layer's input. `distance_previous` and `norm` are lengths relative to the length of this input. Cosines with
-    vectors of the step `heads` are not meaningful, because the concatenated heads have a different basis from the
-    residual stream. These cosines are NaN if the concatenated heads and the residual stream differ in width.
+    The steps are the operations in `STEP_POINTS`, such as a skip connection. `cosine_previous` compares the vector
+    after a step with the vector after the previous step, and `cosine_input` with the layer's input. `distance_previous`
+    and `norm` are lengths relative to the length of this input. Cosines with the step `heads` are not meaningful,
+    because the concatenated heads have a different basis from the residual stream; they are NaN if the widths differ.
     """
     all_vectors = _select_step_vectors(layer_pass)
     vectors_by_step = {step: vectors for step, vectors in all_vectors.items() if vectors is not None}
+    # Axes: S steps that the family has, T tokens, m measures.
     measures_STm = _compare_steps(layer_pass.x, list(vectors_by_step.values()))
     measures_by_step = dict(zip(vectors_by_step, measures_STm, strict=True))
-    undefined_Tm = _stack_measures({}, STEP_MEASURES, like=layer_pass.x[..., 0])  # NaN for each of the m measures
+    undefined_Tm = torch.full_like(measures_STm[0], torch.nan)
     in_order = [measures_by_step.get(step, undefined_Tm) for step in STEP_POINTS]
     return torch.stack(in_order, dim=-2)
 

@@ -36,18 +36,19 @@ PERMUTED = "share_class_permuted"
 def geometry_table(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the table `geometry`: means over texts, attention gains, cosines across texts, shares of contributions.
 
-    `_add_means` averages the attention to the first token over all texts; all other statistics cover the sampled texts.
+    The attention to the first token is averaged over all texts; all other statistics of texts cover the sampled texts.
     """
     sampled = measured.sampled
     tables = MeanTables(sampled.sums, sampled.draws)
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}  # labels of measures of attention
-    _add_means(tables, measured, attention)
-    frames = [tables.tables()["geometry"]]
+    attention_labels: Labels = {"layer": measured.layers, "point": ["attention"]}  # for measures of attention
+    _add_means(tables, measured, attention_labels)  # attention to the first token: over all texts
+    means = tables.tables()["geometry"]
+    frames = [means]
     for checkpoint, gains_L in measured.gains.items():
-        labels = attention | {"measure": ["attention_gain"]}
+        labels = attention_labels | {"measure": ["attention_gain"]}
         frames.append(table_rows("geometry", checkpoint, labels, {"mean": gains_L}))
     frames.extend(cosine_rows(sampled))
-    frames.extend(share_rows(sampled, attention))
+    frames.extend(share_rows(sampled, attention_labels))
     return pd.concat(frames)
 
 
@@ -55,60 +56,62 @@ def page_geometry(measured: CorpusMeasures) -> pd.DataFrame:
     """Return the rows of `geometry` for a page of user texts: means of each layer step, and shares of contributions."""
     tables = MeanTables(measured.sums, measured.draws)
     tables.add(_average_steps(measured))
-    attention: Labels = {"layer": measured.layers, "point": ["attention"]}
-    return pd.concat([tables.tables()["geometry"], *share_rows(measured, attention)])
+    means = tables.tables()["geometry"]
+    attention_labels: Labels = {"layer": measured.layers, "point": ["attention"]}
+    return pd.concat([means, *share_rows(measured, attention_labels)])
 
 
-def _add_means(tables: MeanTables, measured: CorpusMeasures, attention: Labels) -> None:
-    """Add four kinds of means: geometry at each capture point, steps, attention sinks, and lengths of contributions.
+def _add_means(tables: MeanTables, measured: CorpusMeasures, attention_labels: Labels) -> None:
+    """Add the means of geometry at each capture point, layer steps, attention sinks, and lengths of contributions.
 
     `tables` contains the sums of the sampled texts, but the attention to the first token is averaged over all texts.
-    `attention` contains the values of the columns `layer` and `point` for measures of attention.
+    `attention_labels` contains the values of the columns `layer` and `point` for measures of attention. Rows for the
+    difference between checkpoints are added only for the lengths.
     """
-    # A `Mean` has a table, label columns, the name of the sums (or a function of all sums) and checkpoints. If no
-    # checkpoints are given, rows for the difference between the checkpoints are added. `complete=False` omits rows
-    # without a value.
     checkpoints = tuple(measured.sums)
     sites = {"site": measured.sites, "measure": GEOMETRY_MEASURES}
-    tables.add(Mean("geometry", sites, "geometry", checkpoints))
+    tables.add(Mean("geometry", sites, sums="geometry", checkpoints=checkpoints))
     tables.add(_average_steps(measured))
-    to_first = attention | {"measure": ["attention_to_first"]}
+    to_first = attention_labels | {"measure": ["attention_to_first"]}
     tables_of_all_texts = tables.create_for_texts(measured.sums, measured.draws)
-    tables_of_all_texts.add(Mean("geometry", to_first, "to_first", checkpoints))
-    sinks = attention | {"measure": SINK_MEASURES}
-    tables.add(Mean("geometry", sinks, "sinks", checkpoints, complete=False))
-    lengths = attention | {"measure": LENGTH_MEASURES}
-    tables.add(Mean("geometry", lengths, part_lengths))
+    tables_of_all_texts.add(Mean("geometry", to_first, sums="to_first", checkpoints=checkpoints))
+    sinks = attention_labels | {"measure": SINK_MEASURES}
+    tables.add(Mean("geometry", sinks, sums="sinks", checkpoints=checkpoints, complete=False))  # no rows without values
+    lengths = attention_labels | {"measure": LENGTH_MEASURES}
+    tables.add(Mean("geometry", lengths, sums=part_lengths))  # for all checkpoints and their difference
 
 
 def _average_steps(measured: CorpusMeasures) -> Mean:
     """Return the `Mean` of the measures of each step of a layer, for the table `geometry`."""
     labels = {"layer": measured.layers, "point": list(STEP_POINTS), "measure": STEP_MEASURES}
-    return Mean("geometry", labels, "steps", tuple(measured.sums), complete=False)
+    return Mean("geometry", labels, sums="steps", checkpoints=tuple(measured.sums), complete=False)
 
 
 def cosine_rows(measured: CorpusMeasures) -> Iterator[pd.DataFrame]:
     """Yield, for each checkpoint, the rows of `geometry` with mean cosines between tokens of different texts.
 
     Means by class cover only usable texts. A text is usable if it has at least two tokens, and if its class is known
-    and contains at least three texts of two or more tokens (function `usable`).
+    and contains at least three texts of two or more tokens (function `usable`). Axes: N texts, X sites (layer and
+    capture point), D width.
     """
     sites = measured.sites
     numbers, classes_N = _draw_texts(measured)
     for checkpoint, sums in measured.sums.items():
-        sums_NXD, counts = sums["unit_sums"].take(numbers)
+        # The sum of each text's token vectors, each scaled to length 1, and the number of tokens.
+        unit_sums_NXD, counts = sums["unit_sums"].take(numbers)
         tokens_N = counts.ravel()
         is_usable_N = usable(classes_N, tokens_N)
         documents_by_measure = {
             MEAN_COSINE_ACROSS_TEXTS: len(is_usable_N),
             **dict.fromkeys(MEAN_COSINES_BY_CLASS, is_usable_N.sum()),
         }
-        intervals = []  # by site, [3 columns of `INTERVAL`, 3 measures]
+        cosines_by_site = []  # for each site, an array [3 columns of `INTERVAL`, 3 measures]
         for place in range(len(sites)):  # one site at a time, to limit memory
-            intervals.append(_compute_cosines(sums_NXD[:, [place]], tokens_N, classes_N, is_usable_N))
-        columns: dict[str, Any] = dict(zip(INTERVAL, np.stack(intervals, 1), strict=True))
+            cosines_by_site.append(_compute_cosines(unit_sums_NXD[:, [place]], tokens_N, classes_N, is_usable_N))
+        interval_columns = np.stack(cosines_by_site, 1)  # [3 columns, sites, 3 measures]
+        columns: dict[str, Any] = dict(zip(INTERVAL, interval_columns, strict=True))
         documents = list(documents_by_measure.values())
-        columns["documents"] = np.broadcast_to(documents, (len(sites), len(documents)))
+        columns["documents"] = np.broadcast_to(documents, (len(sites), len(documents)))  # the same for all sites
         labels = {"site": sites, "measure": list(documents_by_measure)}
         table = table_rows("geometry", checkpoint, labels, columns)
         # Means by class are omitted if no class has enough texts. The mean over all texts has a row even if it is NaN.
@@ -132,9 +135,9 @@ def _compute_cosines(
         is_usable_N: True for the texts that may be used for pairs by class (see `cosine_rows`).
 
     Returns:
-        An array `[3, 3]`. The rows are the mean, and the lower and upper bounds of its jackknife interval over texts.
-        The columns are the kinds of pairs: any two texts, two usable texts of the same class, and two usable texts of
-        different classes.
+        An array `[3, 3]`. The rows are the mean, and the lower and upper bounds of its interval. The columns are the
+        kinds of pairs: any two texts, two usable texts of the same class, and two usable texts of different classes.
+        The intervals are computed from the leave-one-out means (jackknife).
     """
     # The cosine of two vectors of length 1 is their product. Thus the mean products of two texts that `products`
     # returns are mean cosines: `same` for texts of the same class, and `other` for texts of different classes.
@@ -152,7 +155,7 @@ def _compute_cosines(
 
 
 class _JackknifedProducts(NamedTuple):
-    """Mean products of the vectors of two different texts, of all texts and with each text left out."""
+    """Mean products of the vectors of two different texts, each with its leave-one-out values."""
 
     same: Jackknifed
     """The mean over pairs of texts of the same class."""
@@ -161,44 +164,50 @@ class _JackknifedProducts(NamedTuple):
 
 
 def _jackknife_products(texts: Moments, classes_N: npt.NDArray[Any]) -> _JackknifedProducts:
-    """Return the mean products of the vectors of two different texts, of all texts and with each text left out.
+    """Return the mean products of the vectors of two different texts, with their leave-one-out values (jackknife).
 
-    Each class must have at least three texts, because a pair of texts must remain if one of them is left out.
+    The means over pairs of the same class (`same`) and of different classes (`other`) are separate. Each class must
+    have at least three texts, because a pair of texts of each class must remain if one text is left out.
     """
-    whole, without_one = products(texts, classes_N)
-    same = Jackknifed(whole.same, without_one.same)
-    other = Jackknifed(whole.other, without_one.other)
+    means, means_without_one = products(texts, classes_N)  # of all texts, and with each text left out
+    same = Jackknifed(means.same, means_without_one.same)
+    other = Jackknifed(means.other, means_without_one.other)
     return _JackknifedProducts(same, other)
 
 
-def share_rows(measured: CorpusMeasures, attention: Labels) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `geometry` with the variance shares of corpus, class, text and token.
+def share_rows(measured: CorpusMeasures, attention_labels: Labels) -> Iterator[pd.DataFrame]:
+    """Yield the rows of `geometry` with the shares `PARTS` in the mean squared length of other tokens' contributions.
 
-    They are the shares of the squared length of other tokens' contributions that are common to all texts, to the texts
-    of a class, and to the tokens of a text, and the rest. The first rows contain, for each checkpoint, the 95 %
-    quantile of the share `class` over random permutations of the texts' classes. The next rows contain the shares of
-    each checkpoint and of the difference between checkpoints. There are no rows if fewer than two classes have three or
-    more texts. `attention` contains the values of the columns `layer` and `point`.
+    The first rows contain, for each checkpoint, the 95 % quantile of the share `class` over random permutations of the
+    texts' classes. The next rows contain the shares (of corpus, class, text and token) of each checkpoint, and their
+    difference between checkpoints. There are no rows if fewer than two classes have three or more texts.
+    `attention_labels` contains the values of the columns `layer` and `point`.
     """
     numbers, classes_N = _draw_texts(measured)
     if not _has_usable_classes(measured, numbers, classes_N):
         return
     shares: dict[str, Jackknifed] = {}
     for checkpoint, sums in measured.sums.items():
-        texts, is_usable_N = attention_moments(sums, numbers, classes_N)
-        usable_classes = classes_N[is_usable_N]
-        means, means_without_one = products(texts, usable_classes)  # of all texts, and with each text left out
-        shares[checkpoint] = Jackknifed(means.shares(), means_without_one.shares())
-        permuted_L = class_share_null(texts, usable_classes, measured.seed)
-        documents_L = np.full(len(permuted_L), len(usable_classes))
-        columns: dict[str, Any] = {"mean": permuted_L, "documents": documents_L}
-        labels = attention | {"measure": [PERMUTED]}
+        # The axes are U usable texts and L layers.
+        moments, is_usable_N = attention_moments(sums, numbers, classes_N)
+        classes_U = classes_N[is_usable_N]
+        shares[checkpoint] = _jackknife_shares(moments, classes_U)
+        quantile_L = class_share_null(moments, classes_U, measured.seed)
+        documents_L = np.full(len(quantile_L), len(classes_U))
+        columns: dict[str, Any] = {"mean": quantile_L, "documents": documents_L}
+        labels = attention_labels | {"measure": [PERMUTED]}
         yield table_rows("geometry", checkpoint, labels, columns)
     for checkpoint, share in with_difference(shares).items():
         columns = dict(zip(INTERVAL, share.interval(), strict=True))
         columns["documents"] = np.full(share.whole.shape, share.documents)
-        labels = attention | {"measure": SHARE_MEASURES}
+        labels = attention_labels | {"measure": SHARE_MEASURES}
         yield table_rows("geometry", checkpoint, labels, columns)
+
+
+def _jackknife_shares(texts: Moments, classes_N: npt.NDArray[np.int64]) -> Jackknifed:
+    """Return the shares of `PARTS` in the mean squared length of vectors, with their leave-one-out values."""
+    means, means_without_one = products(texts, classes_N)  # of all texts, and with each text left out
+    return Jackknifed(means.shares(), means_without_one.shares())
 
 
 def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classes_N: npt.NDArray[np.int64]) -> bool:
@@ -208,9 +217,9 @@ def _has_usable_classes(measured: CorpusMeasures, numbers: Sequence[int], classe
     or more tokens. `numbers` contains the indices of the texts, and `classes_N` their classes.
     """
     known_classes = np.unique(classes_N[classes_N >= 0])
-    if len(known_classes) < 2:  # In this case, the sums `others`, which are read below, may be missing.
+    if len(known_classes) < 2:  # In this case, the sums `others`, which are read below, may not have been measured.
         return False
-    # The sums of other tokens' contributions count the tokens of each text, which are the same for all checkpoints.
+    # The counts of `others` are the texts' numbers of tokens, which are the same for all checkpoints.
     tokens_N = np.ravel(measured.first["others"].counts[numbers])
     usable_classes = classes_N[usable(classes_N, tokens_N)]
     return len(np.unique(usable_classes)) >= 2

@@ -129,7 +129,7 @@ class CorpusMeasures:
 
 
 class Mean(NamedTuple):
-    """The declaration of a mean over texts, which adds rows for each checkpoint to a table."""
+    """The declaration of a mean over texts, from which the rows of one table are computed for each checkpoint."""
 
     table: str
     labels: Labels  # by column; columns with several values are the axes of the mean, in this order
@@ -178,20 +178,22 @@ class MeanTables:
         chunks = map(select_sums, in_chunks(self.sums[checkpoint]))
         return self.draws.resample(chunks)
 
-    def add_difference(self, mean: Mean, means: Mapping[str, Resampled], places: tuple[int, int], label: str) -> None:
-        """Add rows with differences between two values of the first label column (such as donors) to a table.
+    def add_difference(
+        self, mean: Mean, means_by_checkpoint: Mapping[str, Resampled], places: tuple[int, int], label: str
+    ) -> None:
+        """Add rows to the table of the declaration `mean`: differences between two values of its first label column.
 
-        `means` is the result of `add(mean)`, by checkpoint; the second-to-last axis of these means has one entry for
-        each value of the first label column. `places` contains the indices of the minuend and the subtrahend among
-        these values, and `label` is the value of the column in the new rows.
+        `means_by_checkpoint` is the result of `add(mean)`: arrays whose second-to-last axis contains the values of the
+        first label column. `places` contains the indices of the minuend and the subtrahend on this axis, and `label` is
+        the value of the column in the new rows.
         """
         column = next(iter(mean.labels))
         labels = {**mean.labels, column: [label]}
         difference = mean._replace(labels=labels)
         first_place, second_place = places
-        for checkpoint, resampled in means.items():
-            first = _select_value(resampled, first_place)
-            second = _select_value(resampled, second_place)
+        for checkpoint, means in means_by_checkpoint.items():
+            first = _select_value(means, first_place)
+            second = _select_value(means, second_place)
             rows = mean_rows(difference, checkpoint, first.minus(second))
             self.parts[mean.table].append(rows)
 
@@ -352,17 +354,17 @@ def _create_ratio_tables(measured: CorpusMeasures) -> MeanTables:
     """
     tables = MeanTables(measured.sums, measured.draws)
     labels = {"layer": measured.layers, "method": measured.methods}
-    ratios = Mean("mixing", labels, ratios_of("all"))
+    ratios = Mean("mixing", labels, sums=ratios_of("all"))
     true_means = tables.add(ratios)  # means without a control, with which the means under a control are compared
 
     controlled = measured.sampled  # the texts with controls: `measured` itself, unless there is a sample
     sums_with_random = dict(controlled.sums)
-    if "random_weights" in controlled.random:
-        sums_with_random[RANDOM] = controlled.random
+    if "random_weights" in controlled.random:  # True if this control was measured
+        sums_with_random[RANDOM] = controlled.random  # an additional checkpoint, used only for this control
     # This object computes means over the texts with controls, and stores the rows of these means in `tables`.
     control_tables = tables.create_for_texts(sums_with_random, controlled.draws)
     if controlled is not measured:
-        # The comparison requires the true means of the same sample. `resample` computes means without storing rows.
+        # The comparison requires the true means of the same sample. Unlike `add`, `resample` stores no rows.
         true_means = control_tables.resample(ratios)
     _add_controls(control_tables, controlled, true_means)
     return tables
@@ -387,7 +389,7 @@ def weighted_table(
         mean = Mean(
             "mixing_weighted",
             labels,
-            ratios_with_all_layers(subset, weight),
+            sums=ratios_with_all_layers(subset, weight),
             more=_correlate_with_depth if has_depth else None,  # creates the columns of the correlation
         )
         tables.add(mean)
@@ -398,11 +400,12 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
     """Add the table `mixing_controls`, with the mean ratios under each measured control.
 
     Further columns contain the true mean (the mean without a control) minus the mean under the control, paired by text.
-    `true_means` contains the true means by checkpoint.
+    `true_means` contains the true means by checkpoint. If a control is undefined in some texts, both means cover only
+    the other texts.
     """
     tables.add_table("mixing_controls")
     for control in CONTROLS:
-        sums = measured.first
+        sums = measured.first  # the sums of the first checkpoint, which represents all checkpoints
         checkpoints: tuple[str, ...] = ()  # the default of `Mean`: all checkpoints of the ratios, and their difference
         if control == "random_weights":  # measured in a model of its own
             sums = measured.random
@@ -411,21 +414,21 @@ def _add_controls(tables: MeanTables, measured: CorpusMeasures, true_means: Mapp
             continue
         labels = {"control": [control], "layer": measured.layers, "method": measured.methods}
         true_means_of_same_texts = true_means
-        if _excludes_texts(control, sums):
-            true_ratios_of_same_texts = Mean("mixing", labels, ratios_where_present(control))
+        if _is_undefined_in_some_texts(control, sums):
+            true_ratios_of_same_texts = Mean("mixing", labels, sums=ratios_where_present(control))
             true_means_of_same_texts = tables.resample(true_ratios_of_same_texts)
         mean = Mean(
             "mixing_controls",
             labels,
             sums=control,
             checkpoints=checkpoints,
-            more=true_minus_control(true_means_of_same_texts),
+            more=true_minus_control(true_means_of_same_texts),  # creates the columns of the difference
         )
         tables.add(mean)
 
 
-def _excludes_texts(control: str, sums: CorpusSums) -> bool:
-    """Return True if the control excludes some texts, because it is undefined there; their number of tokens is then 0.
+def _is_undefined_in_some_texts(control: str, sums: CorpusSums) -> bool:
+    """Return True if the control is undefined in some texts; the counts of these texts in `sums[control]` are 0.
 
     Only `corpus_value` can be undefined, because it is a mean over tokens of the same class in other texts.
     """
@@ -433,31 +436,31 @@ def _excludes_texts(control: str, sums: CorpusSums) -> bool:
 
 
 def _add_groups(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the table `mixing_by_group`: mean ratios by token class, position, source, text length and head."""
+    """Add the table `mixing_by_group`: mean ratios by token class, position, source, text length and head.
+
+    The ratios by source and by head cover only the sampled texts, because they are not measured in other texts.
+    """
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
     for grouping, groups in GROUPS.items():
-        _add_group(tables, measured, grouping, groups, ratios, f"ratios_by_{grouping}")
+        _add_group(tables, measured, grouping, groups, ratios, sums=f"ratios_by_{grouping}")
     _add_sources(tables, measured)
-    _add_group(tables, measured, "length", LENGTHS, ratios, ratios_by_length)
+    _add_group(tables, measured, "length", LENGTHS, ratios, sums=ratios_by_length)
     sampled = measured.sampled
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
-    head_sums = sampled.first["by_head"].values
-    heads = range(head_sums.shape[1])  # indices from 0, as in `without_heads`
+    sums_by_head = sampled.first["by_head"].values  # [texts, heads, layers]
+    heads = range(sums_by_head.shape[1])  # indices from 0, as in `without_heads`
     # If an encoder and its decoder have different numbers of heads, the ratios of the missing heads are NaN.
-    by_head = {"layer": measured.layers, "method": ["attn_n"]}
-    _add_group(sampled_tables, sampled, "head", heads, by_head, "by_head")
+    head_ratios: Labels = {"layer": measured.layers, "method": ["attn_n"]}  # the only ratio measured by head
+    _add_group(sampled_tables, sampled, "head", heads, head_ratios, sums="by_head")
 
 
 def _add_sources(tables: MeanTables, measured: CorpusMeasures) -> None:
-    """Add the ratios by group of source tokens (the own or the other text), for pairs of texts.
-
-    `CorpusMeasures.sources` are the names of these groups, and of their sums.
-    """
+    """Add the ratios by group of source tokens for pairs of texts: own text, other text, special tokens."""
     sampled = measured.sampled
     sampled_tables = tables.create_for_texts(sampled.sums, sampled.draws)
     ratios: Labels = {"layer": measured.layers, "method": measured.methods}
-    for source in sampled.sources:
-        _add_group(sampled_tables, sampled, "source", groups=[source], labels=ratios, sums=source)
+    for source in sampled.sources:  # The sums have the same names as the groups.
+        _add_group(sampled_tables, sampled, "source", [source], ratios, sums=source)
 
 
 def _add_group(
@@ -537,7 +540,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
     sum_by_layer = ratios_of(subset)
 
     def prepend_mean(sums: CorpusSums) -> Sums:
-        """Return the sums by layer, preceded by their mean over layers, with the weights of tokens or of texts."""
+        """Return the sums by layer, preceded by their mean over layers; tokens or texts have equal weights."""
         values, tokens = sum_by_layer(sums)
         mean_over_layers = values.mean(1, keepdims=True)
         with_mean = Sums(np.concatenate([mean_over_layers, values], axis=1), tokens)
@@ -547,7 +550,7 @@ def ratios_with_all_layers(subset: str, weight: str) -> SelectSums:
 
 
 def _weight_texts_equally(sums: Sums) -> Sums:
-    """Return the mean of each text, with a count of 1; for texts without tokens, the value and the count are 0."""
+    """Return the mean of each text, with a count of 1; for texts without tokens, the mean and the count are 0."""
     values, tokens = sums
     means = values / np.maximum(tokens, 1)
     has_tokens = (tokens > 0).astype(np.float64)
@@ -555,9 +558,10 @@ def _weight_texts_equally(sums: Sums) -> Sums:
 
 
 def ratios_by_length(sums: CorpusSums) -> Sums:
-    """Return the sums of ratios `[texts, lengths, layers, methods]`; they are 0 except at the length class of the text.
+    """Return the sums of ratios `[texts, lengths, layers, methods]` by class of text lengths.
 
-    Axes: D texts, G classes of text lengths, L layers, M methods.
+    The sums and the number of tokens of a text are 0 for all length classes except its own. Axes: D texts, G classes of
+    text lengths, L layers, M methods.
     """
     values_DLM, tokens_D11 = ratios_of_all(sums)
     length_D = length_class(tokens_D11.ravel())
@@ -569,7 +573,7 @@ def ratios_by_length(sums: CorpusSums) -> Sums:
 
 
 def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubles]:
-    """Return columns with the rank correlation between layer means and layer numbers, and with its interval.
+    """Return columns with the rank correlation between the layer means and the layer numbers, and with its interval.
 
     Index 0 of the first axis of `means` is the mean over layers, and the layers follow. The columns are NaN except at
     index 0.
@@ -588,9 +592,10 @@ def _correlate_with_depth(_checkpoint: str, means: Resampled) -> dict[str, Doubl
 
 
 def true_minus_control(true_means: Mapping[str, Resampled]) -> Callable[[str, Resampled], dict[str, Doubles]]:
-    """Return a function for `Mean.more`, which creates the columns with the mean ratio minus the mean under a control.
+    """Return a function, for `Mean.more`, that creates the columns of the differences from the means under a control.
 
-    `true_means` contains the means without a control by checkpoint. The differences are paired by text.
+    A difference is the mean without a control (`true_means`, by checkpoint) minus the mean under the control. The
+    differences are paired by text.
     """
 
     def create_columns(checkpoint: str, means: Resampled) -> dict[str, Doubles]:

@@ -102,9 +102,9 @@ class Split(NamedTuple):
         return _compute_share(self.own.norm(dim=-1), self.others.norm(dim=-1))
 
     def normalised(self, norm: Norm) -> Split:
-        """Return both parts multiplied by the linear part of a norm.
+        """Apply the linear part of a norm (centring and gamma) to both parts, and return the results.
 
-        The norm's division by the standard deviation is omitted, because it cancels in `share`.
+        The division by the standard deviation is omitted, because it would cancel in `share`.
         """
         return Split(norm.linear(self.own), norm.linear(self.others))
 
@@ -121,15 +121,14 @@ class LayerSplits:
     x_ND: Tensor  # input of the layer
     projected_ND: Tensor  # the output of W_O
     projected: Split  # the parts of `projected_ND` without b_O
-    rest: AfterAttention | None  # the steps after attention's skip connection; None if no ratio needs them
+    rest: AfterAttention | None  # the computation of the rest of the layer; None only if no ratio needs it
     known_layer: Split | None = None  # the value of `layer`, if it was derived from other splits
 
     @cached_property
     def attention(self) -> Split:
-        """F_ii and sum_{j!=i} F_ij: the contributions of the token itself and of all others to attention's output.
+        """F_ii and sum_{j!=i} F_ij, where F_ij is the contribution of token j to the attention output of token i.
 
-        They are the parts of W_O's output (`projected`), after the norm that follows in some families. This norm
-        divides by the standard deviation of W_O's output itself (`projected_ND`).
+        They are the parts of W_O's output (`projected`) after the norm that follows W_O, if any.
         """
         norm = self.block.attention_output_norm
         own_ND = norm.part(self.projected.own, whole=self.projected_ND)
@@ -143,64 +142,65 @@ class LayerSplits:
 
     @cached_property
     def attention_norm(self) -> Split:
-        """T_ii and sum_{j!=i} T_ij: `residual` after the norm of a post-LN family."""
+        """T_ii and sum_{j!=i} T_ij: the parts of `residual` after the linear part of the norm of a post-LN family."""
         return self.residual.normalised(self.block.attention_norm)
 
     @cached_property
     def stream(self) -> Split:
-        """The parts before the feed-forward network: `attention_norm`, after the norm of cross-attention, if any.
+        """The parts on the feed-forward network's skip connection.
 
-        The output of cross-attention is not attributed to any source token.
+        They are the parts of `attention_norm` after the linear part of the norm of cross-attention, if there is one.
+        The output of cross-attention is not attributed to any source token, and belongs to neither part.
         """
         return self.attention_norm.normalised(self.block.cross_attention_norm)
 
     @cached_property
     def layer_norm(self) -> Split:
-        """The parts in `stream`, after the layer's output norm, if any.
+        """The parts of `stream` after the linear part of the layer's output norm, if there is one.
 
-        The output of the feed-forward network is omitted, because this split does not attribute it to source tokens.
+        The output of the feed-forward network, which the layer adds to its skip connection, is not attributed to any
+        source token, and belongs to neither part.
         """
         return self.stream.normalised(self.block.output_norm)
 
     @cached_property
     def network(self) -> NetworkPart:
-        """Both parts of `stream`, stacked as `[2, N, ...]`, after the first linear maps of the feed-forward network."""
-        import torch
+        """The parts of `stream` (own, others), stacked as `[2, N, ...]`, propagated into the feed-forward network."""
+        import torch  # lazy import, because `RATIOS` is also used without torch
 
-        assert self.rest is not None
+        assert self.rest is not None  # None only if no ratio needs the rest of the layer
         return self.rest.enter_network(torch.stack(self.stream))
 
     @cached_property
     def layer(self) -> Split:
         """The layer's output, split into the parts from the token itself and from other tokens.
 
-        Both parts are propagated through the steps after attention, including the feed-forward network. The division by
-        the standard deviation of the last norm is omitted, because it cancels in `share`. If `known_layer` is given, it
-        is returned instead.
+        If `known_layer` is set, it is returned. Otherwise, both parts are propagated through the rest of the layer,
+        including the feed-forward network. A factor that is common to both parts of a token is omitted, because it
+        would cancel in `share`.
         """
-        assert self.rest is not None
+        assert self.rest is not None  # None only if no ratio needs the rest of the layer
         if self.known_layer is not None:
             return self.known_layer
-        # `output` overwrites its argument, so it receives a copy of the cached property `network`.
+        # The two parts are stacked. `output` overwrites its argument, so it receives a copy of the cached `network`.
         own_ND, others_ND = self.rest.output(self.network.copy())
         return Split(own_ND, others_ND)
 
     def with_others(self, projected: Split, mixed_weight: Tensor, layer: Split | None = None) -> LayerSplits:
-        """Return the splits of the same layer if W_O's output had the parts `projected`, such as those of a control.
+        """Return the splits of the same layer for different parts of W_O's output (`projected`), as in a control.
 
         `mixed_weight` is the attention weight on other tokens. `layer` is the split of the layer's output, if known.
         """
         return replace(self, projected=projected, mixed_weight=mixed_weight, known_layer=layer)
 
     def layer_with_own(self, own_layer_ND: Tensor) -> Split:
-        """Return the same split as `layer`, with the known part `own_layer_ND` of the token itself.
+        """Return the split of the layer's output, given its part `own_layer_ND` from the token itself.
 
-        Only the part of other tokens is propagated through the steps after attention.
+        Only the part from other tokens is computed: `residual.others`, propagated through the rest of the layer.
         """
-        assert self.rest is not None
+        assert self.rest is not None  # None only if no ratio needs the rest of the layer
         others = self.rest.network_part(self.residual.others)
-        others_layer_ND = self.rest.output(others)
-        return Split(own_layer_ND, others_layer_ND)
+        return Split(own=own_layer_ND, others=self.rest.output(others))
 
 
 def mixing_ratios(methods: Sequence[str], layer_pass: LayerPass) -> Tensor:
@@ -229,9 +229,9 @@ def apply_formulas(methods: Sequence[str], splits: LayerSplits) -> Tensor:
 
 
 def _compute_shares(splits: Sequence[Split]) -> Tensor:
-    """Return the share of other tokens in each split of N tokens, `[splits, ..., N]`, computed for all splits at once.
+    """Return the share of other tokens in each split, `[splits, ..., N]`.
 
-    Leading axes contain alternatives, such as controls, which may have the token's own part in common.
+    The lengths of all splits are stacked, so that a single division computes all shares.
     """
     import torch  # lazy import, because `RATIOS` is also used without torch
 
@@ -241,6 +241,7 @@ def _compute_shares(splits: Sequence[Split]) -> Tensor:
         others_length = split.others.norm(dim=-1)
         others_lengths.append(others_length)
         own_length = split.own.norm(dim=-1)
+        # Alternative splits `[..., N]` with the same own part can have a single length `[N]` of this part.
         own_lengths.append(own_length.expand_as(others_length))
     return _compute_share(torch.stack(own_lengths), torch.stack(others_lengths))
 
@@ -265,35 +266,37 @@ def split_layer(layer_pass: LayerPass) -> LayerSplits:
 
 
 class _Chunk(NamedTuple):
-    """A chunk of the tokens of a batch."""
+    """A chunk of the tokens of a batch, with their splits into own parts and parts from other tokens."""
 
     rows: slice  # indices of the tokens, counted over all texts
     splits: LayerSplits
 
 
 def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: int) -> Iterator[_Chunk]:
-    """Yield the `LayerSplits` of at most `max_tokens` tokens at a time, counted over all texts of a batch.
+    """Yield the `LayerSplits` of a layer in chunks of at most `max_tokens` tokens.
 
-    The part of the token itself in W_O's output is a_ii v_i W_O, so it only needs the diagonal of attention. `points`
-    are the capture points whose features the ratios need, in addition to attention's output.
+    They contain the parts of each token's vectors from the token itself and from other tokens. `points` are the capture
+    points whose features the ratios need, in addition to attention's output. Axes: T tokens of a text, N tokens of all
+    texts, H heads, E width of all heads together, D hidden.
     """
     block = layer_pass.block
     tokens = layer_pass.x.shape[-2]
     # The attention tensors may include padding, which `LayerPass.document` removes only from the other tensors.
-    diagonal_TH = layer_pass.diagonal[..., :tokens, :]
+    diagonal_TH = layer_pass.diagonal[..., :tokens, :]  # attention weight of each token on itself
     value_TE = layer_pass.value[..., :tokens, :]
-    mixed_weight_T = 1 - diagonal_TH.mean(-1)  # attention weight on other tokens, averaged over heads
+    mixed_weight_T = 1 - diagonal_TH.mean(-1)  # attention weight on other tokens
 
     # The tensors of all N tokens. A chunk contains rows of these tensors.
     mixed_weight_N = mixed_weight_T.flatten()
     diagonal_NH = _merge_texts(diagonal_TH)
     value_NE = _merge_texts(value_TE)
     x_ND = _merge_texts(layer_pass.x)
-    projected_ND = _merge_texts(layer_pass.projected)
+    projected_ND = _merge_texts(layer_pass.projected)  # output of W_O
     captured = [point for point in points if point in layer_pass.features]
     features = {point: _merge_texts(layer_pass.features[point]) for point in captured}
     for start in range(0, len(mixed_weight_N), max_tokens):
         rows = slice(start, start + max_tokens)
+        # The contribution of a token to its own W_O output: its values, multiplied by its attention weights on itself.
         own_ND = scaled_heads(diagonal_NH[rows], value_NE[rows]) @ block.output.W
         splits = _split_tokens(
             block,

@@ -35,6 +35,8 @@ from attnmix.measures.swaps import DONORS, SWAPS
 
 _WITHOUT_TOKEN_COUNTS = ("total_own", "total_others", "first_order_own")
 """Quantities that are divided by the squared displacement after exchange of all tokens, not by a number of tokens."""
+_QUANTITIES_BY_TEXT = ("level", "swap", "agreement")
+"""Quantities in `derivatives_by_review`: shares of other tokens, ratios for exchanged inputs, and correlations."""
 
 
 def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], seed: int) -> pd.DataFrame:
@@ -54,7 +56,7 @@ def exchange_table(exchanged: Mapping[str, CorpusSums], donors: Sequence[str], s
     for quantity in exchange.QUANTITIES:
         labels = {"donor": donors, "quantity": [quantity], "layer": range(levels)}
         replace_columns = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
-        mean = Mean("exchange", labels, quantity, more=replace_columns, complete=False)
+        mean = Mean("exchange", labels, sums=quantity, more=replace_columns, complete=False)
         means = tables.add(mean)
         if quantity == "own_share":
             _add_difference_of_classes(tables, mean, means, donors)
@@ -76,17 +78,19 @@ def _add_difference_of_classes(
 def own_share_table(sums: Mapping[str, CorpusSums], draws: Draws) -> pd.DataFrame:
     """Return a table `exchange` of own shares and, if known for all checkpoints, total effects, for all donors.
 
-    `sums` contains the sums `[texts, layers]` by checkpoint and quantity. Rows without tokens are omitted
-    (`complete=False`). In the rows of total effects, which are ratios of sums, the column `tokens` is empty.
+    Both compare displacements of a token's vector after exchanges of tokens with those of donor texts
+    (`attnmix.measures.exchange`). The donors are not distinguished by kind (`ALL_DONORS`). `sums` contains the sums
+    `[texts, layers]` by checkpoint and quantity. Rows without tokens are omitted (`complete=False`). In the rows of
+    total effects, the column `tokens` is empty.
     """
     first = next(iter(sums.values()))
     layers = first[OWN_SHARE].values.shape[-1]
     tables = MeanTables(sums, draws)
     for quantity in (OWN_SHARE, *TOTAL_EFFECTS):
-        if all(quantity in by_name for by_name in sums.values()):
+        if all(quantity in by_quantity for by_quantity in sums.values()):
             labels = {"donor": [ALL_DONORS], "quantity": [quantity], "layer": range(1, layers + 1)}
             replace_columns = _leave_token_counts_empty if quantity in _WITHOUT_TOKEN_COUNTS else None
-            tables.add(Mean("exchange", labels, quantity, more=replace_columns, complete=False))
+            tables.add(Mean("exchange", labels, sums=quantity, more=replace_columns, complete=False))
     return tables.tables()["exchange"]
 
 
@@ -103,7 +107,7 @@ def parts_table(parts: Mapping[str, CorpusSums], seed: int) -> pd.DataFrame:
     tables = MeanTables(parts, Draws(documents, BOOTSTRAP_SAMPLES, seed))
     for rule in rules:
         labels = {"rule": [rule], "quantity": QUANTITIES, "layer": range(levels)}
-        tables.add(Mean("parts", labels, rule, complete=False))
+        tables.add(Mean("parts", labels, sums=rule, complete=False))
     return tables.tables()["parts"]
 
 
@@ -116,9 +120,10 @@ def derivative_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables `derivatives` and `derivatives_by_review` by name.
 
-    `derivatives[checkpoint][quantity]` contains a result of `DocumentMeasurer.derivatives`, summed over the tokens of
-    each text: `[texts, ...]`. `documents`, `methods` and `matrices` contain the names of texts, ratios and matrices. If
-    no text was measured, the tables are empty.
+    The first table contains means over all texts, and the second table means of each text. The argument
+    `derivatives[checkpoint][quantity]` contains the sums `[texts, ...]` over the tokens of each text; the quantities
+    are described in `DocumentMeasurer.derivatives`. `documents`, `methods` and `matrices` contain the names of texts,
+    ratios and matrices. If no text was measured, the tables are empty.
     """
     if not documents:
         return {name: pd.DataFrame(columns=TABLE_COLUMNS[name]) for name in ("derivatives", "derivatives_by_review")}
@@ -129,32 +134,34 @@ def derivative_tables(
     tables = MeanTables(derivatives, Draws(len(documents), BOOTSTRAP_SAMPLES, seed))
     for quantity, labels in labels_by_quantity.items():
         tables.add(_declare_derivative_mean(quantity, labels, checkpoints=tuple(derivatives)))
-    by_review = _tabulate_by_review(derivatives, documents, labels_by_quantity)
-    return {**tables.tables(), "derivatives_by_review": by_review}
+    means_by_text = _tabulate_by_text(derivatives, documents, labels_by_quantity)
+    return {**tables.tables(), "derivatives_by_review": means_by_text}
 
 
 def _declare_derivative_mean(quantity: str, labels: Labels, checkpoints: Sequence[str]) -> Mean:
     """Return the `Mean` of a quantity over texts, for the table `derivatives`.
 
-    Simultaneous intervals cover all cells of a quantity. `agreement` consists of correlations. Its rows contain neither
-    simultaneous intervals nor numbers of tokens, and there are no rows with its difference between checkpoints.
+    Simultaneous intervals cover all cells of a quantity. `agreement` consists of rank correlations of other methods
+    with derivatives. Its rows contain neither simultaneous intervals nor numbers of tokens, and there are no rows with
+    its difference between checkpoints.
     """
     all_labels = {"quantity": [quantity], **labels}
     if quantity == "agreement":
-        return Mean("derivatives", all_labels, quantity, checkpoints, more=_create_correlation_columns)
-    return Mean("derivatives", all_labels, quantity)  # for all checkpoints and their difference
+        # A list of checkpoints omits their difference, and `more` replaces the intervals and the numbers of tokens.
+        return Mean("derivatives", all_labels, sums=quantity, checkpoints=checkpoints, more=_create_correlation_columns)
+    return Mean("derivatives", all_labels, sums=quantity)  # for all checkpoints and their difference
 
 
-def _tabulate_by_review(
+def _tabulate_by_text(
     derivatives: Mapping[str, CorpusSums], documents: Sequence[str], labels_by_quantity: Mapping[str, Labels]
 ) -> pd.DataFrame:
-    """Return the table `derivatives_by_review`, with means over the tokens of each text (review).
+    """Return the table `derivatives_by_review`, with means over the tokens of each text.
 
-    It contains the share of other tokens in derivatives (`level`), the swap ratios (`swap`) and the correlations of
-    derivatives with ratios and matrices (`agreement`). `labels_by_quantity` is the result of `_label_derivative_axes`.
+    `derivatives` contains the sums `[texts, ...]` of measures based on derivatives, by checkpoint and quantity.
+    `labels_by_quantity` is the result of `_label_derivative_axes`.
     """
     frames = []
-    for checkpoint, quantity in product(derivatives, ("level", "swap", "agreement")):
+    for checkpoint, quantity in product(derivatives, _QUANTITIES_BY_TEXT):
         sums = derivatives[checkpoint][quantity]
         labels = {"document": documents, "quantity": [quantity], **labels_by_quantity[quantity]}
         columns = {"mean": sums.means(), "tokens": sums.counts}
@@ -165,18 +172,19 @@ def _tabulate_by_review(
 def _label_derivative_axes(layers: range, methods: Sequence[str], matrices: Sequence[str]) -> dict[str, Labels]:
     """Return, for each quantity in `derivatives`, the values of the label columns: reference, layer and method.
 
-    Each column with several values corresponds to one axis of the quantity's sums, and its values to the indices along
-    this axis.
-    `REFERENCES` are the vectors with respect to which layer outputs are differentiated. `FORMS` are the ways in which
-    the derivatives with respect to the other tokens are combined into one norm. `SWAPS` are ratios of displacements
-    after exchanges of layer inputs with those of a donor text; `DONORS` are the kinds of donor texts.
+    Each column corresponds to one axis of the quantity's sums, and its values to the indices along this axis. The axis
+    can be missing for a column with a single value. `REFERENCES` are the vectors with respect to which layer outputs
+    are differentiated. `FORMS` are the ways in which the derivatives with respect to the other tokens are combined into
+    one norm.
     """
     rollouts = [name for name in matrices if name in ROLLOUTS]
     from_input = [*rollouts, *(f"derivative_{form}" for form in FORMS)]
+    # `SWAPS` are ratios for exchanges of layer inputs with those of a donor text; `DONORS` are kinds of donor texts.
     swaps = [f"{swap}_{donor}" for donor, swap in product(DONORS, SWAPS)]
     return {
         "level": {"reference": REFERENCES, "layer": layers, "method": FORMS},
         "swap": {"reference": ["layer_input"], "layer": layers, "method": swaps},
+        # The coherence is that of the contributions F_ij, which are also the basis of the ratio `attn_n`.
         "coherence": {"reference": [None], "layer": layers, "method": ["attn_n"]},
         "ratio": {"reference": [None], "layer": layers, "method": methods},
         "from_input": {"reference": [None], "layer": layers, "method": from_input},

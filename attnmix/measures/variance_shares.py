@@ -64,20 +64,20 @@ class Moments(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Mean products of vectors at X sites, `[..., X]`. A leading axis, if present, contains leave-one-out samples."""
+    """Mean products of vectors `[..., X]`. A leading axis, if present, contains the leave-one-out samples."""
 
-    square: Doubles  # a vector with itself: the squared length
-    within: Doubles  # W: two different tokens of a text
-    same: Doubles  # S: the mean vectors of two texts of the same class
-    other: Doubles  # O: the mean vectors of two texts of different classes; NaN for a single class
-    corpus: Doubles  # C: the squared length of the mean vector of all classes
+    square: Doubles  # squared length of a vector
+    within: Doubles  # W: two tokens of a text
+    same: Doubles  # S: two texts of the same class
+    other: Doubles  # O: two texts of different classes; NaN for a single class
+    corpus: Doubles  # C: the whole corpus
 
     def shares(self) -> Doubles:
         """Return the shares `[..., X, 4]` of `PARTS` in the mean squared length. Unbiased estimates may be negative.
 
-        The mean product of two vectors decreases from one level to the next: the same token (`square`), the same text
-        (`within`), the same class (`same`), the whole corpus (`corpus`). Each part is the difference between the mean
-        products at two consecutive levels; the part `corpus` is the mean product at the last level.
+        X are the sites. The levels are: same token (`square`), same text (`within`), same class (`same`), whole corpus
+        (`corpus`). Each part is the mean product of two vectors at one level minus the mean product at the next level;
+        the part `corpus` is the mean product at the last level.
         """
         of_class = self.same - self.corpus
         of_text = self.within - self.same
@@ -93,15 +93,16 @@ class Products(NamedTuple):
 def products(texts: Moments, classes_N: npt.ArrayLike) -> tuple[Products, Products]:
     """Return the mean products `[X]` of all texts, and those of each leave-one-out sample, `[N, X]`.
 
-    A leave-one-out sample contains all N texts except one. X are the sites (layer and capture point). Each class must
-    have at least three texts, because a leave-one-out sample needs a pair of texts of each class.
+    The products are those of two token vectors: of the same token, text or class, of different classes, or of the whole
+    corpus. A leave-one-out sample contains all N texts except one. X are the sites (layer and capture point). Each
+    class must have at least three texts, because a pair of texts of each class must remain if one text is left out.
     """
     gram_XNN = _compute_gram(texts)
     same_class_NN = _mark_pairs_of_class(np.asarray(classes_N))
     different_NN = _mark_pairs(len(same_class_NN))
     sums_in_class_XN = (gram_XNN * same_class_NN).sum(-1)
     sums_over_others_XN = (gram_XNN * different_NN).sum(-1)
-    class_others_N = same_class_NN.sum(-1)
+    class_others_N = same_class_NN.sum(-1)  # number of other texts of the same class
     whole = _average_all_texts(texts, sums_in_class_XN, sums_over_others_XN, class_others_N)
     # In the sample without text u, the sums for text t exclude the product of t and u. The second-to-last axis of the
     # following arguments is that of the texts u.
@@ -136,10 +137,10 @@ def _move_sites_last(means: Products) -> Products:
 def _average_all_texts(
     texts: Moments, sums_in_class_XN: Doubles, sums_over_others_XN: Doubles, class_others_N: Array
 ) -> Products:
-    """Return the mean products `[X]` of all N texts (X sites), from sums of the products of each text with others.
+    """Return the mean products `[X]` of the vectors of all N texts at X sites.
 
-    `sums_in_class_XN` and `class_others_N` cover the other texts of the same class, `sums_over_others_XN` all other
-    texts.
+    For each text, the products of its mean vector with those of other texts are summed over the other texts of its
+    class (`sums_in_class_XN`), and over all other texts. `class_others_N` is the number of other texts of its class.
     """
     return _average_products(
         sums_in_class=sums_in_class_XN,
@@ -159,7 +160,7 @@ def _average_products(
     within: Doubles,
     is_kept: npt.NDArray[np.bool_],
 ) -> Products:
-    """Return the mean products over the texts of a sample. The last axis of all arguments is that of the N texts.
+    """Return the mean products of the vectors of a sample of texts. The last axis of all arguments is that of N texts.
 
     The product of two texts is the product of their mean vectors.
 
@@ -182,9 +183,10 @@ def _average_products(
     texts_of_other_classes = number[..., None] - 1 - class_others
     pairs_across_classes = _sum_kept(texts_of_other_classes, is_kept)
 
-    # The squared length of the corpus mean is the sum of the products of all N^2 pairs of texts, divided by N^2. In
-    # this sum, the mean product with the other texts of the class replaces the (biased) product of a text with itself.
-    # A text therefore contributes this mean product once for each text of its class.
+    # `corpus` estimates |sum_k p_k m_k|^2, where p_k is the share of the texts in class k, and m_k is the mean of their
+    # mean vectors. It is the sum of the products of all N^2 pairs of texts, divided by N^2. In this sum, the mean
+    # product of a text with the other texts of its class replaces the product of the text with itself. The sum over all
+    # texts of its class is therefore this mean product times the size of the class.
     class_size = class_others + 1
     sum_in_classes = _sum_kept(mean_in_class * class_size, is_kept)
     sum_of_all_pairs = sum_in_classes + sum_across_classes
