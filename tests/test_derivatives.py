@@ -143,7 +143,8 @@ def test_opposite_sources_cancel_in_sum_only(base: Any) -> None:
         projection.weight[second] = projection.weight[first]
     attention.self.query.weight.zero_()
     attention.self.query.bias.zero_()
-    # The first head attends to the token with the highest key in this coordinate, the second to the lowest key.
+    # The first head attends to the token with the highest key in this coordinate, and the second head to the token with
+    # the lowest.
     attention.self.query.bias[first.start] = 1e9
     attention.self.query.bias[second.start] = -1e9
     attention.output.dense.weight[:, second] = -attention.output.dense.weight[:, first]

@@ -1,4 +1,4 @@
-"""Review files and folders are read as their format defines, or refused with a stated cause.
+"""Files and folders of reviews are read according to their format, or rejected with an error that states the cause.
 
 Reference definitions: RFC 4180 for csv, and one unquoted record per line for tsv.
 """

@@ -181,8 +181,8 @@ def _create_unknown_label_error(
 def _interpret_booleans(names: Sequence[str], where: str) -> Reading:
     """Return whether the booleans in a label column are class names or class codes.
 
-    If the two class `names` are true and false (in any case), booleans are names. Otherwise, they are codes: 0 for
-    False, and 1 for True. Raise `InputError` unless there are two classes.
+    If the two class `names` are "true" and "false" (ignoring case), booleans are read as names; otherwise as codes: 0
+    for False, and 1 for True. Raise `InputError` unless there are two classes.
     """
     if len(names) != 2:
         problem = f"contains booleans, but its classes have the names {shown_classes(names)}"
@@ -380,7 +380,7 @@ def _is_invisible(letter: str) -> bool:
 
 
 def _normalise(name: str) -> str | Decimal:
-    """Return a form that is equal for names that differ only in spelling: a number, or visible lower-case letters."""
+    """Return a form that is equal for names that differ only in spelling: a number, or lower-case letters."""
     visible = _remove_invisible(name)
     if DECIMAL.fullmatch(visible):
         return Decimal(visible)

@@ -20,7 +20,7 @@ Indices = npt.NDArray[np.int32]
 
 
 class Metric(NamedTuple):
-    """A metric of umap-learn, as a distance between transformed (prepared) vectors."""
+    """A metric of umap-learn, expressed as a distance between transformed vectors."""
 
     distance: str
     """The name of the distance in scikit-learn, SciPy and pynndescent."""

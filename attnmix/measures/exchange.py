@@ -603,8 +603,8 @@ class _Reader:
         positions = len(self.positions)
         all_ids = np.concatenate([ids_XT, hybrid_ids_RT])
         all_rows = torch.arange(len(all_ids), device=device)
-        # The row and column in the batch of each vector to read: first those at all positions of each complete text,
-        # then one vector of each hybrid.
+        # Each vector to read has a row (text) and a column (position) in the batch. The first vectors are those at all
+        # positions of each complete text; then follows one vector of each hybrid.
         complete_rows = all_rows[:texts].repeat_interleave(positions)
         complete_columns = self.positions.repeat(texts)
         hybrid_rows = all_rows[texts:]

@@ -181,7 +181,7 @@ class MeanTables:
     def add_difference(
         self, mean: Mean, means_by_checkpoint: Mapping[str, Resampled], places: tuple[int, int], label: str
     ) -> None:
-        """Add rows to the table of the declaration `mean`: differences between two values of its first label column.
+        """Add rows to the table of `mean`: differences between the means of two labels, such as two kinds of donors.
 
         `means_by_checkpoint` is the result of `add(mean)`: arrays whose second-to-last axis contains the values of the
         first label column. `places` contains the indices of the minuend and the subtrahend on this axis, and `label` is

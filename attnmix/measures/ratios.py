@@ -275,8 +275,9 @@ class _Chunk(NamedTuple):
 def _split_by_chunk(layer_pass: LayerPass, points: Iterable[str], max_tokens: int) -> Iterator[_Chunk]:
     """Yield the `LayerSplits` of a layer in chunks of at most `max_tokens` tokens.
 
-    They contain the parts of each token's vectors from the token itself and from other tokens. `points` are the capture
-    points whose features the ratios need, in addition to attention's output. Axes: T tokens of a text, N tokens of all
+    Each `_Chunk` consists of the splits and of the rows of its tokens. The splits contain the parts of each token's
+    vectors from the token itself and from other tokens. `points` are the capture points whose features the ratios need,
+    in addition to attention's output. Axes: T tokens of a text, N tokens of all
     texts, H heads, E width of all heads together, D hidden.
     """
     block = layer_pass.block
