@@ -346,7 +346,8 @@ def exchange_token_by_token(base: Any, document: Any, donor: Any) -> tuple[Any, 
 def exchange_shares(result: attnmix.Measures, max_length: int) -> dict[str, Any]:
     """Return the own share o / (o + a) `[layers]` for each kind of donor, computed for one text and token at a time.
 
-    o and a are the displacements of a token's vector if the token itself, or all other tokens, are exchanged.
+    o is the displacement of a token's vector if the token itself is exchanged, and a that if all other tokens are
+    exchanged.
     """
     model: Any = result.model
     base = model.network.base_model

@@ -37,10 +37,10 @@ def shares(seed: int) -> Any:
 
 
 def cells(root: Any) -> dict[tuple[float, float], float]:
-    """Return the share that each cell's colour encodes, as a dictionary by the position of the cell's corner.
+    """Return a dictionary from the position of each cell's corner to the share that the cell's colour encodes.
 
     Shares below 0.5 are drawn in a mixture of the colours of 0 and 0.5 (`--m`), and larger shares in a mixture of the
-    colours of 0.5 and 1 (`--e`). The percentage of `--m` is 200 share, and that of `--e` is 200 (share - 0.5).
+    colours of 0.5 and 1 (`--e`). The percentage of `--m` is 200 * share, and that of `--e` is 200 * (share - 0.5).
     """
     found = {}
     for path in root.iter(f"{SVG}path"):

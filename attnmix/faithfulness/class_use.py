@@ -168,8 +168,8 @@ def _compute_edited_logits(
 ) -> dict[int, Tensor]:
     """Return the logits `[N, C]` by layer, after the values in this layer and in all later layers are replaced.
 
-    `replacements` contains, by layer, the vectors `[N, H, d]` that replace the values of each text's tokens (texts,
-    heads, head width). The unedited layers before the first edited layer are computed only once per batch.
+    `replacements` contains, by layer, the vectors `[N, H, d]` (texts, heads, head width) that replace the values of
+    each text's tokens. The unedited layers before the first edited layer are computed only once per batch.
     """
     layers = [layer for _, layer in layer_modules(classifier.base)]
     classes = int(classifier.model.config.num_labels or 0)

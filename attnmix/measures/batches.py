@@ -393,8 +393,9 @@ class BatchPass:
         """Start the tasks that measure the micro-batch with index `number` in one layer.
 
         A task runs in a thread or, if this is faster, immediately. `features` contains the vectors of the whole batch
-        by site (layer and capture point). The task `vectors` measures the geometry at `new_sites`, the sites captured
-        since the previous layer. The task `errors_BI` returns the errors of the I identities in each of B texts.
+        by site (layer and capture point). The task `vectors` measures the steps, heads and sinks of the layer, and the
+        geometry at `new_sites`, the sites captured since the previous layer, each only if requested. The task
+        `errors_BI` returns the errors of the I identities in each of B texts.
         """
         submit = partial(submit_task, self.measurer.base.device)
         micro_batch = self.micro_batches[number]
@@ -614,7 +615,8 @@ class BatchPass:
         measured = []
         for sites in _group_sites(vectors, layer):
             # The reference vectors are the layer's input or, before the first layer of an encoder or decoder, the word
-            # embeddings. The first site represents its group, because all sites of a group agree in this respect.
+            # embeddings. The first site represents its group, because all sites of a group agree in their reference
+            # vectors and shapes.
             is_group_in_layer = sites[0].layer == layer
             reference_BTD = layer_pass.x if is_group_in_layer else words_BTD
             # The nearest word embedding can be found only if the vectors have the width of the word embeddings and

@@ -80,9 +80,9 @@ class CorpusValues:
     def read(cls, base: PreTrainedModel, batches: Iterable[Sequence[Document]], pad: int) -> Self | None:
         """Sum the value vectors of each layer and group of tokens over all `batches`, with one forward pass per batch.
 
-        A group is a combination of a token class and a range of positions. Return None if `batches` is empty, that is,
-        if no text was sampled. The names of the sampled texts are stored, because `mean_over_others` subtracts the
-        values of a text only if the text was sampled. `pad` is the ID of the padding token.
+        A group is a combination of a token class and a range of positions. Return None if `batches` is empty, for
+        example because there is only one text. The names of the sampled texts are stored, because `mean_over_others`
+        subtracts the values of a text only if the text was sampled. `pad` is the ID of the padding token.
         """
         # Replaced by a tensor `[L, G, E]` when the first batch is added; E is the width of all heads together.
         sums_LGE = torch.zeros(())
@@ -267,9 +267,10 @@ class HeadSums(NamedTuple):
     def network(self, splits: LayerSplits) -> NetworkPart:
         """Propagate the sums of `projected` to the second skip connection and into the feed-forward network.
 
-        The result is a `NetworkPart` of N = B * T sums. The H vectors are propagated first, and then summed with each
-        token's weights, because this is faster than propagating N sums. `splits` contains the computation of the rest
-        of the layer, and the whole output of W_O, from which the divisor of a norm is computed.
+        The result is a `NetworkPart` of sums `[..., N, width]`, where N = B * T, with the leading axes of
+        `weights_BTH`. The H vectors are propagated first, and then summed with each token's weights, because this is
+        faster than propagating N sums. `splits` provides the computation of the rest of the layer, and the whole output
+        of W_O, which determines the divisor of a norm.
         """
         rest = splits.rest
         assert rest is not None
@@ -353,8 +354,9 @@ def _subtract_special_sources(splits: LayerSplits, special: HeadSums, heads: int
     """Return the split of attention's output after removing the contributions of special tokens to other tokens.
 
     A split consists of the parts of each token's vector from the token itself and from other tokens. `splits` contains
-    the original splits, and `special` the contributions of special tokens to other tokens. The attention weights on the
-    remaining sources are divided by their sum.
+    the original splits, and `special` the contributions of special tokens to other tokens. The contributions of the
+    remaining sources do not change; only the returned attention weight on other tokens is divided by the total weight
+    on the remaining sources.
     """
     others_ND = splits.projected.others - special.projected()
     projected = Split(splits.projected.own, others_ND)
@@ -399,8 +401,8 @@ def _stack_layer_splits(
     layers = {name: _compute_layer_split(name, splits, sums) for name, sums in head_sums.items()}
     if "corpus_value" in controls:
         projected, others_weight_N = controls["corpus_value"]
-        corpus_splits = splits.with_others(projected, mixed_weight=others_weight_N)
-        layers["corpus_value"] = corpus_splits.layer  # propagates `projected` through the rest of the layer
+        # `layer` propagates `projected` through the rest of the layer; the other cached tensors are freed immediately.
+        layers["corpus_value"] = splits.with_others(projected, mixed_weight=others_weight_N).layer
     return _stack_splits([layers[name] for name in controls])
 
 

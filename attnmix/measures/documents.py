@@ -167,7 +167,7 @@ class Corpus:
         self.predicted = self.texts["predicted_label"].to_numpy()
         self.row_groups = range(ceil(len(self.texts) / store.ROW_GROUP_TEXTS))
         # The number (-1: none) and the texts of the most recently read row group.
-        self._last_row_group: tuple[int, list[Document]] = (-1, [])
+        self._cached_row_group: tuple[int, list[Document]] = (-1, [])
         self._kept_texts: dict[int, Document] = {}  # by index; see `keep`
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -193,14 +193,14 @@ class Corpus:
         if number in self._kept_texts:
             return self._kept_texts[number]
         row_group, place = divmod(number, store.ROW_GROUP_TEXTS)
-        cached_row_group, documents = self._last_row_group
+        cached_row_group, documents = self._cached_row_group
         if cached_row_group != row_group:
             (tokens,) = self.files.token_row_groups(READ_COLUMNS, [row_group])
             texts = self.texts.iloc[self.rows(row_group)]
             # The last row group may end with texts that are not measured. Their tokens are removed.
             tokens_of_texts = tokens.iloc[: texts["tokens"].sum()]
             documents = documents_of(texts, tokens_of_texts)
-            self._last_row_group = (row_group, documents)
+            self._cached_row_group = (row_group, documents)
         return documents[place]
 
     def __getitem__(self, number: int) -> Document:

@@ -361,7 +361,7 @@ class Engine:
         A name is `MEASURES` (the ratios) or a member of `STATISTICS` (measured in the same forward passes as the
         ratios), `OWN_PASSES` (in separate passes) or `SAMPLED` (in a sample of the texts). The ratios are measured
         together with any of the `STATISTICS`. Each pass stores the sums of single texts in `measurements`, whose method
-        `read` returns them for all texts.
+        `read` returns them for all measured texts.
         """
         texts = measurements.texts
         missing = [name for name in names if name not in measurements.measured]

@@ -404,8 +404,8 @@ class _Hybrids(NamedTuple):
         """Return values of R hybrids at L levels as two arrays `[L, X, S]`, by exchanged text X and position S.
 
         The first array contains the values of the hybrids in which only the token at the position is exchanged; the
-        second those in which all other tokens are exchanged. Both kinds alternate in `values_LR`, in the order of the
-        exchanged texts and then of the positions. Values are NaN where there are no hybrids.
+        second those in which all other tokens are exchanged. In `values_LR`, both kinds alternate; their pairs are
+        ordered by exchanged text, then by position. Values are NaN where there are no hybrids.
         """
         shape = (len(values_LR), *self.has_hybrids_XS.shape)
         own_LXS = np.full(shape, np.nan)

@@ -167,7 +167,7 @@ def _jackknife_products(texts: Moments, classes_N: npt.NDArray[Any]) -> _Jackkni
     """Return the mean products of the vectors of two different texts, with their leave-one-out values (jackknife).
 
     The means over pairs of the same class (`same`) and of different classes (`other`) are separate. Each class must
-    have at least three texts, because a pair of texts of each class must remain if one text is left out.
+    have at least three texts, so that a pair of texts of each class remains if one text is left out.
     """
     means, means_without_one = products(texts, classes_N)  # of all texts, and with each text left out
     same = Jackknifed(means.same, means_without_one.same)

@@ -178,7 +178,7 @@ def _average_products(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_in_class = np.where(is_kept, sums_in_class / class_others, 0)
 
-    # The sum and the number of the products of texts of different classes.
+    # The sum and the number of the products between texts of different classes.
     sum_across_classes = _sum_kept(sums_over_others - sums_in_class, is_kept)
     texts_of_other_classes = number[..., None] - 1 - class_others
     pairs_across_classes = _sum_kept(texts_of_other_classes, is_kept)

@@ -394,7 +394,7 @@ class Measures:
         return array.sel(layer=layer)
 
     def _add_matrix(self, text: int, name: str) -> None:
-        """Compute a matrix of one text and its rollout, and add both to the cache.
+        """Compute a matrix of one text and the rollout of this matrix, and add both to the cache.
 
         Raise `InputError` if the matrix is not available for the model's family.
         """

@@ -159,7 +159,7 @@ def mean_columns(means: Resampled) -> dict[str, Any]:
 def mean_lengths(means: Resampled) -> npt.NDArray[np.float64]:
     """Return the number of tokens per text in each cell of `means`, averaged over the texts of the cell, `[cells]`.
 
-    The number is NaN if the cell counts every text once, regardless of its length, as class shares do.
+    The number is NaN for cells in which every text counts once, regardless of its length (class shares).
     """
     counts = np.asarray(means.counts)
     counts_texts_once = counts == means.documents  # numbers of texts instead of tokens

@@ -102,8 +102,8 @@ def interval_over_trainings(before: Trainings, after: Trainings, cells: Sequence
 def _compare_with_single_model(runs_RC: Doubles, is_single_model_fixed: bool) -> tuple[Doubles, Doubles]:
     """Return the variance `[C]` of the difference between the mean of R runs and a single model, in C cells.
 
-    The second result contains the degrees of freedom of Student's t, `[C]`. The variance of the single model is 0 if it
-    is fixed; otherwise, it is assumed to be that of one of the R runs.
+    The second result contains the degrees of freedom of Student's t, `[C]`. If the single model is fixed, its variance
+    is 0; otherwise, its variance is assumed to be that of one of the R runs.
     """
     runs = len(runs_RC)
     variance_C = _estimate_variance_of_mean(runs_RC)

@@ -451,8 +451,8 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
     """Return maps of the residual stream, their scores and principal components, and the nearest vectors.
 
     `stream` contains the vectors `[tokens, width]` of each site (a layer and a capture point). Each site has a separate
-    map in each of the layouts of `_select_layouts`. A score is the share of neighbours that a map preserves, with the
-    share expected by chance. Neighbours are searched among the vectors themselves, not on a map.
+    map in each of the layouts of `_select_layouts`. A score is the share of neighbours that a map preserves; the share
+    expected by chance is added. Neighbours are searched among the vectors themselves, not on a map.
     """
     umap = UmapParameters(stability_seeds=[])  # without maps of further seeds
     vectors = {site: array.astype(np.float32) for site, array in stream.items()}
