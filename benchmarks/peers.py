@@ -324,7 +324,7 @@ def write_texts(number: int, words: int) -> list[str]:
 def run_contest(contest: Contest, repeats: int, clock: str) -> str:
     """Compare the numbers of the two programs, time alternating runs, and return the row of the table.
 
-    `clock` is a field of `Seconds`, `wall` or `processor`.
+    `clock` is the field of `Seconds` to compare: `wall` or `processor`.
     """
     verify(contest)
     our_seconds = []
@@ -415,7 +415,7 @@ def roll_out(model: attnmix.Model, texts: Sequence[str]) -> Array:
 def roll_out_plainly(model: attnmix.Model, texts: Sequence[str]) -> Array:
     """Return the attention rollout `[texts, layers, tokens, sources]` from the attention weights of transformers.
 
-    The rollout is the product of (A + I) / 2 over layers, for the attention weights A averaged over heads.
+    The rollout is the product over layers of (A + I) / 2, where A contains the attention weights averaged over heads.
     """
     rollouts: list[Tensor] = []
     for weights_NHTT in run_eagerly(model, texts).attentions:

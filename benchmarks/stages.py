@@ -424,7 +424,7 @@ def timed_capture(way: Callable[[Inputs], None], name: str) -> Seconds:
 
 
 def stage_capture(name: str) -> Seconds:
-    """Return the total duration of `tokenize` and `capture` in seconds, without imports.
+    """Return the total duration of `tokenize` and `capture` in seconds, excluding imports.
 
     The dictionary has the single key `name`.
     """

@@ -112,7 +112,7 @@ def _allowed_tables() -> str:
 
 
 def experiments_of_commit() -> list[str]:
-    """Return the names of DVC's finished experiments of the current commit; print the names and states of others."""
+    """Return the names of the current commit's finished DVC experiments; print the names and states of the others."""
     states = {row["Experiment"]: row.get("State") for row in dvc.api.exp_show() if row.get("Experiment")}
     finished = []
     for name, state in states.items():

@@ -357,9 +357,9 @@ class ReferenceLayer:
     In a decoder, `memory` is the encoder output.
 
     `visible` [tokens, tokens] is the attention mask, and `rotary` contains the parameters of the rotary embedding. The
-    results are the vectors `points` and the contributions [token, source, width]: `F` to the attention output, `R` with
-    the skip connection, `T` after the first LayerNorm, and `E` after the second LayerNorm, without the feed-forward
-    network.
+    results are the vectors `points` and four arrays of contributions [token, source, width]. `F` are the contributions
+    to the attention output, and `R` include the skip connection. `T` follow the first LayerNorm, and `E` the second
+    one, without the feed-forward network.
     """
 
     weights: Weights

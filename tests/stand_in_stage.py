@@ -1,4 +1,4 @@
-"""Replacement for all stages except `sources` in tests of DVC: every output is a digest of the inputs."""
+"""A program that replaces all stages except `sources` in tests of DVC; each output is a digest of its inputs."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def test_stage_benchmark_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None
 def run_here(arguments: list[str], folder: Path, _threads: int) -> tuple[float, str]:
     """Run one variant of a benchmark in this process; return a placeholder for the seconds and the printed text.
 
-    This function replaces `stages.fresh_process`, to avoid the time for imports. The last two elements of `arguments`
-    are the case and the variant.
+    This function replaces `stages.fresh_process`, to avoid the time that imports take. The last two elements of
+    `arguments` are the case and the variant.
     """
     *_, case, way = arguments
     with chdir(folder), redirect_stdout(StringIO()) as printed:

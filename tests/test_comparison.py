@@ -913,7 +913,7 @@ def trained_on_permuted_labels(seed: int) -> attnmix.Model:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:text .* of which the first 16 are measured")
 def test_trainings_on_permuted_labels_have_no_claims() -> None:
-    """Intervals over texts separate two seeds in most rows, but verdicts between seeds do not claim a difference."""
+    """For two seeds, intervals over texts exclude 0 in most rows, but `between_seeds` does not claim a difference."""
     texts = pd.read_json(REPOSITORY / "data/sample/test.jsonl", lines=True)["text"].head(20)
     options = {"methods": ["attn_n", RATIO], "max_length": TOKENS}
     measured = [attnmix.measure(trained_on_permuted_labels(seed), texts, **options) for seed in range(4)]

@@ -270,8 +270,9 @@ def test_mixing_from_input_is_one_minus_rollout_diagonal(name: str, tmp_path: Pa
 def made_up(seed: int, tokens: int) -> dict[str, Any]:
     """Return random values of all quantities of a text in a model of three layers.
 
-    The last axis contains the tokens, or a single value for `agreement`. The two preceding axes are the layers and the
-    forms, kinds or methods; `level` and `agreement` have the references as first axis.
+    The last axis contains the tokens, or a single value for `agreement`. The two preceding axes are the layers and,
+    depending on the quantity, the forms, kinds or methods; for `level` and `agreement`, the first axis contains the
+    references.
     """
     generator = np.random.default_rng(seed)
     shapes = {

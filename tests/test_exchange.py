@@ -155,7 +155,7 @@ def test_equal_tokens_are_excluded() -> None:
 
 
 def test_token_without_others_is_excluded() -> None:
-    """A single exchanged token would always have the own share 1, because nothing else is exchanged."""
+    """A single exchanged token would always have an own share of 1, because nothing else is exchanged."""
     base: Any = load_base(tiny_folder("bert"))
     ids = drawn_ids(0)
     donor = ids.copy()

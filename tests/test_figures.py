@@ -74,7 +74,7 @@ def legend_colours(figure: Any) -> dict[str, str]:
 
 
 def random_map(captured: CapturedTexts, layers: int, points: tuple[str, ...] = POST_LN) -> pd.DataFrame:
-    """Return random positions of all tokens at the points of the embedding and of each layer."""
+    """Return random map coordinates of all tokens at the capture points of the embedding and of each layer."""
     sites = [Site(0, "word_embedding"), Site(0, "embedding_output")]
     sites += [Site(layer, point) for layer in range(1, layers + 1) for point in points]
     generator = np.random.default_rng(0)
@@ -411,8 +411,8 @@ def test_every_review_is_a_dot_per_layer(names: list[str]) -> None:
     assert "from 20 to 197 tokens" in figure.legends[0].get_title().get_text()
 
 
-def contrast_to_white(color: str) -> float:
-    """Return the contrast to white as defined in WCAG 2.2."""
+def contrast_with_white(color: str) -> float:
+    """Return the contrast with white as defined in WCAG 2.2."""
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
@@ -423,14 +423,14 @@ def test_colours_have_contrast_on_white() -> None:
     for color in {mark.color for mark in marks}:
         for least in (3.0, 4.5):
             shown = darken_for_contrast(color, least)
-            assert contrast_to_white(shown) >= least
-            if contrast_to_white(color) >= 1.02 * least:
+            assert contrast_with_white(shown) >= least
+            if contrast_with_white(color) >= 1.02 * least:
                 assert shown == color.lower()
             hues = [mpl.colors.rgb_to_hsv(mpl.colors.to_rgb(each))[0] for each in (color, shown)]
             assert hues[0] == pytest.approx(hues[1], abs=0.06)
     for name in ("Greys", "Blues", "Oranges"):
         shades = map(mpl.colors.to_hex, high_contrast_cmap(name)(np.linspace(0, 1, 50)))
-        assert min(map(contrast_to_white, shades)) > 2.95
+        assert min(map(contrast_with_white, shades)) > 2.95
 
 
 def test_saved_text_uses_embedded_fonts(tmp_path: Path) -> None:

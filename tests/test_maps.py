@@ -111,7 +111,7 @@ def test_disconnected_graph_has_map() -> None:
 
 @pytest.fixture(scope="module")
 def chain() -> list[Any]:
-    """Return the vectors of 60 tokens at five points: one cloud, with random deviations that grow with the point."""
+    """Return the vectors of 60 tokens at five points: a cloud, with random deviations that grow from point to point."""
     generator = np.random.default_rng(1)
     cloud = generator.normal(size=(60, 8))
     return [(cloud + 0.2 * point * generator.normal(size=(60, 8))).astype(np.float32) for point in range(5)]
@@ -307,8 +307,8 @@ def test_stability_of_equal_shapes_and_noise() -> None:
 def map_by_point(heads: float) -> tuple[list[Site], Any, Any]:
     """Return the sites, vectors and maps of 40 tokens at three points.
 
-    The second point is `attention_heads`, whose vectors have a different basis than those of the other points. The
-    number `heads` is added to the vectors and to the map coordinates of this point.
+    The second point is `attention_heads`, whose vectors have a different basis than those of the other points. `heads`
+    is added to all components of this point's vectors and to its map coordinates.
     """
     generator = np.random.default_rng(0)
     sites = [Site(0, "embedding_output"), Site(1, "attention_heads"), Site(1, "layer_output")]

@@ -251,7 +251,7 @@ def test_data_match_declared_shape_and_script_types(run: Path) -> None:
 def check_shape(value: Any, shape: Any) -> None:
     """Raise an error if a JSON value does not have the declared shape.
 
-    In a shape, a key that ends with "?" is optional, and the key `...` is the shape of all other keys.
+    In a shape, a key that ends with "?" is optional, and the key `...` gives the shape of all others.
     """
     if isinstance(shape, UnionType) or shape is float:
         shape = shape | int

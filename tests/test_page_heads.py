@@ -32,7 +32,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.families) for name in ("gpt_neox"
 
 
 def decoded(text: str, kind: str) -> npt.NDArray[Any]:
-    """Return the numbers of the NumPy dtype `kind` that a base64 text encodes."""
+    """Decode a base64 text of numbers of the NumPy dtype `kind`, and return them in float64."""
     return np.frombuffer(base64.b64decode(text), dtype=kind).astype(np.float64)
 
 

@@ -253,7 +253,7 @@ def test_curves_match_data_and_legend_colours(saved: dict[str, Saved], chart: st
         if is_apart.sum() < 10:
             continue  # covered by another curve
         places = [(step * x[n] + first, y[n]) for n in np.flatnonzero(is_apart)]
-        # Smoothing changes colours by less than 60 of 255.
+        # Smoothing changes each colour component (0 to 255) by less than 60.
         hits = [picture.distance(*each, as_colour(legend[name])) < 60 for each in places]
         assert np.mean(hits) > 0.5, name  # less than 1, because dotted lines have gaps
         # Pixels next to the curve have a different colour.

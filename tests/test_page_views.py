@@ -524,7 +524,7 @@ def test_click_on_chart_selects_layer(opened: Opened) -> None:
         dots = page.locator("#layers-chart svg.chart circle").evaluate_all(
             "all => all.map(each => { const { x, width } = each.getBoundingClientRect(); return x + width / 2 })"
         )
-        # The shade surrounds the dots of the layer.
+        # The shaded band is centred on the dots of the layer.
         assert min(abs(x - shade["x"] - shade["width"] / 2) for x in dots) < 1
         name = page.locator("#layers-chart .names li", has_text="Pretrained").inner_text()
         assert number(name) == pytest.approx(100 * means[layer], abs=0.51)

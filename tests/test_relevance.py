@@ -153,7 +153,7 @@ def load_plain(folder: Path) -> Any:
 
 
 def review_in_float64(folder: Path) -> Review:
-    """Return the review of `TEXT` for a float64 classifier, with the predicted class set to `LABEL`."""
+    """Return a `Review` of `TEXT` by a float64 classifier, with the predicted class set to `LABEL`."""
     classifier = Classifier(folder, torch.device("cpu"), 400)
     classifier.model.double()
     (document,) = tokenized_documents(classifier.tokenizer, {"test/0": TEXT}, 40)

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def select_surroundings(cpus: Sequence[str]) -> list[Surroundings]:
-    """Return the environments of the clones: `SURROUNDINGS`, or one for each emulated processor if `cpus` is not empty.
+    """Return the environments of the clones: `SURROUNDINGS` or, if `cpus` is not empty, one per processor.
 
     Results of emulated processors are compared with those of this machine's processor, which is the first environment.
     Raise `SystemExit` if processors cannot be emulated.

@@ -164,7 +164,7 @@ def exchange_shares(base: Any, ids_BT: Any) -> dict[str, float]:
 
 
 def parts_shares(base: Any, batch: dict[str, Tensor]) -> dict[str, float]:
-    """Return the own share by the lengths and by the projections of the parts that stem from each token."""
+    """Return two own shares, computed from the lengths and from the projections of the parts of each token."""
     reader = PartsReader(base)
     by_length = []
     by_projection = []

@@ -119,7 +119,12 @@ def is_description(name: str) -> bool:
 
 
 def find_contents(names: Sequence[str], descriptions: Mapping[str, Path]) -> Contents:
-    """Return the `Contents` of a dataset with the files `names`; `descriptions` are the paths of its descriptions."""
+    """Return the `Contents` of a dataset with the files `names`; `descriptions` are the paths of its descriptions.
+
+    In a folder written by `save_to_disk`, only the files listed in `state.json` are data. Elsewhere, `NO_DATA` and
+    hidden files are ignored, and files with a supported suffix are data. If these are caches or discarded files, such
+    as backups, they belong to `unread_tables`, and so do files with the unsupported suffixes `OTHER_TABLES`.
+    """
     known = set(names)
     saved_files = _find_saved_files(names, descriptions)  # by folder, for folders written by `save_to_disk`
     _check_saved_files(saved_files, known)

@@ -361,7 +361,7 @@ def _check_tables(
 
 
 def _choose_readings(rows: Mapping[str, Sequence[FileRows]], label: str, where: str) -> dict[tuple[str, ...], Reading]:
-    """Return whether the column `label` contains class codes or class names (a reading), by class names.
+    """Return the reading of the column `label` (as class codes or as class names) for each list of class names.
 
     Files with the same stored class names are read in the same way; files without class names are ignored. `where`
     begins error messages.

@@ -239,8 +239,8 @@ def _compute_chain_squares(chain: Chain, directions_KW: Tensor) -> tuple[Tensor,
 def _propagate_tangents(chain: Chain, source_ST: Tensor, directions_KW: Tensor) -> Iterator[Tensor]:
     """Yield, for each layer, the derivatives `[S, K, T, D]` of its output along K directions at each of S sources.
 
-    `source_ST` contains the one-hot encodings of the sources. For each source and direction, a tangent that is the
-    direction at the source and 0 at all other tokens is propagated from the start of the chain through all layers.
+    `source_ST` contains the one-hot encodings of the sources. For each source and direction, a tangent is propagated
+    from the start of the chain through all layers; it equals the direction at the source, and 0 at all other tokens.
     W is the width of the vectors at the start of the chain, and D the width of the layers' inputs and outputs.
     """
     start_SKTW = torch.einsum("st,kw->sktw", source_ST, directions_KW)
@@ -497,8 +497,8 @@ def differentials(function: Callable[[Tensor], Tensor], at: Tensor, along: Tenso
         derivative: Tensor = jvp(function, (at,), (tangent,))[1]
         return derivative
 
-    # Attention weights are computed explicitly, some functions are differentiated by faster equivalents, and only one
-    # thread at a time uses forward mode.
+    # Attention weights are computed explicitly, some functions are replaced by equivalents that are faster to
+    # differentiate, and only one thread at a time uses forward mode.
     with attention_by(explicit()), _LeanDerivatives(), forward_derivatives():
         derivatives: Tensor = vmap(differentiate)(along)
     return derivatives

@@ -169,7 +169,7 @@ def draw_exchanged_texts(
     donors: int,
     seed: int,
 ) -> dict[str, list[Ids]]:
-    """Return, for each kind of donor, token IDs `[T]` per random donor: the document with the donor's words.
+    """Return, by kind of donor, the document's token IDs `[T]` with its words replaced by those of each random donor.
 
     The list is empty for a kind without donors.
 
@@ -207,8 +207,8 @@ def measure_exchange(
 
     Returns:
         For each kind of donor, level (the embeddings, then each layer) and token, `[K, L, T]`: the means over the
-        exchanged texts that differ from the document at the token's position and at another position; NaN if there is
-        no such text, and for tokens that are not measured.
+        exchanged texts that differ from the document at the token's position and at least at one other position; NaN
+        if there is no such text, and for tokens that are not measured.
     """
     exchanged = list(chain.from_iterable(donors.values()))
     exchanged_XT = np.reshape(exchanged, (-1, len(document))).astype(np.int32)
@@ -471,9 +471,10 @@ class _Squares(NamedTuple):
 def _run_passes(reader: _Reader, ids_T: Ids, exchanged_XT: Ids, hybrids: _Hybrids, texts_per_pass: int) -> _Squares:
     """Return the squared displacements in the exchanged texts and hybrids of a text, from several forward passes.
 
-    A hybrid consists of one token of the text and all other tokens of an exchanged text, or vice versa; it is measured
-    at the position of this token. The first pass contains all complete texts (the text and its exchanged texts) and the
-    first hybrids, because short passes take almost as long as full ones. The other hybrids are read in further passes.
+    An exchanged text is the text with the words of a donor. A hybrid consists of one token of the text and all other
+    tokens of an exchanged text, or vice versa; it is measured at the position of this token. The first pass contains
+    the text, its exchanged texts and as many hybrids as fit, because short passes take almost as long as full ones. The
+    other hybrids are read in further passes.
     """
     complete_ids = np.stack([ids_T, *exchanged_XT])
     in_first_pass = max(0, texts_per_pass - len(complete_ids))  # number of hybrids
@@ -534,9 +535,11 @@ class _LevelCollector:
         self.levels: list[Tensor] = []  # the collected vectors [N, D]
 
     def take(self, site: Site, vectors_RTD: Tensor) -> None:
-        """Collect the selected vectors of a level. After attention in `last_layer`, compute its output, and stop.
+        """Collect the N selected vectors of each level: the embeddings, then the output of each layer.
 
-        This layer's output is computed from the attention output `vectors_RTD`, at the N selected positions only.
+        In a decoder, they are selected one position further right, because its inputs follow a start token. The output
+        of `last_layer` is computed from the attention output, at the N positions only; the forward pass is then ended
+        by a `_LastLayerError`. Attention outputs of other layers are ignored.
         """
         if site.point == DECODER_INPUT:
             self.is_in_decoder = True  # All later vectors are those of decoder layers.
@@ -547,7 +550,6 @@ class _LevelCollector:
                 self.levels.append(output_ND)
                 raise _LastLayerError
         elif self.is_in_decoder:
-            # The inputs of this decoder follow a start token, so each token is one position further right.
             self.levels.append(_select_shifted(vectors_RTD, self.rows, self.columns))
         else:
             self.levels.append(vectors_RTD[self.rows, self.columns])

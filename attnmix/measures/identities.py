@@ -62,7 +62,7 @@ def identity_errors(layer_pass: LayerPass, mask_BT: Tensor, sampled: Sequence[bo
 
 
 def _replace_errors(errors_BI: Tensor, layer_pass: LayerPass, mask_BT: Tensor, places_P: Tensor) -> None:
-    """Replace, in place, errors of the P texts at `places_P` by those of `_check_sources`.
+    """In place, replace the errors of the P texts at `places_P` by those of `_check_sources`.
 
     The errors of identities that `_check_sources` does not check are left unchanged.
     """
@@ -194,7 +194,7 @@ def _sum_network_output(layer_pass: LayerPass, attention_output_BTD: Tensor) -> 
 
 
 def _apply_norm(norm: Norm, part_BTD: Tensor, whole_BTD: Tensor) -> Tensor:
-    """Return the sum of the norm's beta and of a part of the vectors `whole_BTD` after the norm.
+    """Apply a norm to a part of the vectors `whole_BTD`, and add the norm's beta.
 
     The norm's divisor is computed from `whole_BTD`.
     """
@@ -206,8 +206,8 @@ def _compare_vectors(
 ) -> dict[str, Tensor]:
     """Return the errors `[B]` of the `expected` vectors, by capture point; points not in `features` are omitted.
 
-    The vectors of all P points with the same shape as their feature are stacked and compared together, which saves
-    kernel launches on a GPU.
+    The vectors of the P points at which they have the same shape as the feature are stacked and compared together,
+    which saves kernel launches on a GPU.
     """
     errors = {}
     equal_shapes = []

@@ -138,7 +138,7 @@ def embedding_parts(x_TD: Tensor, sources: slice = slice(None)) -> Tensor:
 def through_layer(
     layer_pass: LayerPass, values: Linear, parts_JTD: Tensor, rows: slice = slice(None), rule: str = "chord"
 ) -> Tensor:
-    """Propagate the parts `[J, T, D]` of a layer's input to its output `[J, R, D]` at the tokens `rows`.
+    """Propagate the parts `[J, T, D]` of a layer's input to its output `[J, R, D]` at the R tokens that `rows` selects.
 
     The last part is that of the biases. `layer_pass` contains one text, and `values` is the `value_map` of the layer.
     `rule` is one of `RULES`.
@@ -154,7 +154,7 @@ def through_layer(
 
 
 class _AffineLayer:
-    """The affine map that replaces a layer in the forward pass of one text. It returns outputs at the tokens `rows`."""
+    """The affine map that replaces a layer in the forward pass of one text, with the outputs of the tokens `rows`."""
 
     def __init__(self, layer_pass: LayerPass, values: Linear, rows: slice, rule: str) -> None:
         """Store the attention weights `[H, R, T]` and the norms' standard deviations, which the map treats as fixed.
@@ -566,12 +566,13 @@ def _create_first_parts(x_TD: Tensor, sources: slice | None) -> Tensor:
 
 
 def by_token(parts: dict[str, Tensor]) -> Tensor:
-    """Return the `QUANTITIES` `[Q, K, T]` of all tokens from the result of `PartsReader.read`.
+    """Return the Q `QUANTITIES` of each token at K levels (the embeddings, then each layer), `[Q, K, T]`.
 
-    `coherence` is NaN if the parts of all other tokens are 0, `own_share` is NaN if the parts of all tokens are 0, and
-    the projections are NaN for a vector of length 0.
+    `parts` is the result of `PartsReader.read`, whose docstring defines its entries. `coherence` is NaN if the parts of
+    all other tokens are 0, `own_share` is NaN if the parts of all tokens are 0, and the projections are NaN for a
+    vector of length 0.
     """
-    projection_KTT = parts["projection"]  # by level, token and source
+    projection_KTT = parts["projection"]  # signed share of each source in each token's vector, by level
     projection_KT = projection_KTT.sum(-1)
     own_projection_KT = projection_KTT.diagonal(dim1=-2, dim2=-1)
     # True if the sum of the other tokens' parts is nearly opposite to the part of the biases; False if one of these two

@@ -44,7 +44,7 @@ class Block:
         self.layer = layer
         self.stack = stack
         self.output = linear_weights(layer.get_submodule(stack.output))
-        self.no_norm = no_norm(like=self.output.W)  # an identity in place of norms that the family does not have
+        self.no_norm = no_norm(like=self.output.W)  # the identity, which replaces norms that the family does not have
         self.input_norm = self._find_norm(stack.input_norm)
         self.attention_output_norm = self._find_norm(stack.attention_output_norm)
         self.attention_norm = self._find_norm(stack.attention_norm)
@@ -68,7 +68,7 @@ class Block:
     def rest(self, call: LayerCall, x: Tensor, attention_output: Tensor) -> Tensor:
         """Return the layer's output `[..., T, D]` for any `x` and `attention_output` with broadcastable leading axes.
 
-        `call` provides the encoder states for cross-attention. Norms that the family does not have are identities.
+        `call` provides the encoder states for cross-attention. Missing norms are replaced by the identity.
         """
         z = self.attention_norm(x + attention_output)
         if "cross_attention" in call.attending:
@@ -463,12 +463,14 @@ class AfterAttention:
         return NetworkPart(stream, [entering @ linear.W for linear in self._first_linears])
 
     def output(self, part: NetworkPart) -> Tensor:
-        """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, up to a factor per token.
+        """Propagate a part, returned by `network_part`, to the layer's output `[..., N, D]`, without some divisions.
 
         The LayerNorms on the skip connections apply only their linear parts. Each omitted division would multiply all
-        parts of a token by the same factor, which cancels in ratios. `part.stream` is added to the feed-forward
-        network's output for `part.entering` before the output norm; `part.entering` is overwritten.
+        parts of a token by the same factor, which cancels in ratios. The feed-forward network continues from
+        `part.entering` (the contributions after its first Linears, which are overwritten). Its output is added to
+        `part.stream` (those on the second skip connection), and the output norm is applied to the sum.
         """
+        # `_divided_slopes` include the division of the network's input norm, which `network_part` omits.
         inner_NW = self._apply_slopes(part.entering, self._divided_slopes)
         network_output_ND = self._propagate_through_output_norm(inner_NW @ self._last_linear.W)
         return self.block.output_norm.linear(part.stream + network_output_ND)

@@ -50,8 +50,8 @@ def weights_on(call: AttentionCall, positions_B: Tensor) -> Tensor:
 def weights_on_special(call: AttentionCall, special_SB: Tensor) -> Tensor:
     """Return the weights a_ij `[S, B, T, H]` of other tokens i on each special token j.
 
-    `special_SB` contains the positions of each text's special tokens, padded with -1. Weights are 0 for this padding
-    and for a special token on itself.
+    `special_SB` contains the positions of each text's special tokens, padded with -1. Weights are 0 for this padding,
+    and so is the weight of a special token on itself.
     """
     heads, tokens = call.value.shape[-3:-1]
     positions_T = torch.arange(tokens, device=special_SB.device)

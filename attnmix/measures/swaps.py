@@ -168,9 +168,10 @@ def _compute_layer_swaps(call: LayerCall, donor_1TD: Tensor) -> Tensor:
 def _compute_exchanged_outputs(
     layer: _SplitLayer, heads_1TE: Tensor, donor_1TD: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's output `[1, T, D]`: unchanged, with the other tokens exchanged, and with itself exchanged.
+    """Return three outputs of each token, `[1, T, D]`: for the text, with others exchanged, and with itself exchanged.
 
-    Because only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer only
+    An exchange replaces the layer inputs of the other tokens, or of the token itself, by those of the donor. Because
+    only attention mixes tokens, the heads are computed for all 2 T exchanges, and the rest of the layer only
     for the token of each exchange.
     """
     others_heads_1TE, own_heads_1TE = _compute_exchanged_heads(layer, donor_1TD)
@@ -242,7 +243,7 @@ def _mark_own_tokens(vectors_1TD: Tensor) -> Tensor:
 def _select_own_rows(exchanged_TBTx: Tensor) -> Tensor:
     """Return, for each token, its vector `[B, T, x]` in the exchange in which this token is measured.
 
-    The first axis of `exchanged_TBTx` contains one exchange for each token, and the third axis the tokens' vectors.
+    The first axis of `exchanged_TBTx` contains one exchange per token, and the third axis contains the tokens.
     """
     vectors_BxT = exchanged_TBTx.diagonal(dim1=0, dim2=2)  # `diagonal` puts the joint axis last
     return vectors_BxT.mT

@@ -73,11 +73,12 @@ def compare(
             names, or both are results.
         texts: The texts to measure, in any form that `measure` accepts. Omit this argument if both sides are results,
             because results contain their texts.
-        methods: For models, the ratios to measure; by default all ratios of each model's family.
-        max_length: For models, the number of tokens to which texts are truncated; by default the model's limit.
-        controls: For models, the names of the controls to measure; `measure` describes them.
-        labels: For models, a class for each text, required by the control `class_share`.
-        batch_tokens: For models, the maximum number of tokens in a forward pass, including padding.
+        methods: If models are measured, the ratios to measure; by default all ratios of each model's family.
+        max_length: If models are measured, the number of tokens to which texts are truncated; by default the
+            model's limit.
+        controls: If models are measured, the names of the controls to measure; `measure` describes them.
+        labels: If models are measured, a class for each text, required by the control `class_share`.
+        batch_tokens: If models are measured, the maximum number of tokens in a forward pass, including padding.
         own_share_texts: The maximum number of texts for which the own share is computed.
         own_share_length: The number of tokens to which these texts are truncated.
 

@@ -192,9 +192,9 @@ class Measures:
             max_length: The number of tokens to which texts are truncated. The run time is quadratic in this number.
 
         Returns:
-            A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. By exchange, there is a row
-            for each layer and kind of donor. If there are `labels`, the kinds are texts of the same class, texts of
-            another class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English
+            A table with the columns `donors, layer, mean, ci_low, ci_high, texts, tokens`. For `exchange`, there is
+            a row for each layer and kind of donor. If there are `labels`, the kinds are texts of the same class, texts
+            of another class, and `all` texts. Otherwise, donors are other texts or, for a single text, neutral English
             sentences. If there are several texts, at most four positions of each text are measured by exchange. If the
             share is computed from parts, there is one row per layer, and the column `donors` is missing.
 
@@ -359,10 +359,11 @@ class Measures:
         """Return a contribution matrix of one text.
 
         Args:
-            name: A name of `attnmix.measures.matrices.RESULT_MATRICES`: a matrix (`attention`; `norm`, the lengths of
-                the contributions F_ij; `contribution_weights`, which are signed; `value_zeroing`;
-                `value_zeroing_without_bias`; `alti`; or `globenc`); a rollout from the embeddings to the layer, such as
-                `alti_rollout`; or `exchange`, the displacement of a token's vector if one input token is replaced.
+            name: A name of `attnmix.measures.matrices.RESULT_MATRICES`: a matrix (`attention`, `norm`,
+                `contribution_weights`, `value_zeroing`, `value_zeroing_without_bias`, `alti` or `globenc`), a rollout
+                from the embeddings to the layer (such as `alti_rollout`), or `exchange`. `norm` contains the lengths of
+                the contributions F_ij, `contribution_weights` are signed, and `exchange` is the displacement of a
+                token's vector if one input token is replaced.
             layer: The layer; by default all layers. Required for encoder-decoder models, because encoder and decoder
                 have different input tokens.
             text: The index of the text.

@@ -53,7 +53,7 @@ from attnmix.models.segments import read_segments
 
 TOKEN_IDS = "token_ids.bin"  # concatenated IDs of all texts, memory-mapped by every process
 NumberedUnit = tuple[int, slice]
-"""The index of a unit of writing, and the rows of this unit."""
+"""The index of a unit (a range of rows that is written at once), and the rows of this unit."""
 WRITING_THREADS = 4
 RECENT_WRITES = 1000  # number of latest writes that determine the reported rate
 DEVICE_BUFFER_SETS = 2  # on a GPU, one set of buffers is filled while the other one is written
@@ -559,13 +559,14 @@ def _submit_writes(
     return writes
 
 
-def _publish_stores(folder: Path, run: Run, place: str | None, units: int) -> None:
+def _publish_stores(folder: Path, run: Run, place: str | None, number_of_units: int) -> None:
     """Make the finished stores in `folder` the output of `run`; write a manifest if the arrays are at another `place`.
 
-    `place` is the location of the arrays if they are not in `folder`, and `units` is the number of units.
+    `place` is the location of the arrays if they are not in `folder`. A unit is a range of rows that was written at
+    once; the manifest contains hashes of the arrays, which are computed from the hashes of their units.
     """
     if place is not None:
-        digests_by_unit = [_read_digests(folder, unit) for unit in range(units)]
+        digests_by_unit = [_read_digests(folder, unit) for unit in range(number_of_units)]
         store.write_manifest(folder / "stores", place, digests_by_unit)
     publish_output(folder / "stores", run.activations)
     remove_unfinished(folder)

@@ -74,12 +74,13 @@ def _write_nearest(
 
 
 def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> dict[str, dict[Site, Vectors]]:
-    """Return the vectors that each layout in `umap.layouts` maps, by site (layer and capture point).
+    """Return the vectors that each layout in `umap.layouts` maps, by layout and site (layer and capture point).
 
     The layouts `ONE_PLANE` map all sites to a common plane. This requires vectors of equal width, so these layouts
-    contain only the sites with the width of the residual stream. Sites with too few distinct vectors for UMAP are
-    omitted from UMAP layouts and logged; the layout `pca`, which needs no minimum number of vectors, is then added with
-    all sites. Raise `InputError` if `umap.n_neighbors` is too large for the number of vectors on a map.
+    contain only the sites with the width of the residual stream. Sites with too few distinct vectors are omitted from
+    UMAP layouts and logged. If any site is omitted, the layout `pca`, which maps any number of vectors, is added for
+    all sites, unless `umap.layouts` contains it. Raise `InputError` if `umap.n_neighbors` is too large for the number
+    of vectors on a map.
     """
     tokens = len(next(iter(vectors.values())))
     stream_vectors = _select_residual_stream(vectors)
@@ -87,7 +88,7 @@ def _select_vectors(umap: UmapParameters, vectors: Mapping[Site, Vectors]) -> di
     omitted_sites: list[str] = []
     for layout in umap.layouts:
         candidates = stream_vectors if layout in ONE_PLANE else vectors
-        if layout != "pca" and tokens >= MIN_UMAP_VECTORS:
+        if layout != "pca" and tokens >= MIN_UMAP_VECTORS:  # With fewer tokens, `points_for` omits all sites.
             sites_per_map = len(candidates) if layout == "joint" else 1
             umap.check_neighbours(tokens * sites_per_map)  # the number of vectors on a map
         layout_vectors = points_for(layout, candidates, umap)  # without sites that have too few distinct vectors

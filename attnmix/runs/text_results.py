@@ -145,7 +145,7 @@ class TextMeasurer:
                 measurements[name] = Measurements(Texts(documents))
         texts = measurements[self.captured].texts
         detailed = choose_detailed_texts(texts.lengths.tolist())
-        results.predictions = self._add_values(measurements, detailed, results.tokens, with_heads)
+        results.predictions = self._measure_and_predict(measurements, detailed, results.tokens, with_heads)
         detailed_names = [document.name for number, document in enumerate(texts.documents) if number in detailed]
         if len(detailed_names) < len(texts):
             results.detailed_documents = detailed_names
@@ -154,19 +154,20 @@ class TextMeasurer:
             results.heads_by_text = {}  # The page can only draw models with equal numbers and widths of heads.
         return results
 
-    def _add_values(
+    def _measure_and_predict(
         self,
         measurements: Mapping[str, Measurements],
         detailed: Collection[int],
         tokens: pd.DataFrame,
         with_heads: bool,
     ) -> pd.DataFrame:
-        """Add all missing values to `measurements` in parallel, and return the predicted classes of the texts.
+        """Add all missing values to `measurements`, and return the predicted classes of the texts.
 
-        A model can run only one forward pass at a time, so jobs run in parallel only if they use different models: the
-        sums use each model itself, the matrices its float64 copy, and the predictions the classifier. `measurements`
-        has an entry for each model, by name. `detailed` are the indices of the texts with slow measures, and `tokens`
-        is the table of all tokens.
+        The values are sums, matrices, attention heads (if `with_heads` is True) and layouts. A model can run only one
+        forward pass at a time, so jobs run in parallel only if they use different models: the sums use each model
+        itself, the matrices its float64 copy, and the predictions the classifier. `measurements` has an entry for each
+        model, by name. `detailed` are the indices of the texts with slow measures, and `tokens` is the table of all
+        tokens.
         """
         captured = measurements[self.captured]
         matrices = self._select_matrices(with_heads)
@@ -195,7 +196,8 @@ class TextMeasurer:
     ) -> list[str]:
         """Copy each model whose measurements lack some of the `matrices` or, if `with_heads`, the heads.
 
-        Return the names of these models. A model is copied only once, and `_add_matrices` converts its copy to float64.
+        Return the names of these models. A model that already has a copy is not copied again. `_add_matrices` converts
+        the copy to float64.
         No forward pass may run while copies are created (see `DocumentMeasurer.create_copy`).
         """
         names = []
@@ -304,10 +306,11 @@ class TextMeasurer:
 def load_measurer(checkpoints: Mapping[str, Path], names: Sequence[str] | None = None) -> TextMeasurer:
     """Return a measurer of texts that users type, with the models in the folders `checkpoints` (by name).
 
-    Value Zeroing, the slowest measure, is omitted, and tokens are exchanged with `TYPED_DONORS` neutral texts. `names`
-    are the names of two models to compare. If it is None, the models are the checkpoints of a run; the fine-tuned
-    classifier, if present, then predicts classes. Raise `InputError` for a folder whose model cannot be
-    measured, and for two models with different tokenizers or numbers of layers.
+    Value Zeroing, the slowest measure, is omitted. To measure own shares, tokens are replaced by those of
+    `TYPED_DONORS` neutral texts. If `names` is None, the models are the checkpoints of a run, and its fine-tuned
+    classifier, if present, predicts classes. Otherwise, two models are compared, and `names` are used in error
+    messages. Raise `InputError` for a folder whose model cannot be measured, and for two models with different
+    tokenizers or numbers of layers.
     """
     first_folder = next(iter(checkpoints.values()))
     tokenizer = load_tokenizer(first_folder)
@@ -480,7 +483,7 @@ def _lay_out(stream: Mapping[Site, Array], tokens: pd.DataFrame) -> Layouts:
 def _select_layouts(
     vectors: Mapping[Site, Vectors], tokens: int, umap: UmapParameters
 ) -> dict[str, Mapping[Site, Vectors]]:
-    """Return the vectors `[tokens, width]` of each site to map, by layout: `LAYOUT` (UMAP), and principal components.
+    """Return the vectors `[tokens, width]` to map, by layout (`LAYOUT`, which is computed by UMAP, and `PCA`) and site.
 
     UMAP is omitted if there are too few `tokens`; `points_for` omits sites with too few distinct vectors for UMAP.
     """

@@ -29,7 +29,10 @@ Array = npt.NDArray[Any]
 
 
 class StorePlan(NamedTuple):
-    """The rows of a store, and their division into chunks and units of writing; a unit is a shard file or a chunk."""
+    """The rows of a store, and their division into chunks and units.
+
+    A unit is a shard file or a chunk, and is written at once.
+    """
 
     tokens: int
     """Number of rows in the store."""
@@ -39,7 +42,7 @@ class StorePlan(NamedTuple):
 
     @property
     def units(self) -> list[slice]:
-        """The rows of each unit of writing."""
+        """The range of rows of each unit."""
         starts = range(0, self.tokens, self.unit_rows)
         return [slice(start, min(start + self.unit_rows, self.tokens)) for start in starts]
 
@@ -92,8 +95,8 @@ def _locate_arrays(root: Path) -> _Location:
 def write_manifest(root: Path, store: str, digests: Sequence[Mapping[str, str]]) -> None:
     """Write `manifest.json` in `root`, with the location `store` and a digest of each array.
 
-    `digests` has one mapping per unit of writing (see `StorePlan`): from the name of each site to the hash of this unit
-    of the site's array. The digest of an array is the hash of the joined hashes of its units, and is also stored in the
+    `digests` has one mapping per unit (see `StorePlan`): from the name of each site to the hash of this unit of the
+    site's array. The digest of an array is the hash of the joined hashes of its units, and is also stored in the
     attributes of the array.
     """
     digest_by_site = {}

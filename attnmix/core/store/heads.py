@@ -44,8 +44,8 @@ DIMENSIONS = {**HEAD_PARTS, **VECTORS, **NORMS}
 def softmax_input(parts: Parts, layer: int, products: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return the input `[T, T]` of a head's softmax, computed from its `products` q.k `[T, T]`; -inf for masked keys.
 
-    `parts` contains the stored arrays of a text with T tokens, including `scores` (the scaling factor and the softcap
-    of the products) and `reach` (the first and the last visible key of each token). `layer` is an index from 0.
+    `parts` contains the stored arrays of a text with T tokens. Its array `scores` contains the scaling factor and the
+    softcap of the products, and `reach` the first and the last visible key of each token. `layer` is an index from 0.
     """
     scaling, softcap = parts["scores"][layer].astype(np.float64)
     logits = products * scaling
