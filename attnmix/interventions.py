@@ -271,7 +271,8 @@ def without_edges(
     def cut_edges(call: EditedCall) -> tuple[Tensor, Tensor]:
         """Set the weights `[B, H, queries, keys]` of the edges from target queries to source keys to 0.
 
-        Raise `InputError` if all these weights are already 0 in a call that contains the queries of all tokens.
+        In a call that contains the queries of all tokens, raise `InputError` if all these weights are already 0.
+        Bidirectional layers are exempt if `layers` is None.
         """
         if torch._C._functorch.is_batchedtensor(call.weights):  # The values of such a tensor cannot be read.
             raise InputError(
@@ -560,10 +561,10 @@ def remaining_eraser(vectors_ND: Tensor, eraser: Eraser, seed: int | None = None
     exact_ND = _read_vectors("remaining_eraser", vectors_ND)
     mean_D = eraser.mean_D.to(exact_ND)
     preserved_ND = eraser(exact_ND) - mean_D
-    erased_ND = exact_ND - mean_D - preserved_ND
     basis_DR = _find_directions(preserved_ND, seed)
     coordinates_NR = preserved_ND @ basis_DR
     variance_R = coordinates_NR.square().mean(0)
+    erased_ND = exact_ND - mean_D - preserved_ND
     erased_variance = erased_ND.square().mean(0).sum()
     share_R = _distribute_variance(erased_variance, variance_R)
     # A coordinate multiplied by sqrt(share) has `share` times its variance. This multiple of each coordinate is erased.

@@ -151,7 +151,7 @@ def example_text(
         labels_by_stack.append(distant_labels)
     labels_by_site = {}
     for site in places:
-        stack = captured.reading(site)  # 0 for the inputs of the encoder, 1 for those of the decoder
+        stack = captured.reading(site)  # 1 for the separate inputs of a decoder, otherwise 0
         labels_by_site[site] = labels_by_stack[stack]
     return ExampleText(document, places, labels_by_site)
 
@@ -463,7 +463,7 @@ def _list_tracked_marks(words: Iterable[str], document: str) -> list[Mark]:
 
 
 def _omit_repeated_words(words: Mapping[int, str]) -> dict[int, str]:
-    """Return `words`, a dictionary from token index to word, with only the first token of each word."""
+    """Return `words`, a dictionary from token index to word, with only the first of several equal words."""
     distinct_words: dict[int, str] = {}
     for index, word in words.items():
         if word not in distinct_words.values():

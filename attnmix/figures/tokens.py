@@ -147,9 +147,10 @@ class CapturedTexts(NamedTuple):
     def word_labels(self, document: str, positions: npt.NDArray[Any]) -> list[dict[int, str]]:
         """Return the labels of special tokens and single-token words of a text, for the encoder and the decoder inputs.
 
-        Only the tokens at `positions` are labelled. The result contains a dictionary for the inputs of the encoder and,
-        if there is a decoder, one for its inputs; the keys of each dictionary are indices into `positions`. If the
-        tokens include no special tokens and no single-token words, all of them are labelled.
+        Only the tokens at `positions` are labelled. The result contains a dictionary for the inputs of the encoder (or
+        of the only stack) and, in an encoder-decoder model, one for the inputs of the decoder; the keys of each
+        dictionary are indices into `positions`. If the tokens include no special tokens and no single-token words, all
+        of them are labelled.
         """
         rows_of_text = self.rows(document)  # row numbers in `self.tokens`
         positions_of_text = self.tokens["position"].to_numpy()[rows_of_text]
@@ -171,8 +172,8 @@ class CapturedTexts(NamedTuple):
         """Return masks `[T]` of the special tokens among T captured tokens, by class of special tokens.
 
         `tokens` contains the `document` and the `position` of these tokens. Each class has a list of one or two masks:
-        for the inputs of the encoder and, if there is a decoder, for its inputs, which are shifted right by one.
-        Classes that do not occur are omitted.
+        for the inputs of the encoder (or of the only stack) and, in an encoder-decoder model, for those of the decoder,
+        which are shifted right by one. Classes that do not occur are omitted.
         """
         keys = ["document", "position"]
         captured = pd.MultiIndex.from_frame(self.tokens[keys])

@@ -59,8 +59,8 @@ class AttentionEdits:
         self._attached = ExitStack()
         """The callbacks that restore the network when the last edit ends; empty while no edit is active.
 
-        They remove the `LayerEditor` and the hooks of each module, reset the attention implementation, and exit the
-        context managers `preparation` that were passed to `begin`.
+        They remove the editors (`LayerEditor`, `UneditedAttention`) and the hooks, restore the classes of modules and
+        the attention implementation, and exit the context managers `preparation` that were passed to `begin`.
         """
 
     def __deepcopy__(self, _memo: Any) -> AttentionEdits:

@@ -326,10 +326,10 @@ def check_model(folder: Path, texts: Sequence[Text]) -> None:
 
 
 def check_classifier(folder: Path, names: Mapping[Any, str], texts: Sequence[Text], trained: bool) -> None:
-    """Raise `InputError` for a checkpoint without a classifier for the classes `names`, or if this classifier fails.
+    """Raise `InputError` if a checkpoint is not loaded as a classifier for the classes `names`, or if this fails.
 
     The classifier is tried on the first two `texts`, truncated to `CHECKED_TOKENS` tokens. If `trained` is True, the
-    checkpoint must already have a trained head.
+    checkpoint must already have a trained head; otherwise, a missing or unsuitable head is replaced by a new one.
     """
     model = load_trained(folder, names) if trained else load_classifier(folder, names)
     tokenizer = load_tokenizer(folder)

@@ -47,8 +47,8 @@ def page_text(run: Results, subject: Subject) -> str:
     """Return the page of `run` as self-contained HTML; `subject` describes the model and the data of the run.
 
     The template receives the files and the data of the interactive views, and the parts of the page that are readable
-    without JavaScript: notes, the answer, and facts about the run. Each dictionary below contains variables of the
-    template by name.
+    without JavaScript: notes, the answer, and facts about the run. Each dictionary that is unpacked in the call of
+    `render` contains variables of the template by name.
     """
     tokens, documents_left_out = shown_tokens(run.tokens)
     sentences_and_facts = describe(subject, tokens, run)
@@ -117,7 +117,7 @@ def _describe_model_and_maps(data: Data, wording: Wording) -> dict[str, Any]:
     encoder_inputs = data["readings"][0]
     has_space_marks = any(SPACE in name for name in encoder_inputs["names"])
     return {
-        "heads": data["attention"]["number"],  # number per layer; 0 if the page has no heads
+        "heads": data["attention"]["number"],  # number of heads per layer; 0 if no text has stored heads
         "more": bool(data["classShares"] or data["probes"]),  # True if the page has the view “More”
         "absence_notes": absence_notes(_list_absent_points(data), wording),  # capture points that maps lack
         "space": SPACE if has_space_marks else "",  # the mark of a space in the names of tokens, if they contain it
