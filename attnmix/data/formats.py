@@ -13,7 +13,7 @@ SUFFIXES = (*SEPARATORS, *JSON_SUFFIXES, ".parquet", ".arrow")
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zip", ".zst")
 MAX_SOURCE_BYTES = 2**34  # maximum total size of the files of a dataset
 START_BYTES = 1024
-POINTER_STARTS = {
+NON_TABLE_STARTS = {
     b"version https://git-lfs": "is a pointer of Git LFS and not the file itself; run `git lfs pull`",
     b"# xet version": "is a pointer of git-xet and not the file itself; run `git xet pull`",
     b"/annex/objects/": "is a pointer of git-annex and not the file itself; run `git annex get`",
@@ -22,7 +22,7 @@ POINTER_STARTS = {
     b"<html": "is a web page; download the file itself",
 }
 """Error messages for files that are not tables, by the first bytes of the file in lower case."""
-OTHER_STARTS = {
+UNREADABLE_STARTS = {
     b"pk\x03\x04": "is a zip archive or an Excel workbook; unpack it, or save it as csv",
     b"\xff\xfe": "is encoded in UTF-16; save it as UTF-8",
     b"\xfe\xff": "is encoded in UTF-16; save it as UTF-8",
@@ -69,7 +69,7 @@ def allowed_names() -> str:
 def check_start(start: bytes, name: str) -> None:
     """Raise `ValueError` if the first bytes of a plain or decompressed file contradict its name."""
     start = start.removeprefix(codecs.BOM_UTF8)
-    for foreign, problem in (POINTER_STARTS | OTHER_STARTS).items():
+    for foreign, problem in (NON_TABLE_STARTS | UNREADABLE_STARTS).items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
     for compressed, suffix in COMPRESSED_STARTS.items():
@@ -87,7 +87,7 @@ def check_start(start: bytes, name: str) -> None:
 
 def check_compressed_start(start: bytes) -> None:
     """Raise `ValueError` if the first bytes of a compressed file indicate a pointer file or a web page."""
-    for foreign, problem in POINTER_STARTS.items():
+    for foreign, problem in NON_TABLE_STARTS.items():
         if start.lower().startswith(foreign):
             raise ValueError(f"it {problem}")
 
